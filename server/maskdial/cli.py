@@ -243,10 +243,10 @@ def _ask(options: argparse.Namespace, run: Command) -> int:
         note = f"no server at {DEFAULT_URL}; the starter models answer in this process"
         print(f"maskdial: {note}", file=sys.stderr)
     # Commands that ask a server start faster without it.
+    from maskdial.offline.application import models_setting
     from maskdial.offline.transport import InProcessTransport
 
-    folder = options.bundle
-    flags = {} if folder is None else {"model": [f"{folder.resolve().name}={folder}"]}
+    flags = {} if options.bundle is None else {"model": models_setting(options.bundle)}
     logs.configure("warning", "text")
     with InProcessTransport(load_config(flags)) as options.transport:
         return run(options)

@@ -143,12 +143,13 @@ def test_each_bad_line_is_a_sentence_and_the_others_are_answered(
         {**call, "custom_id": "b", "method": "GET"},
         {**call, "custom_id": "c", "url": "/models/load"},
         {**call, "custom_id": "d", "body": {"inputs": "x", "stream": True}},
+        {"inputs": "x", "stream": True},
         {"inputs": "good"},
     ]
     status, said = batch(write_lines(tmp_path / "in.jsonl", lines), "--task", "classify")
     assert status == 1
-    assert "10 of 14 lines failed" in said
-    assert [each.get("line") for each in read_lines(tmp_path / "out.jsonl")] == [1, None, 14]
+    assert "11 of 15 lines failed" in said
+    assert [each.get("line") for each in read_lines(tmp_path / "out.jsonl")] == [1, None, 15]
     found = {
         each["line"]: each["error"] if isinstance(each["error"], str) else each["error"]["message"]
         for each in read_lines(tmp_path / "out.jsonl.errors.jsonl")
@@ -164,6 +165,7 @@ def test_each_bad_line_is_a_sentence_and_the_others_are_answered(
         11: 'method must be "POST"',
         12: 'url must be the path of a task, such as "/v1/embeddings"',
         13: "body.stream: a batch has whole replies; leave it out",
+        14: "stream: a batch has whole replies; leave it out",
     }
 
 

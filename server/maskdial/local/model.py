@@ -50,7 +50,7 @@ from maskdial.masked.tasks.token_classify import (
     TokenClassifyRequest,
 )
 from maskdial.metrics import Metrics
-from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.catalog import starters
 from maskdial.registry.choice import Chooser, ModelChoice
 from maskdial.registry.loading import start_models
 from maskdial.registry.served import ServedModel
@@ -451,12 +451,12 @@ async def _pieces(
 
 def _find(bundle: str | Path) -> Path:
     folder = Path(bundle)
-    starters = {path.name: path for path in STARTER_FOLDER.iterdir() if path.is_dir()}
-    if not folder.exists() and str(bundle) in starters:
-        return starters[str(bundle)]
-    if not folder.is_dir():
+    if folder.is_dir():
+        return folder.resolve()
+    found = starters()
+    if str(bundle) not in found:
         raise BundleError(
             f"there is no bundle {str(bundle)!r}: give its folder, or the name of a starter model "
-            f"({', '.join(sorted(starters))})"
+            f"({', '.join(found)})"
         )
-    return folder.resolve()
+    return found[str(bundle)]

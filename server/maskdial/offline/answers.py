@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from maskdial import dialects
 from maskdial import score as scoring
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import tasks
@@ -22,11 +23,23 @@ from maskdial.errors import ConfigError, MaskdialError, UnavailableError, Valida
 from maskdial.http.replies import encode_json, error_content
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.embed import SimilarityRequest
+from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.offline.application import Application, Reply
 from maskdial.offline.lines import Line
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel, Task
 
+_GROUPED = {
+    name: task
+    for task in tasks.TASKS
+    for name in (task.name, *(path.removeprefix("/") for path in task.aliases))
+    # One of the others has no inputs, and those of the other are one sentence and many.
+    if task.kind not in (RerankRequest, SimilarityRequest)
+}
+"""The tasks whose texts are answered several at a time, by the names of their routes."""
+
+_TASK_NAMES = tuple(dict.fromkeys((*_GROUPED, *(task.name for task in dialects.TASKS))))
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _MAX_GROUP = 64
 _MAX_GROUP_CHARACTERS = 20_000  # padding included, so that long texts are few
@@ -71,12 +84,8 @@ class Answers:
         self._parameters = parameters
         self._ids: set[int] = set()
         self._models: dict[ModelChoice, ServedModel] = {}
-        grouped = {each.name: each for each in tasks.TASKS if "inputs" in each.body.model_fields}
-        del grouped["similarity"]  # its inputs are one sentence and others
-        self._grouped = grouped
-        if task is not None and f"/{task}" not in application.task_paths:
-            known = sorted({*grouped, "score", "generate", "summarize", "translate"})
-            raise ConfigError(f"there is no task {task!r}; tasks are {', '.join(known)}")
+        if task is not None and task not in _TASK_NAMES:
+            raise ConfigError(f"there is no task {task!r}; tasks are {', '.join(_TASK_NAMES)}")
 
     def fault_of(self, line: Line) -> str:
         """Why a line cannot be answered; empty if it can. Called for each line, in order."""
@@ -92,6 +101,8 @@ class Answers:
             )
         if self._task != "rerank" and "inputs" not in content:
             return 'the line has no "inputs"'
+        if content.get("stream"):
+            return "stream: a batch has whole replies; leave it out"
         return ""
 
     def groups(self, lines: Sequence[Line]) -> list[list[Line]]:
@@ -164,7 +175,7 @@ class Answers:
     def _key(self, line: Line) -> str | None:
         """What texts have in common that are answered together; None: it is answered alone."""
         content = line.content
-        if "custom_id" in content or not (self._task in self._grouped or self._task == "score"):
+        if "custom_id" in content or not (self._task in _GROUPED or self._task == "score"):
             return None
         if isinstance(content.get("inputs"), list):
             return None
@@ -186,7 +197,7 @@ class Answers:
             config = self._context.config
             request, deadline = score_body.request(), Deadline(score_body.timeout, config)
             return (await scoring.score(request, model, config, deadline)).content
-        task = self._grouped[self._task or ""]
+        task = _GROUPED[self._task or ""]
         body: MaskedBody = _parse(task.body, self._rest(line) | {"inputs": inputs})
         model = await self._model(body, task)
         assert isinstance(model, MaskedModel)
@@ -207,7 +218,7 @@ class Answers:
 
     def _located(self, error: MaskdialError, line: Line) -> MaskdialError:
         """An error in the words of the line's own body, whose text is no list."""
-        body = ScoreBody if self._task == "score" else self._grouped[self._task or ""].body
+        body = ScoreBody if self._task == "score" else _GROUPED[self._task or ""].body
         content = self._rest(line) | {"inputs": line.content["inputs"]}
         try:
             own = _parse(body, content)

@@ -5,13 +5,14 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import Message
 
 from maskdial.app import create_app
-from maskdial.config import Config
+from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
 from maskdial.http.context import ServerContext
 from maskdial.http.lifecycle import Phase
@@ -24,6 +25,9 @@ _UNLIMITED = {
     "max_requests_per_client": None,
     "max_tokens_per_minute": None,
 }
+
+
+_UNNAMED = "model"
 
 
 @dataclass(slots=True)
@@ -132,6 +136,14 @@ class Application:
             if not answering.done():
                 answering.cancel()
                 await asyncio.wait({answering})
+
+
+def models_setting(folder: Path, name: str | None = None) -> list[str]:
+    """The setting ``model`` that serves one bundle, under its folder's name where that is one."""
+    if name is None:
+        name = folder.resolve().name
+        name = _UNNAMED if model_name_fault(name) else name
+    return [f"{name}={folder}"]
 
 
 @contextlib.contextmanager

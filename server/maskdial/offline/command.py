@@ -16,7 +16,7 @@ from maskdial.bundle.bundle import read_manifests
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
 from maskdial.offline.answers import Answers
-from maskdial.offline.application import Application
+from maskdial.offline.application import Application, models_setting
 from maskdial.offline.batch import Batch
 from maskdial.offline.lines import Format, Input, format_of, open_input
 from maskdial.offline.output import Files, Output, Pipe
@@ -120,8 +120,7 @@ async def _run(
 def _config(options: argparse.Namespace) -> Config:
     flags: dict[str, Any] = {}
     if options.bundle is not None:
-        name = options.model or options.bundle.resolve().name
-        flags["model"] = [f"{name}={options.bundle}"]
+        flags["model"] = models_setting(options.bundle, options.model)
     elif options.model is not None:
         raise ConfigError("--model names the bundle of --bundle; give that as well")
     return load_config(flags, options.config)
