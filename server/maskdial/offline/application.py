@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import Message
+from starlette.types import Message, Receive
 
 from maskdial.app import create_app
 from maskdial.config import Config, model_name_fault
@@ -83,35 +83,42 @@ class Application:
     async def post(self, path: str, body: bytes) -> Reply:
         """The reply to a request with a JSON body; a stream comes as a whole."""
         reply, parts = Reply(), []
-        async with contextlib.aclosing(self.stream("POST", path, body)) as messages:
-            async for message in messages:
-                if message["type"] == "http.response.start":
-                    reply.status = message["status"]
-                    reply.headers = {
-                        name.decode("latin-1").lower(): value.decode("latin-1")
-                        for name, value in message["headers"]
-                    }
-                else:
-                    parts.append(message.get("body", b""))
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                reply.headers = {
+                    name.decode("latin-1").lower(): value.decode("latin-1")
+                    for name, value in message["headers"]
+                }
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(self._scope("POST", path), _receive(body), send)
         reply.body = b"".join(parts)
         return reply
 
     async def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        sent = False
-
-        async def receive() -> Message:
-            nonlocal sent
-            if sent:
-                await asyncio.Event().wait()  # the client stays until the request is cancelled
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Message) -> None:
             messages.put_nowait(message)
 
-        scope: dict[str, Any] = {
+        work = self._app(self._scope(method, path), _receive(body), send)
+        answering = asyncio.ensure_future(work)
+        answering.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            answering.result()
+        finally:
+            if not answering.done():
+                answering.cancel()
+                await asyncio.wait({answering})
+
+    def _scope(self, method: str, path: str) -> dict[str, Any]:
+        return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -124,18 +131,21 @@ class Application:
             "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
             "client": None,
             "server": None,
-            "app": self._app,
         }
-        answering = asyncio.ensure_future(self._app(scope, receive, send))
-        answering.add_done_callback(lambda _: messages.put_nowait(None))
-        try:
-            while (message := await messages.get()) is not None:
-                yield message
-            answering.result()
-        finally:
-            if not answering.done():
-                answering.cancel()
-                await asyncio.wait({answering})
+
+
+def _receive(body: bytes) -> Receive:
+    """Gives the body to the route; the client stays until the request is cancelled."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:
