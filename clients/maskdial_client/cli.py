@@ -1,4 +1,4 @@
-"""The commands ``maskdial fill``, ``classify``, ``score``, ``generate`` and ``chat``.
+"""The commands ``maskdial fill``, ``classify``, ``embed``, ``score``, ``generate`` and ``chat``.
 
 Each command has a function that adds its arguments to a parser, and one that runs it and returns
 the exit status: 0, 1 after an error (one sentence on standard error), 130 after Ctrl-C, or 141 if
@@ -76,6 +76,43 @@ def run_classify(args: argparse.Namespace) -> int:
             function_to_apply=args.function_to_apply,
         )
         _print_results(args, texts, results, _print_labels)
+
+    return _run(args, command)
+
+
+def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``maskdial embed``."""
+    _add_text_argument(parser, "text to turn into a vector")
+    parser.add_argument(
+        "--dimensions", type=int, metavar="N", help="keep the first dimensions only (default: all)"
+    )
+    parser.add_argument(
+        "--prompt-name", metavar="NAME", help="the model's prompt to put before every text"
+    )
+    parser.add_argument(
+        "--truncate",
+        action="store_true",
+        help="truncate texts that exceed the model's maximum length",
+    )
+    _add_common_arguments(parser)
+
+
+def run_embed(args: argparse.Namespace) -> int:
+    """Prints the vector of each text, as JSON on a line."""
+
+    def command(client: Client) -> None:
+        vectors = client.embed(
+            _texts(args.text),
+            model=args.model,
+            dimensions=args.dimensions,
+            prompt_name=args.prompt_name,
+            truncate=args.truncate or None,
+        )
+        if args.json:
+            _print_json(vectors)
+            return
+        for vector in vectors:
+            print(json.dumps(vector))
 
     return _run(args, command)
 
@@ -239,8 +276,13 @@ def _add_connection_arguments(parser: argparse.ArgumentParser) -> None:
         "one that supports the task)",
     )
     parser.add_argument(
-        "--url", default=DEFAULT_URL, help="URL of the server (default: %(default)s)"
+        "--server",
+        "--url",
+        dest="url",
+        metavar="URL",
+        help=f"URL of the server (default: {DEFAULT_URL})",
     )
+    parser.set_defaults(transport=None)
     parser.add_argument(
         "--api-key", metavar="KEY", help="bearer token (default: $MASKDIAL_API_KEY)"
     )
@@ -263,7 +305,12 @@ def _positive_seconds(text: str) -> float:
 def _run(args: argparse.Namespace, command: Callable[[Client], None]) -> int:
     api_key = args.api_key or os.environ.get("MASKDIAL_API_KEY") or None
     try:
-        with Client(args.url, api_key=api_key, timeout=args.timeout) as client:
+        with Client(
+            args.url or DEFAULT_URL,
+            api_key=api_key,
+            timeout=args.timeout,
+            transport=args.transport,
+        ) as client:
             command(client)
         # Flush here, where BrokenPipeError can still be caught.
         sys.stdout.flush()

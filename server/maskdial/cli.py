@@ -5,10 +5,12 @@ import difflib
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlsplit
 
 import maskdial
 from maskdial import health, logs, settings
@@ -23,10 +25,13 @@ Command = Callable[[argparse.Namespace], int]
 _CLIENT_COMMANDS = {
     "fill": "fill the masks of a text",
     "classify": "classify a text",
+    "embed": "turn a text into a vector",
     "score": "score a text's likelihood",
     "generate": "continue a prompt",
     "chat": "chat with a model",
 }
+
+_CONNECT_SECONDS = 1.0
 
 _METAVARS = {
     "model_dir": "DIR",
@@ -101,6 +106,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if chosen == "export":
         _add_export_arguments(export)
+    batch = add("batch", "answer a file of requests, without a server", _batch)
+    if chosen == "batch":
+        _add_batch_arguments(batch)
     ray = add("ray", "serve from the replicas of a Ray cluster", _ray)
     if chosen == "ray":
         _add_ray_arguments(ray)
@@ -109,11 +117,11 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     inspect.add_argument(
         "--json",
         action="store_true",
-        help="print the manifest as JSON, a list for a bundle with two; tool_format and "
+        help="print the whole manifest as JSON, a list for a bundle with two; tool_format and "
         "thinking_marks are those that the server uses",
     )
     for name, help_ in _CLIENT_COMMANDS.items():
-        help_ = f"{help_} (needs a running server)"
+        help_ = f"{help_}, with a running server or without"
         client = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:])
         if chosen == name:
             _add_client_arguments(name, client)
@@ -212,7 +220,46 @@ def _add_client_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     import maskdial_client.cli  # it needs httpx, which takes longer to import than all else here
 
     getattr(maskdial_client.cli, f"add_{name}_arguments")(parser)
-    parser.set_defaults(command=getattr(maskdial_client.cli, f"run_{name}"))
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="DIR",
+        help="run this bundle in the command's own process, without a server; without it and "
+        "without --server, the starter models run so if no server answers at the default address",
+    )
+    run = getattr(maskdial_client.cli, f"run_{name}")
+    parser.set_defaults(command=lambda options: _ask(options, run))
+
+
+def _ask(options: argparse.Namespace, run: Command) -> int:
+    """Runs a command of the client: with a server, or with models in this process."""
+    from maskdial_client.transport import DEFAULT_URL
+
+    if options.bundle is not None and options.url is not None:
+        raise ConfigError("give either --bundle or --server: a bundle needs no server")
+    if options.url is not None or (options.bundle is None and _is_reachable(DEFAULT_URL)):
+        return run(options)
+    if options.bundle is None:
+        note = f"no server at {DEFAULT_URL}; the starter models answer in this process"
+        print(f"maskdial: {note}", file=sys.stderr)
+    # Commands that ask a server start faster without it.
+    from maskdial.offline.application import models_setting
+    from maskdial.offline.transport import InProcessTransport
+
+    flags = {} if options.bundle is None else {"model": models_setting(options.bundle)}
+    logs.configure("warning", "text")
+    with InProcessTransport(load_config(flags)) as options.transport:
+        return run(options)
+
+
+def _is_reachable(url: str) -> bool:
+    """Whether anything listens at the address of a URL."""
+    address = urlsplit(url)
+    try:
+        socket.create_connection((address.hostname, address.port), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,6 +273,18 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
             f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
         ) from error
     maskdial_export.cli.add_arguments(parser)
+
+
+def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    import maskdial.offline.command  # the other commands start faster without it
+
+    maskdial.offline.command.add_arguments(parser)
+
+
+def _batch(options: argparse.Namespace) -> int:
+    import maskdial.offline.command
+
+    return maskdial.offline.command.run(options)
 
 
 def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
@@ -255,25 +314,23 @@ def _inspect(options: argparse.Namespace) -> int:
     from rich.text import Text
 
     from maskdial.bundle.bundle import load_bundles
+    from maskdial.inspection import describe
 
-    bundles = load_bundles(options.bundle.name, options.bundle)
-    manifests = [
-        {**bundle.manifest.model_dump(mode="json"), **_replies(bundle)} for bundle in bundles
-    ]
+    bundles = load_bundles(options.bundle.resolve().name, options.bundle)
     if options.json:
+        manifests = [
+            {**bundle.manifest.model_dump(mode="json"), **_replies(bundle)} for bundle in bundles
+        ]
         text = json.dumps(manifests if len(manifests) > 1 else manifests[0], indent=2)
         print(text.replace("\x7f", "\\u007f"))  # the only control character that json leaves
         return 0
-    for manifest in manifests:
+    console = Console(highlight=False)
+    console.print(Text(printable(bundles[0].name), style="bold"))
+    for bundle in bundles:
         table = Table(show_header=False, box=None)
-        for key, value in manifest.items():
-            if key not in ("golden", "files"):
-                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                table.add_row(key, Text(printable(text)))
-        size = sum((options.bundle / name).stat().st_size for name in manifest["files"])
-        files = f"{size / 1e6:.1f} MB in {len(manifest['files'])} files, hashes verified"
-        table.add_row("size", files)
-        Console().print(table)
+        for name, text in describe(bundle.manifest, options.bundle, _replies(bundle)).items():
+            table.add_row(Text(name, style="dim"), Text(printable(text)))
+        console.print(table)
     return 0
 
 

@@ -76,6 +76,13 @@ class ValidationError(MaskdialError):
         self.field = field
         self.index = index
 
+    def __str__(self) -> str:
+        """The sentence with the part at fault, for callers in Python."""
+        if self.field is None:
+            return self.message
+        where = self.field if self.index is None else f"{self.field}[{self.index}]"
+        return f"{where}: {self.message}"
+
 
 class UnauthorizedError(MaskdialError):
     """The key is missing or wrong."""

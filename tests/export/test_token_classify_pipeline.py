@@ -1,6 +1,7 @@
 """`/token-classify` over HTTP against transformers' pipeline on the same weights."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from maskdial import Model
 from maskdial_export.export import export
 
 LABELS = dict(enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")))
@@ -260,6 +262,21 @@ def test_default_strategy_merges(checkpoints: dict[str, Checkpoint], url: str) -
     expected = checkpoints["bert"].pipeline(TEXTS[0], aggregation_strategy="simple")
     assert_alike(ask(url, "bert", TEXTS[0]), expected)
     assert expected
+
+
+def test_in_process_the_entities_are_those_of_the_server(
+    checkpoints: dict[str, Checkpoint], url: str
+) -> None:
+    texts = [TEXTS[0], long_text(90)]
+    with Model(checkpoints["bert"].bundle) as model:
+        merged = model.token_classify(texts)
+        tokens = model.token_classify(
+            texts, aggregation_strategy="none", ignore_labels=(), stride=5
+        )
+    assert [[asdict(each) for each in found] for found in merged] == ask(url, "bert", texts)
+    assert [[asdict(each) for each in found] for found in tokens] == ask(
+        url, "bert", texts, aggregation_strategy="none", ignore_labels=[], stride=5
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,6 +1,7 @@
 """`/v1/embeddings` and `/v1/rerank` with the SDK and InferenceClient, on tiny random models."""
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import transformers
 from sentence_transformers.util.quantization import quantize_embeddings
 from tokenizers import models, pre_tokenizers, processors
 
+from maskdial import Model, cli
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
 
@@ -133,6 +135,37 @@ def test_the_sdk_gets_what_embed_gives(url: str, http: httpx.Client) -> None:
     np.testing.assert_array_equal(
         [each.embedding for each in short.data], native(http, TEXTS, dimensions=5)
     )
+
+
+def test_in_process_the_floats_are_those_of_the_server(
+    http: httpx.Client, served: dict[str, Path]
+) -> None:
+    texts = [TEXTS[index % 3] + " y" * (index % 7) for index in range(150)]
+    with Model(served["embedder"]) as model:
+        vectors = model.embed(texts)
+        short = model.embed(TEXTS, dimensions=5, normalize=True)
+        none = model.embed([])
+        stream = list(model.map(model.embed, iter(texts)))
+    expected = [native(http, text)[0] for text in texts]
+    assert vectors.dtype == np.float32
+    assert vectors.tolist() == expected
+    np.testing.assert_array_equal(np.stack(stream), vectors)
+    assert short.tolist() == native(http, TEXTS, dimensions=5, normalize=True)
+    assert none.shape == (0, DIMENSION)
+    with Model(served["ranker"]) as model:
+        ranks = model.rerank("a b", TEXTS, raw_scores=True)
+    reply = http.post("/rerank", json={"query": "a b", "texts": TEXTS, "raw_scores": True})
+    assert [{"index": rank.index, "score": rank.score} for rank in ranks] == reply.json()
+
+
+def test_in_the_terminal_a_line_is_a_vector(
+    http: httpx.Client, served: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["embed", *TEXTS, "--bundle", str(served["embedder"])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == native(http, TEXTS)
+    assert cli.main(["embed", TEXTS[0], "--dimensions", "3", "--server", str(http.base_url)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
 
 
 def test_thousands_of_inputs_are_queued_some_at_a_time(http: httpx.Client) -> None:

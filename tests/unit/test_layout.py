@@ -18,9 +18,20 @@ PACKAGES = {
 }
 # Each folder or module may import those that come after it, and no others.
 SERVER = (
-    *("__main__", "cli", "health", "ray", "server", "app", "dialects", "http", "decide", "score"),
-    *("registry", "causal", "masked", "engine", "config", "settings", "runtime", "kernels"),
-    *("bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
+    *("__main__", "cli", "inspection", "offline", "health", "ray", "server", "app", "dialects"),
+    *(
+        "http",
+        "local",
+        "decide",
+        "score",
+        "registry",
+        "causal",
+        "masked",
+        "engine",
+        "config",
+        "settings",
+    ),
+    *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
 )
 EXPORT = (
     *("cli", "export", "writing", "join", "golden", "quantize", "model", "checks", "tracing"),
@@ -35,6 +46,7 @@ REWRITERS = tuple(
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}
 HTTP = ("fastapi", "starlette", "uvicorn")
+HTTP_ROOMS = ("offline", "ray", "server", "app", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
     *("causal.prefix_cache", "causal.prompt_lookup", "causal.sampling.sampler"),
@@ -190,7 +202,7 @@ def test_pure_parts_know_no_event_loop_server_or_session(module: str) -> None:
 
 
 def test_only_http_and_the_dialects_know_http() -> None:
-    knows = tuple(f"maskdial.{room}" for room in ("ray", "server", "app", "dialects", "http"))
+    knows = tuple(f"maskdial.{room}" for room in HTTP_ROOMS)
     modules = [m for m in modules_of("maskdial") if not Import(m, 0, False).within(*knows)]
     assert [fault for m in modules for fault in broken(m, *HTTP)] == []
 

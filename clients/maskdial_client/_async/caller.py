@@ -33,6 +33,7 @@ class AsyncCaller:
         retry: RetryPolicy | None = None,
         max_connections: int | None = 100,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.base_url = base_url
         self._timeout = timeout
@@ -40,7 +41,7 @@ class AsyncCaller:
         self._sleep = sleep
         with transport_errors(base_url):
             self._http = httpx.AsyncClient(
-                **http_options(base_url, api_key, timeout, max_connections)
+                **http_options(base_url, api_key, timeout, max_connections), transport=transport
             )
 
     async def aclose(self) -> None:

@@ -35,13 +35,16 @@ class Caller:
         retry: RetryPolicy | None = None,
         max_connections: int | None = 100,
         sleep: Callable[[float], None] = time.sleep,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.base_url = base_url
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
         self._sleep = sleep
         with transport_errors(base_url):
-            self._http = httpx.Client(**http_options(base_url, api_key, timeout, max_connections))
+            self._http = httpx.Client(
+                **http_options(base_url, api_key, timeout, max_connections), transport=transport
+            )
 
     def close(self) -> None:
         """Closes the connections. The client cannot be used afterwards."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import GENERATION_CONFIG, Manifest
-from maskdial.causal.sampling.params import CONTROLS, ModelSampling, NewTokens
+from maskdial.causal.sampling.params import CONTROLS, ModelSampling, NewTokens, SamplingParams
 
 _log = logging.getLogger("maskdial.models")
 
@@ -30,7 +30,16 @@ class GenerationDefaults(ModelSampling):
         """The limit on a text: the model's own, or the route's, and no more than the context."""
         return min(self.max_new_tokens or otherwise, context)
 
+    def sampling(self, given: Mapping[str, Any]) -> SamplingParams:
+        """How to sample: as a request says, otherwise as the model does.
 
+        Args:
+            given: the parameters of `SamplingParams` that the request has.
+        """
+        return SamplingParams(**{name: getattr(self, name) for name in _DEFAULTED} | dict(given))
+
+
+_DEFAULTED = tuple(ModelSampling.__dataclass_fields__)
 _TYPES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(hint)
     for name, hint in get_type_hints(GenerationDefaults, include_extras=True).items()

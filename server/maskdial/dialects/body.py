@@ -71,7 +71,13 @@ def example(body: Mapping[str, Any], **keywords: Any) -> ConfigDict:
 
 
 class BodyError(ValidationError):
-    """A ValidationError whose ``field`` is the body's own, as the client wrote it."""
+    """A ValidationError whose ``field`` is the body's own, as the client wrote it.
+
+    Its sentence names the field where that helps.
+    """
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class TaskBody(Wire):

@@ -16,7 +16,6 @@ from maskdial.causal.sampling.params import (
     CONTROLS,
     DEFAULTS,
     Count,
-    ModelSampling,
     Penalty,
     PositiveShare,
     RepetitionPenalty,
@@ -85,10 +84,11 @@ class CommonSampling(Wire):
             defaults: the model's.
             others: parameters that do not stand in the body under their names.
         """
-        values = {name: getattr(defaults, name) for name in _DEFAULTED}
-        for name, value in self.given(*self.model_fields_set & _PARAMETERS).items():
-            values[name] = _READ[name](value) if name in _READ else value
-        return SamplingParams(**values | others)
+        values = {
+            name: _READ[name](value) if name in _READ else value
+            for name, value in self.given(*self.model_fields_set & _PARAMETERS).items()
+        }
+        return defaults.sampling(values | others)
 
 
 class SamplingFields(CommonSampling):
@@ -131,7 +131,6 @@ class Scheduling(Wire):
 
 
 _PARAMETERS = frozenset(DEFAULTS)
-_DEFAULTED = tuple(ModelSampling.__dataclass_fields__)
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "logit_bias": lambda biases: tuple((int(key), bias) for key, bias in biases.items()),
     # An empty string would end every text at once.

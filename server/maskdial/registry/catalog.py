@@ -114,12 +114,16 @@ def find_bundles(config: Config) -> Catalog:
         )
     if config.models or config.model_dir is not None:
         return Catalog(dict(config.models), config.model_dir)
-    starters = {
-        path.parent.name: path.parent for path in sorted(STARTER_FOLDER.glob(f"*/{MANIFEST}"))
-    }
-    if not starters:
+    found = starters()
+    if not found:
         raise BundleError("no --model was given, and this installation has no starter models")
-    return Catalog(starters)
+    return Catalog(found)
+
+
+def starters() -> dict[str, Path]:
+    """The starter models that are installed, by name."""
+    paths = sorted(STARTER_FOLDER.glob(f"*/{MANIFEST}"))
+    return {path.parent.name: path.parent for path in paths}
 
 
 def _children(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from itertools import chain
 
 from maskdial.bundle.manifest import Manifest, Mask
 from maskdial.errors import NotFoundError, ValidationError, shortened
-from maskdial.registry.entry import Entry, Lease
+from maskdial.registry.entry import Entry
 from maskdial.registry.served import ServedModel, Task
 
 _MASKS: tuple[Mask, ...] = ("full", "causal")
@@ -94,16 +94,19 @@ class Chooser:
             raise ValidationError(f'several models do {task.name}; name one with "model": {names}')
         return fitting[0]
 
-    def pick(self, lease: Lease, choice: ModelChoice, task: Task) -> ServedModel:
-        """The model of a lease that does the task; if it does so under both masks, the causal one.
+    def pick(
+        self, name: str, models: Sequence[ServedModel], choice: ModelChoice, task: Task
+    ) -> ServedModel:
+        """The model that does the task, of those with a name; if it does so under both masks, the
+        causal one.
 
         Raises:
-            ValidationError: it cannot do the task.
+            ValidationError: none can do the task.
         """
-        for model in lease.models:
+        for model in models:
             if choice.allows(model.manifest) and task.serves(model.manifest):
                 return model
-        raise self._unable(lease.name, [each.manifest for each in lease.models], choice, task)
+        raise self._unable(name, [each.manifest for each in models], choice, task)
 
     def _unable(
         self, name: str, manifests: Sequence[Manifest], choice: ModelChoice, task: Task | None

@@ -144,7 +144,7 @@ class Models:
         Raises:
             ValidationError: it cannot do the task.
         """
-        return self._chooser.pick(lease, choice, task)
+        return self._chooser.pick(lease.name, lease.models, choice, task)
 
     def _may_have_come(self, name: str | None) -> bool:
         """Whether a bundle of that name may have been added or repaired since the last scan."""

@@ -1,0 +1,105 @@
+"""What ``maskdial inspect`` shows of a bundle: what it is, what it can do, how good it is."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from maskdial import dialects
+from maskdial.bundle.manifest import Embedding, Manifest, ParityReport, QualityReport
+
+_MAX_LABELS = 20
+
+
+def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> dict[str, str]:
+    """A sentence for each thing to know, by its name; what does not apply is left out.
+
+    Args:
+        manifest: of one graph.
+        folder: the bundle's.
+        replies: how a causal model writes tool calls and reasoning, as the server derives it.
+    """
+    tasks = [task.name for task in dialects.TASKS if task.serves(manifest)]
+    size = sum((folder / name).stat().st_size for name in manifest.files)
+    lines = {
+        "model": f"{manifest.architecture}, {_KINDS[manifest.family]} ({manifest.graph})",
+        "can do": ", ".join(tasks),
+        "reads": f"up to {manifest.max_length:,} tokens; the vocabulary has "
+        f"{manifest.vocab_size:,}",
+        **_of_task(manifest),
+        "tool calls": _json(replies.get("tool_format")),
+        "reasoning": _json(replies.get("thinking_marks")),
+        "left out": ", ".join(manifest.left_out),
+        "size": f"{size / 1e6:.1f} MB in {len(manifest.files)} files, hashes verified",
+        "precision": manifest.precision + _invariance(manifest.batch_invariant),
+        "quality": "" if manifest.quality is None else _quality(manifest.quality),
+        "parity": _parity(manifest.parity),
+        "source": f"{manifest.source}, {manifest.source_sha256[:16]}",
+        "made by": ", ".join(f"{name} {number}" for name, number in manifest.tool_versions.items()),
+    }
+    return {name: text for name, text in lines.items() if text}
+
+
+_KINDS = {
+    "masked": "reads a text in both directions",
+    "causal": "reads from left to right and writes",
+}
+
+
+def _of_task(manifest: Manifest) -> dict[str, str]:
+    kv, source = manifest.kv, manifest.text_to_text
+    return {
+        "source text": "" if source is None else f"up to {source.max_source_length:,} tokens",
+        "languages": "" if source is None else ", ".join(source.languages),
+        "vectors": "" if manifest.embedding is None else _vectors(manifest.embedding),
+        "labels": _labels(manifest.labels),
+        "cache": "" if kv is None else f"{kv.bytes_per_token / 1024:.1f} KiB a token in {kv.dtype}",
+    }
+
+
+def _vectors(embedding: Embedding) -> str:
+    parts = [f"{embedding.dimension:,} dimensions", f"pooling {embedding.pooling}"]
+    if embedding.normalized:
+        parts.append("of length 1")
+    if embedding.prompts:
+        parts.append(f"prompts {', '.join(map(repr, embedding.prompts))}")
+    return ", ".join(parts)
+
+
+def _labels(labels: Sequence[str]) -> str:
+    shown = ", ".join(labels[:_MAX_LABELS])
+    more = len(labels) - _MAX_LABELS
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def _invariance(batch_invariant: bool) -> str:
+    if batch_invariant:
+        return "; an answer is the same in any batch, to the last bit"
+    return "; last bits depend on the batch"
+
+
+def _quality(quality: QualityReport) -> str:
+    figures = ", ".join(
+        f"{name.replace('_', ' ')} {value:.4g}" for name, value in quality.figures.items()
+    )
+    limit = "any was accepted" if quality.max_loss is None else f"at most {quality.max_loss:.2%}"
+    kept = f"; {len(quality.kept)} modules keep their precision" if quality.kept else ""
+    return f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}"
+
+
+def _parity(parity: ParityReport) -> str:
+    differences = {
+        "a ragged batch": parity.ragged_batch,
+        "a prompt in chunks": parity.chunked_prompt,
+        "decode steps": parity.decode_steps,
+        "a long text": parity.long_text,
+    }
+    measured = ", ".join(
+        f"{value:.1e} for {what}" for what, value in differences.items() if value is not None
+    )
+    doubt = f"; {parity.doubt}" if parity.doubt else ""
+    return f"fp32 against torch {measured} (at most {parity.tolerance:.1e}){doubt}"
+
+
+def _json(value: object) -> str:
+    return "" if value is None else json.dumps(value, ensure_ascii=False)

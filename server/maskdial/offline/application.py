@@ -1,0 +1,173 @@
+"""Application: the server's routes in this process, without a socket."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import Message, Receive
+
+from maskdial.app import create_app
+from maskdial.config import Config, model_name_fault
+from maskdial.errors import MaskdialError
+from maskdial.http.context import ServerContext
+from maskdial.http.lifecycle import Phase
+from maskdial.http.route import TaskRoute
+
+_OPEN = {"api_keys": (), "api_key_file": None, "admin_key": None, "otlp_endpoint": None}
+# A caller in this process waits for its turn; nobody refuses it.
+_UNLIMITED = {
+    "max_queue": 2**20,
+    "max_requests_per_client": None,
+    "max_tokens_per_minute": None,
+}
+
+
+_UNNAMED = "model"
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole reply: status, headers in lower case, body."""
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Application:
+    """A running application; use it in the event loop of `start`."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        context = app.state.context
+        assert isinstance(context, ServerContext)
+        self.context = context
+        self.task_paths = frozenset(
+            route.path
+            for route in app.routes
+            if isinstance(route, TaskRoute) and not route.param_convertors and not route.admin
+        )
+        """The paths of requests that models answer."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, config: Config) -> AsyncIterator["Application"]:
+        """An application whose configured models are loaded.
+
+        It asks for no keys, and limits no clients: its only one is this process.
+
+        Raises:
+            BundleError, ConfigError: a model cannot be served.
+        """
+        loading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def fail(error: MaskdialError) -> None:
+            if not loading.done():
+                loading.set_exception(error)
+
+        app = create_app(config.model_copy(update=_OPEN | _UNLIMITED), on_load_failure=fail)
+        lifecycle = app.state.context.lifecycle
+        async with app.router.lifespan_context(app):
+            with _no_errors_logged():
+                while lifecycle.phase is Phase.LOADING:
+                    await asyncio.wait({loading}, timeout=0.005)
+                    if loading.done():
+                        loading.result()
+            yield cls(app)
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """The reply to a request with a JSON body; a stream comes as a whole."""
+        reply, parts = Reply(), []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                reply.headers = {
+                    name.decode("latin-1").lower(): value.decode("latin-1")
+                    for name, value in message["headers"]
+                }
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(self._scope("POST", path), _receive(body), send)
+        reply.body = b"".join(parts)
+        return reply
+
+    async def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
+        """The messages of a reply as they come; leaving cancels the request."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+
+        async def send(message: Message) -> None:
+            messages.put_nowait(message)
+
+        work = self._app(self._scope(method, path), _receive(body), send)
+        answering = asyncio.ensure_future(work)
+        answering.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+            answering.result()
+        finally:
+            if not answering.done():
+                answering.cancel()
+                await asyncio.wait({answering})
+
+    def _scope(self, method: str, path: str) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+        }
+
+
+def _receive(body: bytes) -> Receive:
+    """Gives the body to the route; the client stays until the request is cancelled."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+def models_setting(folder: Path, name: str | None = None) -> list[str]:
+    """The setting ``model`` that serves one bundle, under its folder's name where that is one."""
+    if name is None:
+        name = folder.resolve().name
+        name = _UNNAMED if model_name_fault(name) else name
+    return [f"{name}={folder}"]
+
+
+@contextlib.contextmanager
+def _no_errors_logged() -> Iterator[None]:
+    """Leaves errors of loading out of the log: they are raised."""
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    loggers = [logging.getLogger(name) for name in ("maskdial", "maskdial.models")]
+    for logger in loggers:
+        logger.addFilter(is_no_error)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_no_error)

@@ -1,0 +1,225 @@
+"""A batch: a file of requests is answered, in order, in bounded memory."""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from maskdial.errors import ConfigError
+from maskdial.offline.answers import Answer, Answers
+from maskdial.offline.lines import Input, Line, Position
+from maskdial.offline.output import Output
+
+T = TypeVar("T")
+
+_READ = 512
+"""Lines that are read, and put in order of length, at a time."""
+
+_MAX_WAITING = 2048
+"""Lines that are read but not written. The engine has enough to choose from while the first of them
+is not finished."""
+
+_MAX_WAITING_BYTES = 4_000_000
+"""The same of their bytes: an embedding has a hundred times those of its text."""
+
+
+_PATIENCE_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Place:
+    """A line that waits for its turn to be written."""
+
+    line: Line
+    answer: Answer | None = None
+
+
+class Batch:
+    """One run over an input.
+
+    Args:
+        lines: the input.
+        name: its name, for errors.
+        answers: answers its lines.
+        output: gets the results.
+        progress: is told how many lines are written at each step, and how much of the input's size
+            all of them are.
+    """
+
+    def __init__(
+        self,
+        lines: Input,
+        name: str,
+        answers: Answers,
+        output: Output,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._lines = iter(lines)
+        self._name = name
+        self._answers = answers
+        self._output = output
+        self._progress = progress
+        self._read_ahead: deque[Line] = deque()
+        self._waiting: deque[_Place] = deque()
+        self._num_bytes = 0  # of those
+        self._fault: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._last: Position | None = None
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Answers the lines that are not done.
+
+        Raises:
+            ConfigError: the input is not what it was, or the results cannot be written.
+        """
+        await _in_thread(self._skip)
+        reading: asyncio.Future[bool] | None = None
+        more = True
+        try:
+            while more or self._waiting:
+                if more and reading is None and self._has_room:
+                    reading = _in_thread(self._read)
+                    reading.add_done_callback(lambda _: self._changed.set())
+                is_stuck = not await self._wait()
+                if self._fault is not None:
+                    raise self._fault
+                if reading is not None and reading.done():
+                    more, reading = reading.result(), None
+                if reading is None or is_stuck:  # those of a slow pipe do not wait for the next
+                    self._begin([self._read_ahead.popleft() for _ in range(len(self._read_ahead))])
+                self._write()
+            self._checkpoint(complete=True)
+        except BaseException:
+            with contextlib.suppress(ConfigError):  # as the disk may be full
+                self._write()
+                self._checkpoint()
+            raise
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _skip(self) -> None:
+        """Reads what is done, which must be as it was."""
+        journal = self._output.journal
+        number = 0
+        while number < journal.number:
+            line = next(self._lines, None)
+            if line is None:
+                raise ConfigError(
+                    f"{self._name} has {number:,} lines, but {journal.number:,} were answered "
+                    "before; begin anew with --overwrite"
+                )
+            number = line.number
+            self._answers.fault_of(line)  # which remembers its custom_id
+            if number >= journal.number and line.end.fingerprint != journal.fingerprint:
+                raise ConfigError(
+                    f"the {journal.number:,} lines of {self._name} that were answered before have "
+                    "changed; begin anew with --overwrite"
+                )
+            self._last = line.end
+
+    def _begin(self, lines: list[Line]) -> None:
+        """Has some lines answered."""
+        places = {line.number: _Place(line) for line in lines}
+        self._waiting.extend(places.values())
+        self._num_bytes += sum(line.size for line in lines)
+        good = []
+        for place in places.values():
+            if fault := self._answers.fault_of(place.line):
+                place.answer = self._answers.failure(place.line, fault)
+            else:
+                good.append(place.line)
+        for group in self._answers.groups(good):
+            task = asyncio.create_task(self._answer([places[line.number] for line in group]))
+            self._running.add(task)
+            task.add_done_callback(self._end)
+
+    @property
+    def _has_room(self) -> bool:
+        has_bytes = self._num_bytes < _MAX_WAITING_BYTES or not self._waiting
+        return has_bytes and len(self._waiting) + _READ <= _MAX_WAITING
+
+    def _read(self) -> bool:
+        """Reads the next lines; False at the end of the input."""
+        num_bytes = self._num_bytes
+        for number, line in enumerate(self._lines, start=1):
+            num_bytes += line.size
+            self._read_ahead.append(line)
+            if number == _READ or num_bytes >= _MAX_WAITING_BYTES:
+                return True
+        return False
+
+    async def _wait(self) -> bool:
+        """Waits for something to happen; False if nothing does."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        self._changed.clear()
+        return True
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fault = task.exception()
+        self._changed.set()
+
+    async def _answer(self, places: list[_Place]) -> None:
+        found = await self._answers.answer([place.line for place in places])
+        for place, answer in zip(places, found, strict=True):
+            place.answer = answer
+
+    def _write(self) -> None:
+        num_written = 0
+        for place in self._finished():
+            assert place.answer is not None, "it is finished"
+            self._output.write(place.answer.content, failed=place.answer.failed)
+            self._last = place.line.end
+            self._num_bytes -= place.line.size
+            num_written += 1
+        if self._last is not None:
+            self._progress(num_written, self._last.done)
+        if self._output.is_due:
+            self._checkpoint()
+
+    def _finished(self) -> Iterator[_Place]:
+        while self._waiting and self._waiting[0].answer is not None:
+            yield self._waiting.popleft()
+
+    def _checkpoint(self, *, complete: bool = False) -> None:
+        last = self._last
+        number, fingerprint = (0, "") if last is None else (last.number, last.fingerprint)
+        self._output.checkpoint(number, fingerprint, complete=complete)
+
+
+def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """The result of work that may wait for a pipe forever: the process can end all the same."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(cast(T, result))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=run, name="maskdial-reader", daemon=True).start()
+    return future
