@@ -9,6 +9,7 @@ one float16.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ def _fifth_bits(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _signed(values: Bytes, zero: int) -> NDArray[np.int8]:
+def _signed(values: NDArray[Any], zero: int) -> NDArray[np.int8]:
     return values.astype(np.int8) - np.int8(zero)
 
 

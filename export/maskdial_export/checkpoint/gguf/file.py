@@ -5,6 +5,7 @@ are compared with the bytes that are left before anything is allocated, so that 
 file costs neither time nor memory.
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial_export.checkpoint.gguf.types import TYPES, TensorType
+from maskdial_export.checkpoint.gguf.types import TYPES, TYPES_BY_NAME, TensorType
 from maskdial_export.errors import ExportError
 
 MAGIC = b"GGUF"
@@ -57,6 +58,22 @@ class StoredTensor:
     offset: int
     num_bytes: int
     buffer: memoryview = field(repr=False, compare=False)
+
+    @property
+    def is_vector(self) -> bool:
+        return len(self.shape) == 1
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are; of a vector, its entries."""
+        return self.shape[0] if self.is_vector else math.prod(self.shape[:-1])
+
+    def with_rows(self, rows: NDArray[np.uint8], kind: str | None = None) -> "StoredTensor":
+        """A tensor of other rows of bytes, and of another type if ``kind`` names one."""
+        of = self.type if kind is None else TYPES_BY_NAME[kind]
+        columns = rows.shape[1] // of.num_bytes * of.block_size
+        shape = (columns,) if self.is_vector else (len(rows), columns)
+        return StoredTensor(self.name, shape, of, 0, rows.size, memoryview(rows.data).cast("B"))
 
     def rows(self) -> NDArray[np.uint8]:
         """The bytes of each row: (rows, bytes)."""

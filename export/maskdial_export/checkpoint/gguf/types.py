@@ -48,3 +48,5 @@ TYPES: Mapping[int, TensorType] = {
     )
 }
 """By the number in the file. Types of integers and of activations hold no weights."""
+
+TYPES_BY_NAME: Mapping[str, TensorType] = {each.name: each for each in TYPES.values()}
