@@ -576,7 +576,7 @@ def _modernbert(settings: Settings) -> Model:
         settings,
         model_type="modernbert",
         intermediate_size=_width(settings),
-        norm_eps=settings.real(_NORM),
+        norm_eps=settings.real(_NORM if settings.find(_RMS) is None else _RMS),
         hidden_activation=settings.text(".hidden_activation", "gelu"),
         local_attention=settings.number(".attention.sliding_window", 128),
         layer_types=[

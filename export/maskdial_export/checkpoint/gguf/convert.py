@@ -216,13 +216,7 @@ def _check_shapes(contents: Contents) -> None:
 
 def _shape(weight: Weight) -> tuple[int, ...]:
     """Of the weight in transformers."""
-    num_rows = weight.padding
-    for piece in weight.pieces:
-        rows = piece.rows
-        if isinstance(rows, slice):
-            num_rows += len(range(piece.tensor.num_rows)[rows])
-        else:
-            num_rows += len(rows)
+    num_rows = weight.padding + sum(piece.num_rows for piece in weight.pieces)
     if weight.is_vector:
         return (num_rows,)
     columns = weight.pieces[0].tensor.shape[-1]

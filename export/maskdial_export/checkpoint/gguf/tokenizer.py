@@ -7,7 +7,7 @@ before words in place of one before their other parts; ``t5`` sentencepiece's un
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -162,6 +162,8 @@ def _roles(
 ) -> dict[str, int]:
     """Ids of special tokens by role; one out of the vocabulary counts as none, as in llama.cpp."""
     roles = {}
+    if _UNKNOWN in vocabulary.kinds:
+        defaults = {**defaults, "unk": vocabulary.kinds.index(_UNKNOWN)}
     for role, key in _ROLES.items():
         given = settings.find(key)
         known = type(given) is int and 0 <= given < len(vocabulary.tokens)
@@ -267,25 +269,52 @@ def _sentencepiece(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer
         if vocabulary.kinds[index] not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE)
     }
     scores = {token: vocabulary.scores[index] for token, index in pieces.items()}
+    merges = generate_merges(pieces, scores)
+    prefix = settings.flag("tokenizer.ggml.add_space_prefix", True)
+    vocabulary = _with_symbols(settings, vocabulary, pieces, merges, prefix)
     roles = _roles(settings, vocabulary, _SENTENCEPIECE)
     unknown = roles.get("unk")
     backend = Tokenizer(
         models.BPE(
             vocabulary.used(),
-            generate_merges(pieces, scores),
+            merges,
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    prefix = settings.flag("tokenizer.ggml.add_space_prefix", True)
-    replace = normalizers.Replace(" ", _SPACE)
+    spaces = normalizers.Replace(" ", _SPACE)
     backend.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
+        normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
     )
     stages = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*stages, decoders.Strip(" ", 1, 0)] if prefix else stages)
     return _finish(settings, vocabulary, backend, roles, begins=True, ends=False)
+
+
+def _with_symbols(
+    settings: Settings,
+    vocabulary: _Vocabulary,
+    pieces: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    prefix: bool,
+) -> _Vocabulary:
+    """Marks pieces that no others make up: they are found in a text before it is split.
+
+    Such are sentencepiece's user-defined symbols, which llama.cpp's converter does not mark.
+    """
+    made = {left + right for left, right in merges}
+    symbols = [token for token in pieces if len(token) > 1 and token not in made]
+    if symbols and prefix:
+        raise ExportError(
+            f"the tokenizer of {settings.file.path} has {len(symbols):,} tokens that no others "
+            f"make up, such as {symbols[0]!r}, and puts a space before texts, which is not "
+            "supported; export the checkpoint that it was made from"
+        )
+    kinds = list(vocabulary.kinds)
+    for token in symbols:
+        kinds[pieces[token]] = _USER_DEFINED
+    return replace(vocabulary, kinds=kinds)
 
 
 def _wordpiece(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:

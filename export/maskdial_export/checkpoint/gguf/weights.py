@@ -32,13 +32,23 @@ _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a tensor, of which the last dimension is that of the columns."""
+    """Rows of a tensor, of which the last dimension is that of the columns; None is all."""
 
     tensor: StoredTensor
-    rows: Rows = slice(None)
+    rows: Rows | None = None
+
+    @property
+    def num_rows(self) -> int:
+        if self.rows is None:
+            return self.tensor.num_rows
+        if isinstance(self.rows, slice):
+            return len(range(self.tensor.num_rows)[self.rows])
+        return len(self.rows)
 
     def stored(self) -> StoredTensor:
         """A tensor of these rows alone."""
+        if self.rows is None:
+            return self.tensor
         if self.tensor.is_vector:
             values = read_values(self.tensor)[self.rows]
             return self.tensor.with_rows(values.view(np.uint8).reshape(1, -1), "F32")
@@ -169,7 +179,7 @@ class _Matching:
 
     def _single(self, key: str, layer: str, suffix: str, tensor: StoredTensor) -> Weight:
         model = self._model
-        rows: Rows = slice(None)
+        rows = None
         if model.permuted and key in (_QUERY, _KEY):
             rows = self._order(tensor, self._heads if key == _QUERY else self._kv_heads)
         is_norm = key.endswith("norm") and suffix == "weight"
