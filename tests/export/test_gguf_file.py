@@ -57,25 +57,28 @@ BAD = {
     ),
     "a text of 2^60 bytes": (
         file(entry(b"k", 8, struct.pack("<Q", 2**60)), entries=1),
-        "k claims 1,152,921,504,606,846,976 bytes",
+        "'k' claims 1,152,921,504,606,846,976 bytes",
     ),
-    "a text that is none": (file(entry(b"k", 8, text(b"\xff")), entries=1), "k is not UTF-8"),
-    "no such type": (file(entry(b"k", 13, b"\0"), entries=1), "k has the type 13, which does not"),
+    "a text that is none": (file(entry(b"k", 8, text(b"\xff")), entries=1), "'k' is not UTF-8"),
+    "no such type": (
+        file(entry(b"k", 13, b"\0"), entries=1),
+        "'k' has the type 13, which does not",
+    ),
     "an array of 2^60 numbers": (
         file(entry(b"k", 9, array(5, 2**60)), entries=1),
-        "it claims 1,152,921,504,606,846,976 values in k",
+        "it claims 1,152,921,504,606,846,976 values in 'k'",
     ),
     "an array of 2^61 texts": (
         file(entry(b"k", 9, array(8, 2**61)), entries=1),
-        "texts in k in",
+        "texts in 'k' in",
     ),
     "a nested array": (
         file(entry(b"k", 9, array(9, 1, array(4, 0))), entries=1),
-        "k is an array of the type 9, which is not supported",
+        "'k' is an array of the type 9, which is not supported",
     ),
     "an array of no such type": (
         file(entry(b"k", 9, array(77, 1)), entries=1),
-        "k is an array of the type 77, which does not exist",
+        "'k' is an array of the type 77, which does not exist",
     ),
     "a key twice": (
         file(*[entry(b"k", 0, b"\1")] * 2, entries=2),
@@ -179,7 +182,7 @@ def test_many_texts_are_refused(tmp_path: Path) -> None:
     count = 10**7
     path = tmp_path / "model.gguf"
     path.write_bytes(file(entry(b"k", 9, array(8, count, bytes(8 * count))), entries=1))
-    with pytest.raises(ExportError, match="it claims 10,000,000 texts in k"):
+    with pytest.raises(ExportError, match="it claims 10,000,000 texts in 'k'"):
         read_file(path)
 
 

@@ -186,6 +186,7 @@ def _check_layers(file: GGUFFile, model: Model) -> None:
 
 def _check_shapes(contents: Contents) -> None:
     """Compares weights with the model that the metadata describes, before it takes memory."""
+    transformers.utils.logging.set_verbosity_error()
     model_class = getattr(transformers, contents.model.architecture)
     try:
         config = model_class.config_class(**contents.model.config)

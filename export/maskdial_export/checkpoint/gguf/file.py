@@ -137,7 +137,7 @@ class _Header:
             key = self._name("a key")
             if key in metadata:
                 self._fail(f"the key {key!r} occurs twice")
-            metadata[key] = self._value(self._number("<I"), key)
+            metadata[key] = self._value(self._number("<I"), repr(key))
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or not 1 <= alignment <= 2**20 or alignment & alignment - 1:
             self._fail(f"general.alignment is {alignment!r}, which is no power of two")

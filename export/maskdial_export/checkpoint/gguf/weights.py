@@ -84,7 +84,8 @@ class Weight:
         parts = [read_values(piece.stored()) for piece in self.pieces]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if self.shift:
-            values = values + np.float32(self.shift)
+            with np.errstate(invalid="ignore"):
+                values = values + np.float32(self.shift)
         if self.padding:
             values = np.concatenate([np.zeros((self.padding, values.shape[1]), np.float32), values])
         if self.transposed:
