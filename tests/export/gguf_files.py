@@ -111,6 +111,26 @@ def as_gpt2(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array
     yield name, values.T if is_matrix else values
 
 
+def as_nomic(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
+    """Names of the original checkpoints; three rows of the names that transformers has stand for
+    one matrix, which newer files may have in three parts, too."""
+    for theirs, original in (
+        ("embeddings.LayerNorm", "emb_ln"),
+        ("post_attention_layernorm", "norm1"),
+        ("post_mlp_layernorm", "norm2"),
+        ("up_proj", "fc11"),
+        ("gate_proj", "fc12"),
+        ("down_proj", "fc2"),
+        ("self_attn.o_proj", "attn.out_proj"),
+    ):
+        name = name.replace(theirs, original)
+    part = re.fullmatch(r"layers\.(\d)\.self_attn\.([qkv])_proj\.weight", name)
+    if part is not None:
+        yield f"blk.{part[1]}.attn_{part[2]}.weight", values
+    else:
+        yield re.sub(r"^layers", "encoder.layers", name), values
+
+
 def as_roberta(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     is_positions = name.endswith("position_embeddings.weight")
     yield name, values[config.pad_token_id + 1 :] if is_positions else values

@@ -20,6 +20,7 @@ from tests.export.gguf_files import (
     as_gemma,
     as_gpt2,
     as_llama,
+    as_nomic,
     as_roberta,
     basics,
     byte_level,
@@ -272,7 +273,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         roberta,
         as_roberta,
     ),
-    "nomic-bert": ("nomic-bert", "NomicBertModel", ENCODER, nomic, plain),
+    "nomic-bert": ("nomic-bert", "NomicBertModel", ENCODER, nomic, as_nomic),
     "modernbert": (
         "modern-bert",
         "ModernBertModel",
