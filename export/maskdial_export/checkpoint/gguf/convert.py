@@ -176,8 +176,10 @@ def _joined(files: Sequence[GGUFFile]) -> GGUFFile:
 
 
 def _check_layers(file: GGUFFile, model: Model) -> None:
-    described = model.config.get("num_hidden_layers", model.config.get("n_layer"))
+    described = int(model.config.get("num_hidden_layers") or model.config.get("n_layer") or 0)
     found = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    further = file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0)
+    described = described + further if type(further) is int else described
     if described != len(found) or described > _MAX_LAYERS:
         raise ExportError(
             f"{file.path} describes {described:,} layers, and has tensors of {len(found):,}"
@@ -221,6 +223,8 @@ def _shape(weight: Weight) -> tuple[int, ...]:
     if weight.is_vector:
         return (num_rows,)
     columns = weight.pieces[0].tensor.shape[-1]
+    if weight.squeezed:
+        return (num_rows, 1, columns)
     return (columns, num_rows) if weight.transposed else (num_rows, columns)
 
 

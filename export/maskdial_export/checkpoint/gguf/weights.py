@@ -66,6 +66,9 @@ class Weight:
         shift: what is added to it.
         transposed: whether rows and columns are exchanged.
         padding: how many rows of zeros come first.
+        columns: the order of the columns, if it is another one.
+        squeezed: whether the model has a dimension of 1 between rows and columns.
+        logarithm: whether it is the logarithm of the negative that is stored.
     """
 
     name: str
@@ -74,6 +77,9 @@ class Weight:
     shift: float = 0.0
     transposed: bool = False
     padding: int = 0
+    columns: NDArray[np.int64] | None = None
+    squeezed: bool = False
+    logarithm: bool = False
 
     @property
     def kinds(self) -> set[str]:
@@ -90,11 +96,19 @@ class Weight:
             values = np.concatenate([np.zeros((self.padding, values.shape[1]), np.float32), values])
         if self.transposed:
             values = values.T
+        if self.columns is not None:
+            values = values[:, self.columns]
+        if self.squeezed:
+            values = values[:, None]
+        if self.logarithm:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                values = np.log(-values)
         return np.ascontiguousarray(values)
 
     def blocks(self) -> Blocks | None:
         """The integers, if its rows are stored as such and alike; otherwise None."""
-        if self.is_vector or self.shift or self.transposed or self.padding:
+        changed = self.shift or self.transposed or self.padding or self.columns is not None
+        if self.is_vector or changed or self.squeezed:
             return None
         parts = [read_blocks(piece.stored()) for piece in self.pieces]
         found = [part for part in parts if part is not None]
@@ -138,6 +152,7 @@ class _Matching:
     def __init__(self, file: GGUFFile, model: Model) -> None:
         self._file = file
         self._model = model
+        self._architecture = file.metadata.get("general.architecture")
         config = model.config
         self._heads = int(config.get("num_attention_heads") or config["n_head"])
         self._kv_heads = int(config.get("num_key_value_heads", self._heads))
@@ -145,7 +160,10 @@ class _Matching:
     def run(self) -> Iterator[Weight]:
         names = self._model.names
         for name, tensor in self._file.tensors.items():
-            if _READ_ELSEWHERE.match(name):
+            if _READ_ELSEWHERE.match(name) or self._is_further(name):
+                continue
+            if (parameter := self._parameter(name, tensor)) is not None:
+                yield parameter
                 continue
             base, _, suffix = name.rpartition(".")
             layer = _LAYER.match(base)
@@ -168,6 +186,38 @@ class _Matching:
             elif not (key in (_KEY, _VALUE) and _JOINED in names):
                 self._refuse(name)
 
+    def _is_further(self, name: str) -> bool:
+        """Whether a tensor is of a layer that predicts further tokens, beside the model's own."""
+        layer = _LAYER.match(name)
+        num_layers = self._model.config.get("num_hidden_layers")
+        further = self._file.metadata.get(f"{self._architecture}.nextn_predict_layers", 0)
+        return bool(further) and layer is not None and int(layer[1]) >= int(num_layers or 0)
+
+    def _parameter(self, name: str, tensor: StoredTensor) -> Weight | None:
+        """A weight that is no module's, with its whole name."""
+        layer = _LAYER.match(name)
+        if layer is None:
+            return None
+        found = self._model.parameters.get("blk.{}." + name[layer.end() :])
+        if found is None:
+            return None
+        rows = self._value_order(tensor, 1)
+        return Weight(
+            self._model.prefix + found.format(layer[1]),
+            (Piece(tensor, rows),),
+            is_vector=tensor.is_vector,
+            logarithm=found.endswith("A_log"),
+        )
+
+    def _value_order(self, tensor: StoredTensor, size: int, offset: int = 0) -> NDArray[np.int64]:
+        """The rows of values by head of keys; the ones before stay."""
+        heads = self._model.value_heads
+        num_values = 0 if heads is None else heads.num_keys * heads.per_key * size
+        if heads is None or tensor.num_rows != offset + num_values:
+            self._wrong_shape(tensor)
+        order = np.arange(num_values).reshape(heads.per_key, heads.num_keys, size)
+        return np.concatenate([np.arange(offset), offset + order.swapaxes(0, 1).reshape(-1)])
+
     def _refuse(self, name: str) -> NoReturn:
         raise ExportError(
             f"{self._file.path} has the tensor {name!r}, for which {self._model.architecture} has "
@@ -183,7 +233,19 @@ class _Matching:
         rows = None
         if model.permuted and key in (_QUERY, _KEY):
             rows = self._order(tensor, self._heads if key == _QUERY else self._kv_heads)
-        is_norm = key.endswith("norm") and suffix == "weight"
+        heads = self._model.value_heads
+        columns = None
+        if heads is not None and suffix == "weight":
+            if key in ("blk.{}.ssm_alpha", "blk.{}.ssm_beta"):
+                rows = self._value_order(tensor, 1)
+            elif key == "blk.{}.attn_gate":
+                rows = self._value_order(tensor, heads.size)
+            elif key in ("blk.{}.attn_qkv", "blk.{}.ssm_conv1d"):
+                rows = self._value_order(tensor, heads.size, heads.offset)
+            elif key == "blk.{}.ssm_out":
+                flipped = replace(tensor, shape=tensor.shape[::-1])
+                columns = self._value_order(flipped, heads.size)
+        is_norm = key.endswith("norm") and suffix == "weight" and key != "blk.{}.ssm_norm"
         is_matrix = not tensor.is_vector
         weight = Weight(
             self._name(key, layer, suffix),
@@ -192,6 +254,8 @@ class _Matching:
             shift=-1.0 if model.shifted and is_norm else 0.0,
             transposed=is_matrix and key.rpartition(".")[2] in model.transposed,
             padding=model.padding if key == "position_embd" else 0,
+            columns=columns,
+            squeezed=key in model.squeezed,
         )
         if key == "blk.{}.ffn_gate_inp_shexp" and tensor.is_vector:  # one row in transformers
             matrix = replace(tensor, shape=(1, *tensor.shape))
