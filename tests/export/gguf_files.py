@@ -131,6 +131,38 @@ def as_nomic(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Arra
         yield re.sub(r"^layers", "encoder.layers", name), values
 
 
+def as_lfm2(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
+    yield name, values.squeeze(1) if name.endswith("conv.conv.weight") else values
+
+
+def as_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Norms plus one, decays instead of their logarithms, and values by their place in a group."""
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+
+    def tiled(part: Array, size: int) -> Array:
+        shape = (keys, heads // keys, size, *part.shape[1:])
+        return part.reshape(shape).swapaxes(0, 1).reshape(part.shape)
+
+    size = config.linear_value_head_dim
+    offset = 2 * keys * config.linear_key_head_dim
+    if name.endswith("norm.weight") and "linear_attn.norm" not in name:
+        values = values + 1
+    elif name.endswith("A_log"):
+        values = tiled(-np.exp(values), 1)
+    elif name.endswith("dt_bias"):
+        name, values = name.replace("dt_bias", "dt_proj.bias"), tiled(values, 1)
+    elif name.endswith(("in_proj_a.weight", "in_proj_b.weight")):
+        values = tiled(values, 1)
+    elif name.endswith("in_proj_z.weight"):
+        values = tiled(values, size)
+    elif name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        values = np.concatenate([values[:offset], tiled(values[offset:], size)])
+        values = values.squeeze(1) if "conv1d" in name else values
+    elif name.endswith("linear_attn.out_proj.weight"):
+        values = tiled(values.T, size).T
+    yield name, values
+
+
 def as_roberta(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     is_positions = name.endswith("position_embeddings.weight")
     yield name, values[config.pad_token_id + 1 :] if is_positions else values
