@@ -1,6 +1,6 @@
 """Mutations of GGUF files: every one is read, or refused with one sentence, in bounded memory.
 
-By hand, 10,000 of a file: ``python -m tests.export.fuzz_gguf model.gguf 10000``.
+By hand, 10,000 of a file: ``python -m tests.export.fuzz_gguf model.gguf 10000``, and a seed.
 """
 
 import resource
@@ -87,6 +87,7 @@ def _num_data_bytes(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    results = fuzz(Path(sys.argv[1]), int(sys.argv[2]), seed=1)
+    file, mutations, *seeds = sys.argv[1:]
+    results = fuzz(Path(file), int(mutations), *map(int, seeds))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{results[0]} read, {results[1]} refused, {peak} MiB at most")

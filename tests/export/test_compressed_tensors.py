@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -176,3 +177,28 @@ def test_damaged_parts(part: str, value: Tensor, why: str) -> None:
     parts = {f"m.{key}": each for key, each in (stored | {part: value}).items()}
     with pytest.raises(ExportError, match=rf"m of a model is damaged: .*{why}"):
         dequantize("a model", settings("int4 in groups"), parts)
+
+
+def test_awq_by_the_library() -> None:
+    """The library's own reading of AutoAWQ, whose integers have an order of their own."""
+    generator = torch.Generator().manual_seed(0)
+
+    def words(*shape: int) -> Tensor:
+        return torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+
+    stored = {
+        "m.qweight": words(COLUMNS, ROWS // 8),
+        "m.qzeros": words(COLUMNS // 16, ROWS // 8),
+        "m.scales": torch.rand(COLUMNS // 16, ROWS, generator=generator),
+    }
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm"}
+    found = dequantize("a model", awq, stored)["m.weight"]
+    converted = AutoAWQConverter.from_autoawq_config(awq, targets=["re:m"]).process(dict(stored))
+    _, arguments, _ = FORMS["int4 in groups with zero points"]
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(**arguments | {"group_size": 16})
+    )
+    packed = BaseCompressor.get_value_from_registry("pack-quantized")
+    parts = {key.removeprefix("m."): each for key, each in converted.items()}
+    expected = packed.decompress(parts, scheme)["weight"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -100,6 +100,10 @@ BAD = {
         file(tensor(kind=99), tensors=1),
         "the tensor 'w' of {path} has the type 99, which is not supported",
     ),
+    "a type with scales elsewhere": (
+        file(tensor(kind=40), tensors=1),
+        "the tensor 'w' of {path} has the type NVFP4, which is not supported",
+    ),
     "no dimensions": (file(tensor(shape=()), tensors=1), "the tensor 'w' has 0 dimensions"),
     "a billion dimensions": (
         file(text(b"w") + struct.pack("<I", 10**9), bytes(64), tensors=1),

@@ -496,6 +496,7 @@ def test_a_model_that_does_not_fit_its_weights(tmp_path: Path) -> None:
             llama(writer, model.config)
             change(writer)
 
+        path.unlink(missing_ok=True)  # the last one is still mapped
         write_gguf(path, architecture, model, metadata, rename)
         folder = tmp_path / "restored"
         folder.mkdir(exist_ok=True)
@@ -505,6 +506,8 @@ def test_a_model_that_does_not_fit_its_weights(tmp_path: Path) -> None:
     refused("describes 2,000,000,000 layers", lambda each: each.add_block_count(2 * 10**9))
     refused("describes a model where it has", lambda each: each.add_embedding_length(2**30))
     refused("feed_forward_length .* must be a number", bad_width)
+    refused("has no heads", lambda each: each.add_head_count(0))
+    refused("heads of the attention of .* have no width", lambda each: each.add_key_length(0))
     refused("differs between layers", lambda each: each.add_head_count_kv([2, 1]))
     refused("describes a model of .* parameters", million_experts)
 

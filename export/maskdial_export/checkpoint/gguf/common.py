@@ -46,9 +46,7 @@ def shared(settings: Settings, num_kv_heads: int | None = None, **config: Any) -
     tokens = settings.file.tensors.get("token_embd.weight")
     if tokens is None or len(tokens.shape) != 2:
         raise ExportError(f"{settings.file.path} has no matrix token_embd.weight")
-    heads = settings.number(".attention.head_count")
-    if heads == 0:
-        raise ExportError(f"the attention of {settings.file.path} has no heads")
+    heads = num_heads(settings)
     shared: Config = {
         "vocab_size": tokens.shape[0],
         "hidden_size": settings.number(".embedding_length"),
@@ -66,13 +64,25 @@ def shared(settings: Settings, num_kv_heads: int | None = None, **config: Any) -
     return shared | config
 
 
+def num_heads(settings: Settings) -> int:
+    """Of queries. Raises: ExportError: there are none."""
+    heads = settings.number(".attention.head_count")
+    if heads == 0:
+        raise ExportError(f"the attention of {settings.file.path} has no heads")
+    return heads
+
+
 def width(settings: Settings) -> int:
     return settings.number(".feed_forward_length")
 
 
 def head_dim(settings: Settings) -> int:
-    heads = settings.number(".attention.head_count")
-    return settings.number(".attention.key_length", settings.number(".embedding_length") // heads)
+    """The width of a head. Raises: ExportError: there is none."""
+    usual = settings.number(".embedding_length") // num_heads(settings)
+    size = settings.number(".attention.key_length", usual)
+    if size == 0:
+        raise ExportError(f"heads of the attention of {settings.file.path} have no width")
+    return size
 
 
 def read_rope(settings: Settings, theta: float = 10_000.0) -> Config:

@@ -11,6 +11,7 @@ from maskdial_export.checkpoint.gguf.common import (
     embedding,
     head_dim,
     longrope,
+    num_heads,
     read_rope,
     shared,
     width,
@@ -149,7 +150,7 @@ def qwen3_moe(settings: Settings) -> Model:
 
 def phi3(settings: Settings) -> Model:
     """Phi-3, Phi-3.5 and Phi-4."""
-    size = settings.number(".embedding_length") // settings.number(".attention.head_count")
+    size = settings.number(".embedding_length") // num_heads(settings)
     rope = read_rope(settings)
     if "rope_factors_long.weight" in settings.file.tensors:
         rope |= longrope(settings)

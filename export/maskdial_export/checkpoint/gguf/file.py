@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial_export.checkpoint.gguf.types import TYPES, TYPES_BY_NAME, TensorType
+from maskdial_export.checkpoint.gguf.types import OTHER_TYPES, TYPES, TYPES_BY_NAME, TensorType
 from maskdial_export.errors import ExportError
 
 MAGIC = b"GGUF"
@@ -218,8 +218,9 @@ class _Header:
         self, name: str, shape: tuple[int, ...], kind: int, start: int, offset: int, alignment: int
     ) -> StoredTensor:
         if kind not in TYPES:
+            shown = OTHER_TYPES.get(kind, kind)
             raise ExportError(
-                f"the tensor {name!r} of {self._path} has the type {kind}, which is not supported"
+                f"the tensor {name!r} of {self._path} has the type {shown}, which is not supported"
             )
         of = TYPES[kind]
         num_values = 1

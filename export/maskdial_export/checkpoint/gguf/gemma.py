@@ -10,6 +10,7 @@ from maskdial_export.checkpoint.gguf.common import (
     QK_NORMS,
     RMS,
     head_dim,
+    num_heads,
     read_pooling,
     read_rope,
     shared,
@@ -41,7 +42,7 @@ def gemma(settings: Settings) -> Model:
 def _query_scale(settings: Settings, layers_of_27b: int) -> int:
     """By whose root queries are divided: the width of a head, but for the 27B models."""
     if settings.number(".block_count") == layers_of_27b:
-        return settings.number(".embedding_length") // settings.number(".attention.head_count")
+        return settings.number(".embedding_length") // num_heads(settings)
     return head_dim(settings)
 
 

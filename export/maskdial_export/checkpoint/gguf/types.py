@@ -49,4 +49,7 @@ TYPES: Mapping[int, TensorType] = {
 }
 """By the number in the file. Types of integers and of activations hold no weights."""
 
+OTHER_TYPES: Mapping[int, str] = {9: "Q8_1", 15: "Q8_K", 28: "F64", 40: "NVFP4", 41: "Q1_0"}
+"""Names of types that are not supported; NVFP4 has scales in tensors of their own."""
+
 TYPES_BY_NAME: Mapping[str, TensorType] = {each.name: each for each in TYPES.values()}
