@@ -20,7 +20,7 @@ __all__ = ["add_arguments", "export", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial export`` to a parser."""
-    parser.add_argument("source", help="a checkpoint folder or a Hugging Face Hub id")
+    parser.add_argument("source", help="a checkpoint folder, a GGUF file, or a Hugging Face Hub id")
     parser.add_argument(
         "dest", type=Path, help="folder to write the bundle to; must be new or empty"
     )

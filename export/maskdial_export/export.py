@@ -50,7 +50,7 @@ def export(
     """Exports a checkpoint to the new or empty folder ``dest`` and returns its manifest.
 
     Args:
-        source: a local checkpoint folder or a Hub id.
+        source: a local checkpoint folder, a GGUF file, or a Hub id.
         dest: the bundle's folder.
         task: one of ``TASKS``.
         mask: the attention mask; None for that of the architecture. "both" writes two graphs that
@@ -100,7 +100,7 @@ def export(
         strict=strict,
         limit=max_length,
     )
-    with new_folder(dest) as folder:
+    with new_folder(dest) as folder, _temporary(folder, ".gguf.") as restored:
         with phase(console, "Finding the checkpoint"), _reading(source):
             found = find(
                 source,
@@ -108,6 +108,8 @@ def export(
                 revision=revision,
                 allow_pickle=allow_pickle,
                 ignore_remote_code=ignore_remote_code,
+                restored=restored,
+                console=console,
             )
             if adapter is not None:
                 check_adapter(adapter, allow_pickle=allow_pickle)
@@ -125,6 +127,12 @@ def export(
 
 
 @contextmanager
+def _temporary(folder: Path, prefix: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as made:
+        yield Path(made)
+
+
+@contextmanager
 def _reading(source: str) -> Iterator[None]:
     try:
         yield
@@ -135,7 +143,7 @@ def _reading(source: str) -> Iterator[None]:
 def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:
     """Writes one model under both masks. A layer kept in fp32 by one graph is kept by both."""
     sources = found.under("causal"), found.under("full")
-    with tempfile.TemporaryDirectory(prefix=".masks.", dir=folder) as parts:
+    with _temporary(folder, ".masks.") as parts:
         while True:
             round_ = Path(tempfile.mkdtemp(dir=parts))
             causal_folder, full_folder = round_ / "causal", round_ / "full"

@@ -153,7 +153,7 @@ def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add)
         (FP8 | {"weight_block_size": None}, "fp8 without blocks (weight_block_size), which is not"),
         (AWQ | {"version": "gemv"}, "awq of 4 bits, gemv"),
         (
-            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            {"quant_method": "compressed-tensors", "format": "marlin-24"},
             "compressed-tensors of",
         ),
         ({"quant_method": "hqq"}, "hqq, which is not supported"),

@@ -9,6 +9,7 @@
   per byte, first one in the upper half, with ``quant_map`` (16,), the values of the codes, and
   ``absmax``, a factor per block, which may be quantized to a byte itself.
 * fp8 (DeepSeek, Qwen): float8 with ``weight_scale_inv``, a factor per block of the matrix.
+* compressed-tensors: see `maskdial_export.checkpoint.compressed_tensors`.
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskdial_export.checkpoint import compressed_tensors
 from maskdial_export.errors import ExportError
 
 Settings = Mapping[str, Any]  # quantization_config of config.json
@@ -40,12 +42,17 @@ def dequantize(name: str, settings: Settings, weights: Mapping[str, Tensor]) -> 
     parts: dict[str, dict[str, Tensor]] = {module: {} for module in modules}
     for key, weight in weights.items():
         module = next((each for each in _parents(key) if each in modules), None)
+        if module is None and key.endswith(compressed_tensors.CACHE_SCALES):
+            continue
         if module is None:
             plain[key] = weight
         else:
             parts[module][key.removeprefix(module)] = weight
     for module, stored in parts.items():
-        plain[f"{module}weight"] = restore(settings, stored)
+        try:
+            plain[f"{module}weight"] = restore(settings, stored)
+        except ExportError as error:
+            raise ExportError(f"{module[:-1]} of {name} is damaged: {error.message}") from error
         if "bias" in stored:
             plain[f"{module}bias"] = stored["bias"]
     return plain
@@ -69,6 +76,9 @@ def _format(name: str, settings: Settings) -> tuple[str, Restore]:
         return _STATE, _bitsandbytes_4bit
     if method == "fp8" and settings.get("weight_block_size"):
         return "weight_scale_inv", _fp8
+    if method == "compressed-tensors":
+        compressed_tensors.check_settings(name, settings)
+        return "weight_scale", compressed_tensors.restore
     details = [f"{bits} bits"] * (bits is not None)
     details += [str(settings[key]) for key in ("version", "format") if settings.get(key)]
     kind = f"{method or 'an unnamed format'}{' of ' if details else ''}{', '.join(details)}"
@@ -76,8 +86,8 @@ def _format(name: str, settings: Settings) -> tuple[str, Restore]:
         kind = "fp8 without blocks (weight_block_size)"
     raise ExportError(
         f"{name} is quantized with {kind}, which is not supported (gptq of 2, 4 and 8 bits, awq of "
-        "4 bits in version gemm, bitsandbytes, and fp8 in blocks are); export the checkpoint that "
-        "it was made from, with --precision int8 or int4"
+        "4 bits in version gemm, bitsandbytes, compressed-tensors, and fp8 in blocks are); export "
+        "the checkpoint that it was made from, with --precision int8 or int4"
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
 from transformers import JevForDecision
 from transformers.models.auto.modeling_auto import MODEL_FOR_DECISION_MAPPING_NAMES
 
@@ -15,7 +16,12 @@ from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle
 from maskdial_export.checkpoint.config import check_config
+<<<<<<< HEAD
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
+=======
+from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
+from maskdial_export.checkpoint.hub import download
+>>>>>>> gguf
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
@@ -33,7 +39,8 @@ class Source:
 
     ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
     folder of a PEFT adapter to merge into the weights. ``own_code``: what the checkpoint brings to
-    run that is not run. ``table`` is the folder of a table of static embeddings.
+    run that is not run. ``table`` is the folder of a table of static embeddings. ``gguf`` are the
+    files that the folder was restored from.
     """
 
     name: str
@@ -44,6 +51,7 @@ class Source:
     adapter: Path | None = None
     own_code: str | None = None
     table: Path | None = None
+    gguf: tuple[Path, ...] = ()
 
     @property
     def family(self) -> Family:
@@ -68,9 +76,10 @@ class Source:
 
     @property
     def provenance(self) -> str:
-        """For the manifest: Hub id and commit, or the name of a local folder; and the adapter's."""
-        path = self.path.resolve()
-        name = path.name if Path(self.name).is_dir() else f"{self.name}@{path.name}"
+        """For the manifest: Hub id and commit, or a local name; and the adapter's name."""
+        path = self.gguf[0] if self.gguf else self.path.resolve()
+        local = self.gguf or Path(self.name).is_dir()
+        name = path.name if local else f"{self.name}@{path.name}"
         return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
@@ -82,17 +91,29 @@ class Source:
         return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
+<<<<<<< HEAD
         """One SHA-256 over the names and contents of config.json, weight files, heads, adapter."""
+=======
+        """One SHA-256 over the names and contents of config.json, weight files and adapter.
+
+        Of a GGUF file, it has all of them.
+        """
+>>>>>>> gguf
         digest = hashlib.sha256()
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
         config = self.path / "config.json"
+<<<<<<< HEAD
         for file in (
             *([config] if config.is_file() else ()),
             *self.weight_files(),
             *sorted(beside),
         ):
+=======
+        own = (*([config] if config.is_file() else ()), *self.weight_files())
+        for file in (*(self.gguf or own), *sorted(adapter)):
+>>>>>>> gguf
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
@@ -121,14 +142,24 @@ def find(
     revision: str | None,
     allow_pickle: bool,
     ignore_remote_code: bool = False,
+    restored: Path | None = None,
+    console: Console | None = None,
 ) -> Source:
     """Finds a checkpoint, downloads it if ``source`` is a Hub id, and determines its task.
+
+    A GGUF file is restored to a checkpoint in the empty folder ``restored``; None accepts none.
 
     Raises:
         ExportError: there is no such checkpoint, or it is not supported.
     """
     path = Path(source)
-    if not path.is_dir():
+    gguf = () if restored is None else gguf_files(path)
+    if gguf and restored is not None:
+        if revision is not None:
+            raise ExportError("--revision applies to Hub ids, and the source is a local file")
+        convert(gguf, restored, console)
+        path = restored
+    elif not path.is_dir():
         path = download(source, revision, allow_pickle=allow_pickle)
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
@@ -153,7 +184,7 @@ def find(
             f"{code}, which is never run; transformers' {architecture} may compute something else, "
             "such as attention in one direction only: pass --ignore-remote-code if it does not"
         )
-    found = Source(source, path, architecture, settled, own_code=code)
+    found = Source(source, path, architecture, settled, own_code=code, gguf=tuple(gguf))
     _check_weights(found, allow_pickle)
     return found
 

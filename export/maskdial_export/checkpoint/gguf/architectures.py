@@ -1,0 +1,55 @@
+"""The models that GGUF files hold: transformers' configuration, from the metadata.
+
+llama.cpp's converter and its own reading of the metadata (``src/models``) are the source of both
+the keys and the defaults; transformers' tables lack the rope scaling, the widths of experts, the
+caps and scales of Gemma, and all encoders.
+"""
+
+from collections.abc import Callable, Mapping
+
+from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids
+from maskdial_export.checkpoint.gguf.model import Model
+from maskdial_export.checkpoint.gguf.settings import Settings
+from maskdial_export.errors import ExportError
+
+
+def read_model(settings: Settings) -> Model:
+    """Describes the model of a file.
+
+    Raises:
+        ExportError: the architecture or one of its settings is not supported, or settings are
+            missing.
+    """
+    read = _READERS.get(settings.architecture)
+    if read is None:
+        raise ExportError(
+            f"{settings.file.path} has the architecture {settings.architecture!r}, which is not "
+            f"supported as GGUF (these are: {', '.join(sorted(_READERS))}); export the checkpoint "
+            "that it was made from"
+        )
+    return read(settings)
+
+
+_READERS: Mapping[str, Callable[[Settings], Model]] = {
+    "bert": encoders.bert,
+    "eurobert": encoders.eurobert,
+    "gemma": gemma.gemma,
+    "gemma-embedding": gemma.embedding_gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3": gemma.gemma3,
+    "gpt2": decoders.gpt2,
+    "granite": decoders.granite,
+    "lfm2": hybrids.lfm2,
+    "llama": decoders.llama,
+    "modern-bert": encoders.modernbert,
+    "nomic-bert": encoders.nomic_bert,
+    "olmo2": decoders.olmo2,
+    "phi3": decoders.phi3,
+    "qwen2": decoders.qwen2,
+    "qwen2moe": decoders.qwen2_moe,
+    "qwen3": decoders.qwen3,
+    "qwen35": hybrids.qwen35,
+    "qwen3moe": decoders.qwen3_moe,
+    "smollm3": decoders.smollm3,
+    "starcoder2": decoders.starcoder2,
+}

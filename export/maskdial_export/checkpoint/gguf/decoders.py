@@ -1,0 +1,285 @@
+"""Models that generate: Llama, Qwen, Phi-3, StarCoder 2, GPT-2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from maskdial_export.checkpoint.gguf.common import (
+    DECODER,
+    NORM,
+    QK_NORMS,
+    RMS,
+    embedding,
+    head_dim,
+    longrope,
+    num_heads,
+    read_rope,
+    shared,
+    width,
+)
+from maskdial_export.checkpoint.gguf.model import Config, Model
+from maskdial_export.checkpoint.gguf.settings import Settings
+from maskdial_export.errors import ExportError
+
+_QWEN_EXPERTS: Mapping[str, str] = {
+    "blk.{}.ffn_gate_inp": "layers.{}.mlp.gate",
+    "blk.{}.ffn_gate_exps": "layers.{}.mlp.experts.*.gate_proj",
+    "blk.{}.ffn_up_exps": "layers.{}.mlp.experts.*.up_proj",
+    "blk.{}.ffn_down_exps": "layers.{}.mlp.experts.*.down_proj",
+    "blk.{}.ffn_gate_inp_shexp": "layers.{}.mlp.shared_expert_gate",
+    "blk.{}.ffn_gate_shexp": "layers.{}.mlp.shared_expert.gate_proj",
+    "blk.{}.ffn_up_shexp": "layers.{}.mlp.shared_expert.up_proj",
+    "blk.{}.ffn_down_shexp": "layers.{}.mlp.shared_expert.down_proj",
+}
+
+
+def llama(settings: Settings) -> Model:
+    """Llama, Mistral and Mixtral."""
+    size = settings.number(".rope.dimension_count", head_dim(settings))
+    config = shared(
+        settings,
+        intermediate_size=width(settings),
+        head_dim=size,
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+    )
+    experts = settings.number(".expert_count", 0)
+    if experts:
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": experts,
+            "num_experts_per_tok": settings.number(".expert_used_count"),
+            "sliding_window": None,
+        }
+        names = {
+            "blk.{}.ffn_gate_inp": "layers.{}.block_sparse_moe.gate",
+            "blk.{}.ffn_gate_exps": "layers.{}.block_sparse_moe.experts.*.w1",
+            "blk.{}.ffn_down_exps": "layers.{}.block_sparse_moe.experts.*.w2",
+            "blk.{}.ffn_up_exps": "layers.{}.block_sparse_moe.experts.*.w3",
+        }
+        return Model("MixtralForCausalLM", config, {**DECODER, **names}, permuted=True)
+    tensors = settings.file.tensors
+    config |= {
+        "model_type": "llama",
+        "attention_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+    architecture, prefix, pooling = embedding(settings, "Llama")
+    return Model(
+        architecture,
+        config,
+        DECODER,
+        prefix,
+        permuted=True,
+        pooling=pooling,
+    )
+
+
+def qwen2(settings: Settings) -> Model:
+    """Qwen 2."""
+    config = shared(
+        settings,
+        model_type="qwen2",
+        intermediate_size=width(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+    )
+    architecture, prefix, pooling = embedding(settings, "Qwen2")
+    return Model(architecture, config, DECODER, prefix, pooling=pooling)
+
+
+def qwen3(settings: Settings) -> Model:
+    """Qwen 3."""
+    config = shared(
+        settings,
+        model_type="qwen3",
+        intermediate_size=width(settings),
+        head_dim=head_dim(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+    )
+    architecture, prefix, pooling = embedding(settings, "Qwen3")
+    return Model(architecture, config, {**DECODER, **QK_NORMS}, prefix, pooling=pooling)
+
+
+def _qwen_experts(settings: Settings, kind: str, **config: Any) -> Config:
+    dense = [
+        layer
+        for layer in range(min(settings.number(".block_count"), 2**16))
+        if f"blk.{layer}.ffn_gate.weight" in settings.file.tensors
+    ]
+    return shared(
+        settings,
+        model_type=kind,
+        intermediate_size=width(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        num_experts=settings.number(".expert_count"),
+        num_experts_per_tok=settings.number(".expert_used_count"),
+        mlp_only_layers=dense,
+        decoder_sparse_step=1,
+        **config,
+    )
+
+
+def qwen2_moe(settings: Settings) -> Model:
+    """Qwen 2 with experts."""
+    common = settings.number(".expert_shared_feed_forward_length", width(settings))
+    config = _qwen_experts(
+        settings,
+        "qwen2_moe",
+        moe_intermediate_size=settings.number(".expert_feed_forward_length", 0)
+        or width(settings) // max(settings.number(".expert_used_count"), 1),
+        shared_expert_intermediate_size=common,
+        norm_topk_prob=False,
+    )
+    return Model("Qwen2MoeForCausalLM", config, {**DECODER, **_QWEN_EXPERTS})
+
+
+def qwen3_moe(settings: Settings) -> Model:
+    """Qwen 3 with experts."""
+    config = _qwen_experts(
+        settings,
+        "qwen3_moe",
+        moe_intermediate_size=settings.number(".expert_feed_forward_length"),
+        head_dim=head_dim(settings),
+        norm_topk_prob=True,
+    )
+    names = {**DECODER, **QK_NORMS, **_QWEN_EXPERTS}
+    return Model("Qwen3MoeForCausalLM", config, names)
+
+
+def phi3(settings: Settings) -> Model:
+    """Phi-3, Phi-3.5 and Phi-4."""
+    size = settings.number(".embedding_length") // num_heads(settings)
+    rope = read_rope(settings)
+    if "rope_factors_long.weight" in settings.file.tensors:
+        rope |= longrope(settings)
+        del rope["factor"]  # of positions, which Phi-3 computes itself
+    partial = settings.number(".rope.dimension_count", size) / max(size, 1)
+    positions = settings.number(".context_length")
+    config = shared(
+        settings,
+        model_type="phi3",
+        intermediate_size=width(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope | {"partial_rotary_factor": partial},
+        original_max_position_embeddings=settings.number(
+            ".rope.scaling.original_context_length", positions
+        ),
+        sliding_window=settings.number(".attention.sliding_window", 0) or None,
+    )
+    names = {
+        **DECODER,
+        "blk.{}.attn_qkv": "layers.{}.self_attn.qkv_proj",
+        "blk.{}.ffn_up": "layers.{}.mlp.gate_up_proj",
+    }
+    return Model("Phi3ForCausalLM", config, names)
+
+
+def starcoder2(settings: Settings) -> Model:
+    """StarCoder 2."""
+    config = shared(
+        settings,
+        model_type="starcoder2",
+        intermediate_size=width(settings),
+        norm_epsilon=settings.real(NORM),
+        rope_parameters=read_rope(settings),
+        sliding_window=None,
+        use_bias="blk.0.attn_q.bias" in settings.file.tensors
+        or "blk.0.attn_qkv.bias" in settings.file.tensors,
+    )
+    names = {
+        **DECODER,
+        "blk.{}.ffn_up": "layers.{}.mlp.c_fc",
+        "blk.{}.ffn_down": "layers.{}.mlp.c_proj",
+    }
+    return Model("Starcoder2ForCausalLM", config, names)
+
+
+def gpt2(settings: Settings) -> Model:
+    """GPT-2, whose matrices transformers has as inputs by outputs."""
+    usual = shared(settings)
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": usual["vocab_size"],
+        "n_embd": usual["hidden_size"],
+        "n_layer": usual["num_hidden_layers"],
+        "n_head": usual["num_attention_heads"],
+        "n_positions": usual["max_position_embeddings"],
+        "n_inner": width(settings),
+        "layer_norm_epsilon": settings.real(NORM),
+        "bos_token_id": usual["bos_token_id"],
+        "eos_token_id": usual["eos_token_id"],
+        "tie_word_embeddings": usual["tie_word_embeddings"],
+    }
+    names = {
+        "token_embd": "wte",
+        "position_embd": "wpe",
+        "output_norm": "ln_f",
+        "output": "lm_head",
+        "blk.{}.attn_norm": "h.{}.ln_1",
+        "blk.{}.attn_qkv": "h.{}.attn.c_attn",
+        "blk.{}.attn_output": "h.{}.attn.c_proj",
+        "blk.{}.ffn_norm": "h.{}.ln_2",
+        "blk.{}.ffn_up": "h.{}.mlp.c_fc",
+        "blk.{}.ffn_down": "h.{}.mlp.c_proj",
+    }
+    return Model(
+        "GPT2LMHeadModel",
+        config,
+        names,
+        "transformer.",
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    )
+
+
+def granite(settings: Settings) -> Model:
+    """Granite 3: Llama with multipliers."""
+    config = shared(
+        settings,
+        model_type="granite",
+        intermediate_size=width(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        attention_multiplier=settings.real(".attention.scale", head_dim(settings) ** -0.5),
+        embedding_multiplier=settings.real(".embedding_scale", 1.0),
+        residual_multiplier=settings.real(".residual_scale", 1.0),
+        logits_scaling=settings.real(".logit_scale", 1.0),
+    )
+    return Model("GraniteForCausalLM", config, DECODER, permuted=True)
+
+
+def smollm3(settings: Settings) -> Model:
+    """SmolLM3: Llama of which every fourth layer has no positions."""
+    config = shared(
+        settings,
+        model_type="smollm3",
+        intermediate_size=width(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        no_rope_layer_interval=4,
+    )
+    return Model("SmolLM3ForCausalLM", config, DECODER, permuted=True)
+
+
+def olmo2(settings: Settings) -> Model:
+    """OLMo 2. OLMo 3 has the same name, and a window."""
+    if settings.number(".attention.sliding_window", 0):
+        raise ExportError(
+            f"{settings.file.path} is an OLMo 3, which is not supported as GGUF; export the "
+            "checkpoint that it was made from"
+        )
+    config = shared(
+        settings,
+        model_type="olmo2",
+        intermediate_size=width(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+    )
+    names = {
+        **DECODER,
+        **QK_NORMS,
+        "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
+        "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
+    }
+    return Model("Olmo2ForCausalLM", config, names)

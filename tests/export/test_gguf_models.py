@@ -1,0 +1,529 @@
+"""GGUF files give the models that they were made from, and quantized ones their exact weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from maskdial_export.checkpoint.gguf.convert import convert, read_contents
+from maskdial_export.errors import ExportError
+from tests.export.fuzz_gguf import fuzz
+from tests.export.gguf_files import (
+    BYTE_LEVEL_SIZE,
+    WORD_PIECES_SIZE,
+    as_experts,
+    as_gemma,
+    as_gpt2,
+    as_lfm2,
+    as_llama,
+    as_nomic,
+    as_qwen35,
+    as_roberta,
+    basics,
+    byte_level,
+    make_model,
+    plain,
+    word_pieces,
+    write_gguf,
+)
+
+Writer = Any  # gguf.GGUFWriter has no types
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": BYTE_LEVEL_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 128,
+    "bos_token_id": 258,
+    "eos_token_id": 259,
+    "pad_token_id": 260,
+}
+ENCODER = {key: SHAPE[key] for key in SHAPE if not key.endswith("_token_id")} | {
+    "vocab_size": WORD_PIECES_SIZE,
+    "pad_token_id": 0,
+}
+del ENCODER["num_key_value_heads"]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1 + each / 8 for each in range(8)],
+    "long_factor": [4.0 + each for each in range(8)],
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 1.0,
+}
+
+
+def llama(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def llama3(writer: Writer, config: Any) -> None:
+    llama(writer, config)
+    inverse, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    size = config.head_dim
+    theta = config.rope_parameters["rope_theta"]
+    unscaled = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+    writer.add_tensor("rope_freqs.weight", (unscaled / inverse).numpy())
+
+
+def yarn(writer: Writer, config: Any) -> None:
+    llama(writer, config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(32)
+
+
+def experts(writer: Writer, config: Any) -> None:
+    llama(writer, config)
+    count = getattr(config, "num_local_experts", None) or config.num_experts
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def qwen2(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def granite(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def lfm2(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    attends = [kind == "full_attention" for kind in config.layer_types]
+    writer.add_head_count_kv([config.num_key_value_heads * each for each in attends])
+
+
+def qwen35(writer: Writer, config: Any) -> None:
+    """With a layer more, which predicts further tokens."""
+    qwen2(writer, config)
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(2)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    writer.add_block_count(config.num_hidden_layers + 1)
+    writer.add_nextn_predict_layers(1)
+    further = f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight"
+    writer.add_tensor(further, np.ones((4, 8), np.float32))
+
+
+def gemma2(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_sliding_window(config.sliding_window)
+
+
+def gemma3(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(8.0)
+
+
+def phi3(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_scaling_orig_ctx_len(32)
+    writer.add_sliding_window(config.sliding_window)
+    scale = config.max_position_embeddings / 32
+    writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(scale) / np.log(32))))
+    for name in ("long", "short"):
+        factors = np.array(LONGROPE[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+
+
+def starcoder2(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_layer_norm_eps(config.norm_epsilon)
+
+
+def gpt2(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_feed_forward_length(4 * config.hidden_size)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+
+
+def encoder(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_causal_attention(False)
+    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.norm_eps)
+
+
+def nomic(writer: Writer, config: Any) -> None:
+    encoder(writer, config)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def modernbert(writer: Writer, config: Any) -> None:
+    encoder(writer, config)
+    writer.add_sliding_window(config.local_attention)
+    writer.add_rope_freq_base(160_000.0)
+    writer.add_rope_freq_base_swa(10_000.0)
+
+
+def roberta(writer: Writer, config: Any) -> None:
+    encoder(writer, config)
+    writer.add_context_length(config.max_position_embeddings - 2)
+
+
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GEMMA3 = {
+    "num_hidden_layers": 7,
+    "sliding_window": 16,
+    "query_pre_attn_scalar": 16,
+    "head_dim": 16,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+GPT2 = {
+    "vocab_size": BYTE_LEVEL_SIZE,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 258,
+    "eos_token_id": 259,
+}
+# name -> (llama.cpp's architecture, class, settings, metadata, what the converter does)
+MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
+    "llama": ("llama", "LlamaForCausalLM", SHAPE | {"head_dim": 32}, llama, as_llama),
+    "llama-bias": (
+        "llama",
+        "LlamaForCausalLM",
+        SHAPE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        llama,
+        as_llama,
+    ),
+    "llama3": (
+        "llama",
+        "LlamaForCausalLM",
+        SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32},
+        llama3,
+        as_llama,
+    ),
+    "llama-yarn": ("llama", "LlamaForCausalLM", SHAPE | {"rope_parameters": YARN}, yarn, as_llama),
+    "mixtral": (
+        "llama",
+        "MixtralForCausalLM",
+        SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+        experts,
+        as_llama,
+    ),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", SHAPE, qwen2, plain),
+    "qwen2-moe": (
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        SHAPE | MOE | {"shared_expert_intermediate_size": 48, "head_dim": 16},
+        experts,
+        as_experts,
+    ),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", SHAPE | {"head_dim": 32}, qwen2, plain),
+    "qwen3-moe": (
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        SHAPE | MOE | {"head_dim": 32, "norm_topk_prob": True},
+        experts,
+        as_experts,
+    ),
+    "granite": (
+        "granite",
+        "GraniteForCausalLM",
+        SHAPE
+        | {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+        granite,
+        as_llama,
+    ),
+    "smollm3": (
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        SHAPE | {"num_hidden_layers": 4},
+        qwen2,
+        as_llama,
+    ),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM", SHAPE, qwen2, plain),
+    "lfm2": (
+        "lfm2",
+        "Lfm2ForCausalLM",
+        SHAPE
+        | {
+            "layer_types": ["conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "conv_L_cache": 3,
+        },
+        lfm2,
+        as_lfm2,
+    ),
+    "qwen3.5": (
+        "qwen35",
+        "Qwen3_5ForCausalLM",
+        SHAPE
+        | {
+            "head_dim": 32,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [2, 1, 1],
+                "mrope_interleaved": True,
+            },
+        },
+        qwen35,
+        as_qwen35,
+    ),
+    "gemma": ("gemma", "GemmaForCausalLM", SHAPE | {"head_dim": 32}, basics, as_gemma),
+    "gemma2": (
+        "gemma2",
+        "Gemma2ForCausalLM",
+        SHAPE | {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32},
+        gemma2,
+        as_gemma,
+    ),
+    "gemma3": ("gemma3", "Gemma3ForCausalLM", SHAPE | GEMMA3, gemma3, as_gemma),
+    "phi3": (
+        "phi3",
+        "Phi3ForCausalLM",
+        SHAPE
+        | {
+            "sliding_window": 31,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 32,
+        },
+        phi3,
+        plain,
+    ),
+    "starcoder2": (
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        SHAPE | {"sliding_window": None},
+        starcoder2,
+        plain,
+    ),
+    "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2, gpt2, as_gpt2),
+    "bert": ("bert", "BertModel", ENCODER, encoder, plain),
+    "roberta": (
+        "bert",
+        "RobertaModel",
+        ENCODER
+        | {"vocab_size": BYTE_LEVEL_SIZE, "pad_token_id": 1, "max_position_embeddings": 130},
+        roberta,
+        as_roberta,
+    ),
+    "nomic-bert": ("nomic-bert", "NomicBertModel", ENCODER, nomic, as_nomic),
+    "modernbert": (
+        "modern-bert",
+        "ModernBertModel",
+        ENCODER
+        | {"num_hidden_layers": 4, "local_attention": 16, "cls_token_id": 2, "sep_token_id": 3},
+        modernbert,
+        plain,
+    ),
+}
+
+
+def write(name: str, path: Path, **options: Any) -> Any:
+    """Writes a file of a model, which it returns."""
+    architecture, model_class, settings, fill, rename = MODELS[name]
+    model = make_model(model_class, **settings)
+    pieces = word_pieces if settings["vocab_size"] == WORD_PIECES_SIZE else byte_level
+
+    def metadata(writer: Writer) -> None:
+        pieces(writer)
+        fill(writer, model.config)
+        if name == "roberta":
+            writer.add_pad_token_id(1)
+
+    write_gguf(path, architecture, model, metadata, rename, **options)
+    return model
+
+
+def first_output(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = model(input_ids=ids)[0]
+    return output
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_is_the_same(name: str, tmp_path: Path) -> None:
+    """Every weight, but for the rounding of Gemma's norms, and what the model computes."""
+    original = write(name, tmp_path / "model.gguf")
+    folder = tmp_path / "restored"
+    folder.mkdir()
+    convert([tmp_path / "model.gguf"], folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert config.architectures == [type(original).__name__]
+    restored, info = type(original).from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert all(each.startswith("pooler.") for each in info["missing_keys"])
+    assert not info["unexpected_keys"]
+    stored = restored.state_dict()
+    for key, expected in original.state_dict().items():
+        if key.startswith("pooler.") or (name == "roberta" and "position_embeddings" in key):
+            continue
+        shifted = name.startswith("gemma") or name == "qwen3.5"
+        room = 2e-7 if (shifted and "norm" in key) or key.endswith("A_log") else 0
+        torch.testing.assert_close(stored[key], expected, rtol=0, atol=room, msg=key)
+    original.set_attn_implementation("eager")
+    size = original.config.vocab_size
+    for length in (1, 20, 60):
+        ids = torch.randint(5, size, (1, length), generator=torch.Generator().manual_seed(length))
+        expected, found = (first_output(each, ids) for each in (original, restored.eval()))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16"])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_quantized_weights_are_exact(kind: str, name: str, tmp_path: Path) -> None:
+    """Rows of queries and keys come back in order, each expert is one matrix."""
+    path = tmp_path / "model.gguf"
+    ends = dict.fromkeys(["attn_q.weight", "attn_v.weight", "exps.weight", "ffn_up.weight"], kind)
+    original = write(name, path, quantize=ends)
+    weights = {each.name: each for each in read_contents([path]).weights}
+    of = gguf.GGMLQuantizationType[kind]
+    queries = original.state_dict()["model.layers.1.self_attn.q_proj.weight"].numpy()
+    expected = gguf.quants.dequantize(gguf.quants.quantize(queries, of), of)
+    weight = weights["model.layers.1.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(weight.values(), expected)
+    quantized = [each for each in weights.values() if each.kinds == {kind}]
+    assert len(quantized) == (2 * 14 if name == "mixtral" else 2 * 3)
+    for each in quantized:
+        blocks = each.blocks()
+        if kind == "BF16":
+            assert blocks is None
+        else:
+            assert blocks is not None
+            np.testing.assert_array_equal(blocks.dequantize(), each.values())
+
+
+def test_query_key_and_value_in_one(tmp_path: Path) -> None:
+    """Newer files may have them as one tensor, and Phi-3's as three."""
+    path = tmp_path / "model.gguf"
+    write("llama", path)
+    expected = {each.name: each.values() for each in read_contents([path]).weights}
+
+    def joined(name: str, values: Any, config: Any) -> Any:
+        parts = held.setdefault(name.split(".self_attn")[0], {})
+        if ".self_attn." not in name or ".o_proj." in name:
+            yield name, values
+            return
+        ((_, parts[name.split(".")[-2]]),) = as_llama(name, values, config)
+        if len(parts) == 3:
+            rows = [parts[each] for each in ("q_proj", "k_proj", "v_proj")]
+            layer = name.split(".")[2]
+            yield f"blk.{layer}.attn_qkv.weight", np.concatenate(rows)
+
+    held: dict[str, dict[str, Any]] = {}
+    _, _, settings, fill, _ = MODELS["llama"]
+    model = make_model("LlamaForCausalLM", **settings)
+    together = tmp_path / "joined.gguf"
+
+    def metadata(writer: Writer) -> None:
+        byte_level(writer)
+        fill(writer, model.config)
+
+    write_gguf(together, "llama", model, metadata, joined)
+    found = read_contents([together])
+    assert "blk.1.attn_qkv.weight" in found.file.tensors
+    assert {each.name for each in found.weights} == set(expected)
+    for each in found.weights:
+        np.testing.assert_array_equal(each.values(), expected[each.name])
+
+
+def test_a_model_that_does_not_fit_its_weights(tmp_path: Path) -> None:
+    """Refused before the model takes memory."""
+    path = tmp_path / "model.gguf"
+    architecture, model_class, settings, _, rename = MODELS["llama"]
+    model = make_model(model_class, **settings)
+
+    def refused(why: str, change: Callable[[Writer], None]) -> None:
+        def metadata(writer: Writer) -> None:
+            byte_level(writer)
+            llama(writer, model.config)
+            change(writer)
+
+        path.unlink(missing_ok=True)  # the last one is still mapped
+        write_gguf(path, architecture, model, metadata, rename)
+        folder = tmp_path / "restored"
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(ExportError, match=why):
+            convert([path], folder)
+
+    refused("describes 2,000,000,000 layers", lambda each: each.add_block_count(2 * 10**9))
+    refused("describes a model where it has", lambda each: each.add_embedding_length(2**30))
+    refused("feed_forward_length .* must be a number", bad_width)
+    refused("has no heads", lambda each: each.add_head_count(0))
+    refused("heads of the attention of .* have no width", lambda each: each.add_key_length(0))
+    refused("differs between layers", lambda each: each.add_head_count_kv([2, 1]))
+    refused("describes a model of .* parameters", million_experts)
+
+
+def million_experts(writer: Writer) -> None:
+    writer.add_expert_count(10**6)
+    writer.add_expert_used_count(2)
+
+
+def bad_width(writer: Writer) -> None:
+    writer.add_string("llama.feed_forward_length", "wide")
+
+
+def test_mutations_are_read_or_refused(tmp_path: Path) -> None:
+    """By hand there are 10,000; see fuzz_gguf.py."""
+    write("llama", tmp_path / "model.gguf")
+    read, refused = fuzz(tmp_path / "model.gguf", 120)
+    assert read > 5
+    assert refused > 50
