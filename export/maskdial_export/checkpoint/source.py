@@ -16,12 +16,8 @@ from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle
 from maskdial_export.checkpoint.config import check_config
-<<<<<<< HEAD
-from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
-=======
 from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
-from maskdial_export.checkpoint.hub import download
->>>>>>> gguf
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
@@ -91,29 +87,17 @@ class Source:
         return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
-<<<<<<< HEAD
-        """One SHA-256 over the names and contents of config.json, weight files, heads, adapter."""
-=======
-        """One SHA-256 over the names and contents of config.json, weight files and adapter.
+        """One SHA-256 over the names and contents of config.json, weight files, heads, adapter.
 
-        Of a GGUF file, it has all of them.
+        A GGUF file has the first two.
         """
->>>>>>> gguf
         digest = hashlib.sha256()
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
         config = self.path / "config.json"
-<<<<<<< HEAD
-        for file in (
-            *([config] if config.is_file() else ()),
-            *self.weight_files(),
-            *sorted(beside),
-        ):
-=======
         own = (*([config] if config.is_file() else ()), *self.weight_files())
-        for file in (*(self.gguf or own), *sorted(adapter)):
->>>>>>> gguf
+        for file in (*(self.gguf or own), *sorted(beside)):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
 
