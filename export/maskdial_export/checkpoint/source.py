@@ -22,6 +22,7 @@ Mask = Literal["full", "causal"]
 
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
+GLINER_CONFIG = "gliner_config.json"
 _MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -86,9 +87,9 @@ class Source:
         digest = hashlib.sha256()
         adapter = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         adapter += [] if self.adapter is None else self.adapter.glob("adapter_*")
-        config = self.path / "config.json"
+        configs = (self.path / name for name in ("config.json", GLINER_CONFIG))
         for file in (
-            *([config] if config.is_file() else ()),
+            *(each for each in configs if each.is_file()),
             *self.weight_files(),
             *sorted(adapter),
         ):
@@ -139,6 +140,12 @@ def find(
         static = Source(source, path, "StaticEmbedding", "embed", table=table)
         _check_weights(static, allow_pickle=False)
         return static
+    if (path / GLINER_CONFIG).is_file():
+        if task not in ("auto", "entities"):
+            raise ExportError(f"{source} is a GLiNER model, which can only find entities")
+        finder = Source(source, path, "GLiNER", "entities")
+        _check_weights(finder, allow_pickle)
+        return finder
     if not config:
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")

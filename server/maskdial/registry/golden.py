@@ -104,6 +104,7 @@ def masked_logits(session: Session, golden: GoldenCheck) -> NDArray[np.float32]:
         "lengths": np.array([length], np.int32),
         "token_type_ids": np.zeros((1, length), np.int64),
         "rows": np.array([golden.row], np.int64),
+        "pairs": np.zeros((1, 2), np.int64),
     }
     (logits,) = session.run(feeds)
     return np.asarray(logits)
