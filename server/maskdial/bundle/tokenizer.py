@@ -204,6 +204,26 @@ class Tokenizer:
         """The number of special tokens that are added to a text, or to a pair."""
         return int(self._backend.num_special_tokens_to_add(pair))
 
+    def encode_words(self, words: Sequence[str]) -> Encoding:
+        """Tokenizes words, each by itself, without special tokens.
+
+        The encoding's word ids are their places. A word may have no tokens.
+
+        Raises:
+            ValidationError: as `encode`.
+        """
+        try:
+            # As in `encode`: a batch releases the GIL.
+            return self._unprocessed.encode_batch([list(words)], is_pretokenized=True)[0]
+        except BaseException as error:
+            raise _refused(error) from error
+
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens before a text, and those after it."""
+        text = self._backend.post_process(self._one_token(self.id_to_token(0)))
+        at = text.special_tokens_mask.index(0)
+        return text.ids[:at], text.ids[at + 1 :]
+
     def join(self, first: Encoding, second: Encoding) -> Encoding:
         """Makes a pair, with special tokens, of two texts that were tokenized without them."""
         return self._backend.post_process(first, second)
@@ -340,10 +360,17 @@ def _encode(
         batch = [text if pair is None else (text, pair)]
         return backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
     except BaseException as error:
-        # A panic of the library: no `Exception`, so nothing else would turn it into a reply.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValidationError("the model's tokenizer cannot split this text") from error
+        raise _refused(error) from error
+
+
+def _refused(error: BaseException) -> ValidationError:
+    """What a panic of the library is to a client; other errors are raised again.
+
+    It is no `Exception`, so nothing else would turn it into a reply.
+    """
+    if type(error).__name__ != "PanicException":
+        raise error
+    return ValidationError("the model's tokenizer cannot split this text")
 
 
 def spans(encoding: Encoding, tokens: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:

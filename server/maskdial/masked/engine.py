@@ -69,6 +69,7 @@ class MaskedEngine(Engine):
         self.max_batch_tokens = max_batch_tokens
         self._session = session
         self._gathers_rows = "rows" in session.input_names
+        self._scores_pairs = "pairs" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
@@ -236,6 +237,8 @@ class MaskedEngine(Engine):
                 for position in each.rows
             ]
             feeds["rows"] = np.array(rows, np.int64)
+        if self._scores_pairs:
+            feeds["pairs"] = _pairs(inputs)
         return feeds
 
     def _padded_length(self, inputs: Sequence[MaskedInput]) -> int:
@@ -251,7 +254,22 @@ class MaskedEngine(Engine):
             if len(logits) != len(inputs):
                 raise ValueError(f"{len(logits)} rows of logits for {len(inputs)} texts")
             return list(logits)
-        ends = np.cumsum([len(each.rows) for each in inputs])
+        ends = np.cumsum(
+            [each.num_pairs if self._scores_pairs else len(each.rows) for each in inputs]
+        )
         if len(logits) != ends[-1]:
             raise ValueError(f"{len(logits)} rows of logits for {ends[-1]} asked for")
         return np.split(logits, ends[:-1])
+
+
+def _pairs(inputs: Sequence[MaskedInput]) -> NDArray[np.int64]:
+    """Each row with each label of its text, (num_pairs, 2), by their places among all rows."""
+    found, first = [], 0
+    for each in inputs:
+        labels = np.arange(first, first + each.num_labels)
+        others = np.arange(first + each.num_labels, first + len(each.rows))
+        pairs = np.empty((len(others), len(labels), 2), np.int64)
+        pairs[:, :, 0], pairs[:, :, 1] = others[:, None], labels
+        found.append(pairs.reshape(-1, 2))
+        first += len(each.rows)
+    return np.concatenate(found)

@@ -16,8 +16,9 @@ class MaskedInput:
     """One tokenized text or pair.
 
     ``rows`` are the token positions whose logits are wanted, for a graph that gathers rows
-    (fill-mask). A classifier has one row per text and ignores them. ``token_type_ids`` default to
-    zeros. The last ``num_unattended`` tokens attend to the others, but no token to them.
+    (fill-mask). A classifier has one row per text and ignores them. The first ``num_labels`` rows
+    are labels, for a graph that scores pairs: of each other row with each label, in this order.
+    ``token_type_ids`` default to zeros. The last ``num_unattended`` tokens attend to the others, but no token to them.
 
     Raises:
         ValueError: no tokens, or none to attend to; type ids of another length, or a row outside
@@ -28,6 +29,7 @@ class MaskedInput:
     rows: tuple[int, ...] = ()
     token_type_ids: tuple[int, ...] | None = None
     num_unattended: int = 0
+    num_labels: int = 0
 
     def __post_init__(self) -> None:
         if not self.length:
@@ -44,13 +46,18 @@ class MaskedInput:
         """In tokens."""
         return len(self.input_ids)
 
+    @property
+    def num_pairs(self) -> int:
+        """The number of pairs of a row and a label."""
+        return self.num_labels * (len(self.rows) - self.num_labels)
+
 
 @dataclass(frozen=True, slots=True)
 class MaskedResult:
     """The model's output for one text.
 
-    ``logits`` are float32: (num_rows, vocab_size) in the order of the input's rows, or
-    (num_labels,) from a classifier. The text waited ``queue_seconds``. Its pass took
+    ``logits`` are float32: (num_rows, columns) in the order of the input's rows, (num_pairs,
+    columns) in that of its pairs, or (num_labels,) from a classifier. The text waited ``queue_seconds``. Its pass took
     ``inference_seconds`` for ``batch_size`` texts of ``batch_tokens`` tokens, padding included.
     """
 

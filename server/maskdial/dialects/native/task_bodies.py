@@ -24,6 +24,7 @@ from maskdial.errors import shortened
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.entities import EntitiesRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
 from maskdial.masked.tasks.rerank import RerankRequest
@@ -169,20 +170,68 @@ class ClassifyBody(MaskedBody):
         return isinstance(self.inputs, list)
 
 
-class TokenClassifyParameters(Wire):
-    """Parameters of `/token-classify`. Long texts are read in windows."""
+class EntityParameters(Wire):
+    """How entities are found. Long texts are read in windows."""
 
+    candidate_labels: (
+        Annotated[
+            list[Annotated[str, Size(1, 1024, "characters"), pydantic.AfterValidator(_check_not_blank)]],
+            Size(1, 1024, "labels"),
+        ]
+        | None
+    ) = Field(
+        None, description="Labels to find, of a GLiNER model, which has none of its own."
+    )
+    threshold: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Score that an entity of these labels exceeds. Default: 0.5.",
+    )
+    flat_ner: bool | None = Field(
+        None,
+        description="Whether no two entities of these labels overlap; otherwise one may lie within "
+        "another. Default: true.",
+    )
+    multi_label: bool | None = Field(
+        None, description="Whether a span may have several of these labels. Default: false."
+    )
     aggregation_strategy: AggregationStrategy | None = Field(
         None,
         description="How tokens are merged into entities, as in transformers. Default: simple.",
-    )
-    ignore_labels: list[str] | None = Field(
-        None, description='Labels to leave out. Default: ["O"].'
     )
     stride: Annotated[int, Range(0)] | None = Field(
         None,
         description="Tokens that neighboring windows of a long text share. Default: a quarter of a "
         "window.",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Refuses settings that the kind of model does not have."""
+        if self.candidate_labels is None:
+            for name in self.given("threshold", "flat_ner", "multi_label"):
+                raise ValueError(f"{name} is for candidate_labels, of which there are none")
+        elif self.aggregation_strategy is not None:
+            raise ValueError(
+                "aggregation_strategy is for a model's own labels; leave it out, or candidate_labels"
+            )
+        return self
+
+    def find(self, texts: list[str]) -> EntitiesRequest:
+        """The request to find the labels in texts."""
+        return EntitiesRequest(
+            texts,
+            self.candidate_labels or (),
+            flat=self.flat_ner is not False,
+            multi_label=bool(self.multi_label),
+            **self.given("threshold", "stride"),
+        )
+
+
+class TokenClassifyParameters(EntityParameters):
+    """Parameters of `/token-classify`. Long texts are read in windows."""
+
+    ignore_labels: list[str] | None = Field(
+        None, description='Labels to leave out. Default: ["O"].'
     )
 
 
@@ -193,8 +242,10 @@ class TokenClassifyBody(TextsBody, MaskedBody):
 
     parameters: TokenClassifyParameters | None = None
 
-    def request(self) -> TokenClassifyRequest:
+    def request(self) -> TokenClassifyRequest | EntitiesRequest:
         parameters = self.parameters or TokenClassifyParameters()
+        if parameters.candidate_labels is not None:
+            return parameters.find(self.texts)
         ignored = parameters.ignore_labels
         return TokenClassifyRequest(
             self.texts,
