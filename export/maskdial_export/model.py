@@ -69,7 +69,8 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair. ``entities`` is set for GLiNER models. ``doubt``: why the model may not be the one that was trained.
+    the parts of a text pair. ``entities`` is set for GLiNER models. ``doubt``: why the model may
+    not be the one that was trained.
     ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 

@@ -55,7 +55,7 @@ class TokenHead(nn.Module):
         )
         token_bias, label_bias = stored["scorer.proj_token.bias"], stored["scorer.proj_label.bias"]
         width = token.shape[1]
-        of_token, of_label, of_both = mix.split(width, dim=1)
+        of_token, of_label, of_both = torch.split(mix, width, dim=1)
         bias = stored["scorer.out_mlp.0.bias"] + of_token @ token_bias[:width]
         self.word = _linear(of_token @ token[:width])
         self.label = _linear(of_label @ label[:width], bias + of_label @ label_bias[:width])
@@ -92,9 +92,7 @@ class WordContext(nn.Module):
         self.num_layers = num_layers if "rnn.lstm.weight_ih_l0" in stored else 0
         if num_layers > 0:
             width = stored["rnn.lstm.weight_ih_l0"].shape[1]
-            self.lstm = nn.LSTM(
-                width, width // 2, num_layers, bidirectional=True, batch_first=True
-            )
+            self.lstm = nn.LSTM(width, width // 2, num_layers, bidirectional=True, batch_first=True)
             self.lstm.load_state_dict(
                 {n.removeprefix("rnn.lstm."): w for n, w in stored.items() if "rnn.lstm." in n}
             )

@@ -55,7 +55,7 @@ class GlinerConfig:
     @property
     def is_span(self) -> bool:
         """Whether spans are scored, not tokens."""
-        return self.get("span_mode", "markerV0") != "token_level"
+        return bool(self.get("span_mode", "markerV0") != "token_level")
 
     def check(self) -> None:
         """Refuses what this export does not know.
@@ -167,9 +167,9 @@ def load_finder(source: Source, **_: Any) -> tuple[PreTrainedModel, dict[str, An
             f"{source.name} lacks the weight {error.args[0]} of a GLiNER model with "
             f"{config.get('span_mode', 'markerV0')}"
         ) from error
-    unused = {
-        name for name in stored if not name.startswith((_BODY, _PROJECTION, *_HEADS))
-    } | {f"model.{name}" for name in set(own) - set(expected)}
+    unused = {name for name in stored if not name.startswith((_BODY, _PROJECTION, *_HEADS))} | {
+        f"model.{name}" for name in set(own) - set(expected)
+    }
     info = {
         "mismatched_keys": mismatched,
         "missing_keys": missing,

@@ -298,8 +298,10 @@ class Entities(_Frozen):
     """How a model finds entities whose labels a request names (GLiNER).
 
     It reads the labels, each after a token that stands for it, a separator, and the words of a
-    text. ``span``: the graph gives columns of each word and label, of which `SpanColumns` are made;
-    ``token``: scores of each pair of a word and a label, as the entity's start, its end and inside.
+    text. ``span``: the graph gives columns of each word and label, (start, end, query, bias), and
+    a span from word i to word j has for a label the score relu(start_i + end_j) . query + bias.
+    ``token``: the graph gives three scores of each pair of a word and a label: as the entity's
+    start, as its end, and inside.
     """
 
     scores: Literal["span", "token"]
@@ -354,8 +356,8 @@ class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
     ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
-    and top1_fp32 (fill-mask); agreement (classify, token-classify, entities,
-    question-answering, multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
+    and top1_fp32 (fill-mask); agreement (classify, token-classify, entities, question-answering,
+    multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
     changed, the relative increase of the perplexity, or 1 minus the mean cosine.
     """
 

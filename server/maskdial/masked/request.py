@@ -18,7 +18,8 @@ class MaskedInput:
     ``rows`` are the token positions whose logits are wanted, for a graph that gathers rows
     (fill-mask). A classifier has one row per text and ignores them. The first ``num_labels`` rows
     are labels, for a graph that scores pairs: of each other row with each label, in this order.
-    ``token_type_ids`` default to zeros. The last ``num_unattended`` tokens attend to the others, but no token to them.
+    ``token_type_ids`` default to zeros. The last ``num_unattended`` tokens attend to the others,
+    but no token to them.
 
     Raises:
         ValueError: no tokens, or none to attend to; type ids of another length, or a row outside
@@ -57,8 +58,9 @@ class MaskedResult:
     """The model's output for one text.
 
     ``logits`` are float32: (num_rows, columns) in the order of the input's rows, (num_pairs,
-    columns) in that of its pairs, or (num_labels,) from a classifier. The text waited ``queue_seconds``. Its pass took
-    ``inference_seconds`` for ``batch_size`` texts of ``batch_tokens`` tokens, padding included.
+    columns) in that of its pairs, or (num_labels,) from a classifier. The text waited
+    ``queue_seconds``. Its pass took ``inference_seconds`` for ``batch_size`` texts of
+    ``batch_tokens`` tokens, padding included.
     """
 
     logits: NDArray[np.float32]

@@ -27,6 +27,7 @@ from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.entities import EntitiesRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
+from maskdial.masked.tasks.redact import TEMPLATE, Cover, RedactRequest
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.masked.tasks.task import TaskRequest, TextOrPair, Truncation
 from maskdial.masked.tasks.token_classify import AggregationStrategy, TokenClassifyRequest
@@ -170,16 +171,13 @@ class ClassifyBody(MaskedBody):
         return isinstance(self.inputs, list)
 
 
-class EntityParameters(Wire):
-    """How entities are found. Long texts are read in windows."""
+Labels = Annotated[list[Annotated[Text, Size(1, 1024, "characters")]], Size(1, 1024, "labels")]
 
-    candidate_labels: (
-        Annotated[
-            list[Annotated[str, Size(1, 1024, "characters"), pydantic.AfterValidator(_check_not_blank)]],
-            Size(1, 1024, "labels"),
-        ]
-        | None
-    ) = Field(
+
+class TokenClassifyParameters(Wire):
+    """Parameters of `/token-classify`. Long texts are read in windows."""
+
+    candidate_labels: Labels | None = Field(
         None, description="Labels to find, of a GLiNER model, which has none of its own."
     )
     threshold: Annotated[float, Range(0, 1)] | None = Field(
@@ -198,6 +196,9 @@ class EntityParameters(Wire):
         None,
         description="How tokens are merged into entities, as in transformers. Default: simple.",
     )
+    ignore_labels: list[str] | None = Field(
+        None, description='Labels to leave out, of a model\'s own. Default: ["O"].'
+    )
     stride: Annotated[int, Range(0)] | None = Field(
         None,
         description="Tokens that neighboring windows of a long text share. Default: a quarter of a "
@@ -205,34 +206,15 @@ class EntityParameters(Wire):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        """Refuses settings that the kind of model does not have."""
+    def _fits_labels(self) -> Self:
+        """Refuses settings of models with labels of their own for others, and the reverse."""
         if self.candidate_labels is None:
-            for name in self.given("threshold", "flat_ner", "multi_label"):
-                raise ValueError(f"{name} is for candidate_labels, of which there are none")
-        elif self.aggregation_strategy is not None:
-            raise ValueError(
-                "aggregation_strategy is for a model's own labels; leave it out, or candidate_labels"
-            )
+            others, of = self.given("threshold", "flat_ner", "multi_label"), "candidate_labels"
+        else:
+            others, of = self.given("aggregation_strategy", "ignore_labels"), "a model's own labels"
+        for name in others:
+            raise ValueError(f"{name} is for {of}; leave it out")
         return self
-
-    def find(self, texts: list[str]) -> EntitiesRequest:
-        """The request to find the labels in texts."""
-        return EntitiesRequest(
-            texts,
-            self.candidate_labels or (),
-            flat=self.flat_ner is not False,
-            multi_label=bool(self.multi_label),
-            **self.given("threshold", "stride"),
-        )
-
-
-class TokenClassifyParameters(EntityParameters):
-    """Parameters of `/token-classify`. Long texts are read in windows."""
-
-    ignore_labels: list[str] | None = Field(
-        None, description='Labels to leave out. Default: ["O"].'
-    )
 
 
 class TokenClassifyBody(TextsBody, MaskedBody):
@@ -245,13 +227,93 @@ class TokenClassifyBody(TextsBody, MaskedBody):
     def request(self) -> TokenClassifyRequest | EntitiesRequest:
         parameters = self.parameters or TokenClassifyParameters()
         if parameters.candidate_labels is not None:
-            return parameters.find(self.texts)
+            return EntitiesRequest(
+                self.texts,
+                parameters.candidate_labels,
+                flat=parameters.flat_ner is not False,
+                multi_label=bool(parameters.multi_label),
+                **parameters.given("threshold", "stride"),
+            )
         ignored = parameters.ignore_labels
         return TokenClassifyRequest(
             self.texts,
             parameters.aggregation_strategy or "simple",
             ("O",) if ignored is None else ignored,
             parameters.stride,
+        )
+
+
+Template = Annotated[str, Size(0, 256, "characters")]
+
+
+class RedactParameters(Wire):
+    """Parameters of `/redact`. Long texts are read in windows."""
+
+    labels: Labels | None = Field(
+        None,
+        description="Labels to redact: any of a GLiNER model, of another some of its own. "
+        "Default: all of its own.",
+    )
+    threshold: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Score that an entity exceeds. Default: 0.5 with a GLiNER model, otherwise 0.",
+    )
+    replacement: (
+        Template
+        | Annotated[
+            dict[Annotated[str, Size(1, 1024, "characters")], Template], Size(1, 1024, "labels")
+        ]
+        | None
+    ) = Field(
+        None,
+        description="What to put in an entity's place, with {label} where its label goes; or one "
+        'for each of some labels. Default: "[{label}]".',
+    )
+    mask_character: Annotated[str, Size(1, 1, "characters")] | None = Field(
+        None,
+        description="Character to put in the place of each one of an entity, instead of a "
+        "replacement.",
+    )
+    return_original: bool | None = Field(
+        None, description="Whether to return what was replaced. Default: false."
+    )
+    aggregation_strategy: Literal["simple", "first", "average", "max"] | None = Field(
+        None,
+        description="How tokens are merged into entities, of a model with labels of its own. "
+        "Default: simple.",
+    )
+    stride: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Tokens that neighboring windows of a long text share. Default: a quarter of a "
+        "window.",
+    )
+
+    @model_validator(mode="after")
+    def _covers_in_one_way(self) -> Self:
+        if self.replacement is not None and self.mask_character is not None:
+            raise ValueError("replacement and mask_character exclude each other; leave one out")
+        return self
+
+
+class RedactBody(TextsBody, MaskedBody):
+    """A text, or a list of them."""
+
+    model_config = example({"inputs": "Alice took the train from Paris to Rome."})
+
+    parameters: RedactParameters | None = None
+
+    def request(self) -> RedactRequest:
+        given = self.parameters or RedactParameters()
+        how = given.replacement
+        return RedactRequest(
+            self.texts,
+            cover=Cover(
+                how if isinstance(how, str) else TEMPLATE,
+                how if isinstance(how, dict) else {},
+                given.mask_character,
+            ),
+            keep_original=bool(given.return_original),
+            **given.given("labels", "threshold", "aggregation_strategy", "stride"),
         )
 
 

@@ -146,7 +146,8 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         kept = choose(found, flat=self.flat, multi_label=self.multi_label)
         starts = words.starts[found.starts[kept]].tolist()
         ends = words.ends[found.ends[kept]].tolist()
-        columns = zip(found.labels[kept].tolist(), found.scores[kept].tolist(), starts, ends)
+        labels, scores = found.labels[kept].tolist(), found.scores[kept].tolist()
+        columns = zip(labels, scores, starts, ends, strict=True)
         return [
             Entity(self.labels[label], score, text[start:end], start, end)
             for label, score, start, end in columns

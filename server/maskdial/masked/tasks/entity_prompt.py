@@ -6,6 +6,7 @@ Texts longer than the model are read in windows of whole words, each with all th
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class LabelPrompt:
         encoded = tokenizer.encode_words(labels)
         parts: list[list[int]] = [[] for _ in labels]
         for token_id, word in zip(encoded.ids, encoded.word_ids, strict=True):
+            assert word is not None, "of all tokens but special ones"
             parts[word].append(token_id)
         ids, rows = [*before], []
         for index, (label, part) in enumerate(zip(labels, parts, strict=True)):
@@ -144,9 +146,8 @@ class TextWords:
             shared = min(shared, room - int(lengths[end]))  # the next word must fit in, too
             after = int(np.searchsorted(offsets, offsets[end] - shared, "left"))
             start = min(max(after, start + 1, end + 1 - max_words), end)
-        seams = [
-            (before.stop + part.start + 1) // 2
-            for before, part in zip(parts, parts[1:], strict=False)
+        seams = [(one.stop + next_.start + 1) // 2 for one, next_ in pairwise(parts)]
+        edges = [0, *seams, count][: len(parts) + 1]
+        return [
+            WordWindow(part, range(*own)) for part, own in zip(parts, pairwise(edges), strict=True)
         ]
-        owns = zip([0, *seams], [*seams, count], strict=True)
-        return [WordWindow(part, range(*own)) for part, own in zip(parts, owns, strict=False)]

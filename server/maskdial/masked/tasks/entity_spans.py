@@ -5,6 +5,7 @@ As in gliner: spans above a threshold, best first, each unless it overlaps with 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +116,9 @@ def token_candidates(scores: NDArray[np.float64], threshold: float) -> Candidate
         starts = np.repeat(opens, numbers)
         offsets = np.arange(len(starts)) - np.repeat(numbers.cumsum() - numbers, numbers)
         ends = closes[np.repeat(lows, numbers) + offsets]
-        least = np.minimum(_least_within(inside, starts, ends), np.minimum(start[starts], end[ends]))
+        least = np.minimum(
+            _least_within(inside, starts, ends), np.minimum(start[starts], end[ends])
+        )
         parts.append(Candidates(starts, ends, np.full(len(starts), label), least))
     return Candidates.join(parts, label_first=True)
 
@@ -181,7 +184,7 @@ def _least_within(
     return found
 
 
-def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def _probabilities(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     if not np.isfinite(logits).all():
         raise InferenceError("the model returned scores that are not finite numbers")
     # Rounded as gliner's, whose equal scores are in the order of the text
