@@ -40,6 +40,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.FillMaskBody: {"inputs": "a [MASK]"},
     bodies.ClassifyBody: {"inputs": "a"},
     bodies.TokenClassifyBody: {"inputs": "a"},
+    bodies.RedactBody: {"inputs": "a"},
     bodies.QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     bodies.EmbedBody: {"inputs": "a"},

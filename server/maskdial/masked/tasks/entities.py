@@ -14,7 +14,7 @@ import numpy as np
 
 from maskdial.bundle.manifest import Entities, TaskName
 from maskdial.bundle.texts import check_media, tokenizing_seconds
-from maskdial.errors import ValidationError, about
+from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.entity_prompt import LabelPrompt, TextWords, WordWindow
 from maskdial.masked.tasks.entity_spans import (
@@ -71,10 +71,11 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
                 field="candidate_labels",
             )
         seen: set[str] = set()
-        for index, label in enumerate(self.labels):
+        for label in self.labels:
             if label in seen:
                 raise ValidationError(
-                    "is there twice; send each label once", field="candidate_labels", index=index
+                    f"{shortened(label)!r} is there twice; send each label once",
+                    field="candidate_labels",
                 )
             seen.add(label)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Entities
 from maskdial.bundle.tokenizer import Tokenizer
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, shortened
 
 # gliner's "whitespace": words with - and _ within, and any other character by itself
 _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
@@ -44,17 +44,18 @@ class LabelPrompt:
             assert word is not None, "of all tokens but special ones"
             parts[word].append(token_id)
         ids, rows = [*before], []
-        for index, (label, part) in enumerate(zip(labels, parts, strict=True)):
+        for label, part in zip(labels, parts, strict=True):
             marker = next((each for each in entities.markers if each in label), None)
             if marker is not None:
                 raise ValidationError(
-                    f"contains {marker}, which marks labels in the model's prompt",
+                    f"{shortened(label)!r} contains {marker}, which marks labels in the model's "
+                    "prompt; leave it out",
                     field="candidate_labels",
-                    index=index,
                 )
             if not part:
                 raise ValidationError(
-                    "has no tokens in the model's vocabulary", field="candidate_labels", index=index
+                    f"{shortened(label)!r} has no tokens in the model's vocabulary; leave it out",
+                    field="candidate_labels",
                 )
             rows.append(len(ids) + int(entities.reads_label))
             ids += [entities.label_token, *part]
