@@ -186,7 +186,7 @@ def test_entities_are_those_of_gliner(
     url: str, references: dict[str, Any], name: str, labels: list[str]
 ) -> None:
     number = 0
-    for threshold in (0.0, 0.3, 0.5, 0.9, 1.0):
+    for threshold in (0.0, 0.4, 1.0):
         for flat in (True, False):
             for multi_label in (True, False):
                 settings: dict[str, Any] = {"threshold": threshold, "multi_label": multi_label}
@@ -202,7 +202,7 @@ def test_entities_are_those_of_gliner(
                         scores, abs=TOLERANCE
                     )
                     number += len(expected)
-    assert number > 100
+    assert number > 50
     # Nothing exceeds 1
     assert answers == [[] for _ in TEXTS]
 

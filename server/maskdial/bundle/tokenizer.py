@@ -8,7 +8,9 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Side, SpecialTokens, Tokenization
@@ -18,6 +20,7 @@ TextOrIds = str | Sequence[int]
 """What a model reads: text to tokenize, or token ids."""
 
 _MAX_SHORT_TEXT = 1000  # characters; about 0.5 ms
+_MAX_WORDS = 1000  # about 0.5 ms
 _MAX_SHORT_IDS = 2000  # about 0.3 ms
 # WordPiece reads words of more than 100 characters as one unknown token.
 _MIN_LONGEST_TOKEN = 100
@@ -204,19 +207,29 @@ class Tokenizer:
         """The number of special tokens that are added to a text, or to a pair."""
         return int(self._backend.num_special_tokens_to_add(pair))
 
-    def encode_words(self, words: Sequence[str]) -> Encoding:
+    def encode_words(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokenizes words, each by itself, without special tokens.
 
-        The encoding's word ids are their places. A word may have no tokens.
+        Returns:
+            The tokens' ids, and the place of each one's word; a word may have no tokens.
 
         Raises:
             ValidationError: as `encode`.
         """
-        try:
-            # As in `encode`: a batch releases the GIL.
-            return self._unprocessed.encode_batch([list(words)], is_pretokenized=True)[0]
-        except BaseException as error:
-            raise _refused(error) from error
+        ids: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.int64]] = []
+        # Not all at once: `Encoding.word_ids` holds the GIL until it has made all of them.
+        for first in range(0, len(words), _MAX_WORDS):
+            batch = [list(words[first : first + _MAX_WORDS])]
+            try:
+                # As in `encode`: a batch releases the GIL.
+                (encoding,) = self._unprocessed.encode_batch(batch, is_pretokenized=True)
+            except BaseException as error:
+                raise _refused(error) from error
+            ids.append(np.array(encoding.ids, np.int64))
+            places.append(first + np.array(encoding.word_ids, np.int64))
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *ids]), np.concatenate([none, *places])
 
     def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before a text, and those after it."""

@@ -93,9 +93,10 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
                 field="stride",
             )
         texts = []
+        most = model.max_queue * entities.max_words
         for index, text in enumerate(self.texts):
             with about("texts", index):
-                words = TextWords.read(text, model.tokenizer).cut(room)
+                words = TextWords.read(text, model.tokenizer, most).cut(room)
                 check_media(words.ids.tolist(), model)
             texts.append(words)
         check_media(prompt.ids, model)

@@ -40,9 +40,8 @@ class LabelPrompt:
         before, after = tokenizer.ends()
         encoded = tokenizer.encode_words(labels)
         parts: list[list[int]] = [[] for _ in labels]
-        for token_id, word in zip(encoded.ids, encoded.word_ids, strict=True):
-            assert word is not None, "of all tokens but special ones"
-            parts[word].append(token_id)
+        for token_id, place in zip(*(each.tolist() for each in encoded), strict=True):
+            parts[place].append(token_id)
         ids, rows = [*before], []
         for label, part in zip(labels, parts, strict=True):
             marker = next((each for each in entities.markers if each in label), None)
@@ -98,21 +97,25 @@ class TextWords:
         return len(self.starts)
 
     @classmethod
-    def read(cls, text: str, tokenizer: Tokenizer) -> "TextWords":
+    def read(cls, text: str, tokenizer: Tokenizer, max_words: int) -> "TextWords":
         """Splits a text into words, and these into tokens.
 
         Raises:
-            ValidationError: one of the tokenizer's regular expressions gives up on the text.
+            ValidationError: there are more than ``max_words``, or one of the tokenizer's regular
+                expressions gives up on the text.
         """
         found = [(match.start(), match.end()) for match in _WORD.finditer(text)]
-        encoded = tokenizer.encode_words([text[start:end] for start, end in found])
-        words = np.array(encoded.word_ids, np.int64)
+        if len(found) > max_words:
+            raise ValidationError(
+                f"the text has {len(found):,} words; one request may have at most {max_words:,}"
+            )
+        ids, words = tokenizer.encode_words([text[start:end] for start, end in found])
         firsts = np.flatnonzero(np.diff(words, prepend=-1))
         spans = np.array(found, np.int64).reshape(-1, 2)[words[firsts]]
         return cls(
             spans[:, 0],
             spans[:, 1],
-            np.array(encoded.ids, np.int64),
+            ids,
             np.append(firsts, len(words)),
         )
 
