@@ -15,8 +15,10 @@ import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
+from maskdial_export.model import load_checkpoint
 from maskdial_export.quantize.quality import Gate
 
 with warnings.catch_warnings():
@@ -369,6 +371,29 @@ def test_redactions_that_do_not_fit(url: str) -> None:
     assert "parameters.labels: 'a' is there twice" in refusal(
         url, "/redact", "a", labels=["a", "a"]
     )
+
+
+def test_an_encoder_s_own_tokenizer_and_configuration_are_found(
+    references: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Older checkpoints have neither, but the name of their encoder."""
+    source = folder / "span" / "checkpoint"
+    (tmp_path / "pytorch_model.safetensors").symlink_to(source / "model.safetensors")
+    config = json.loads((source / "gliner_config.json").read_text())
+    encoder = tmp_path / "encoder"
+    make_tokenizer(encoder)
+    (encoder / "config.json").write_text(json.dumps(config.pop("encoder_config")))
+    config |= {"model_name": str(encoder), "class_token_index": -1, "vocab_size": -1}
+    (tmp_path / "gliner_config.json").write_text(json.dumps(config))
+    old, new = (
+        load_checkpoint(find(str(each), "auto", revision=None, allow_pickle=False))
+        for each in (tmp_path, source)
+    )
+    assert old.entities == new.entities
+    assert old.tokenizer.to_str() == new.tokenizer.to_str()
+    weights = new.model.state_dict()
+    assert all(bool((each == weights[n]).all()) for n, each in old.model.state_dict().items())
+    assert weights.keys() == old.model.state_dict().keys()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, describe, publish
-from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
+from maskdial.errors import (
+    DeadlineError,
+    InferenceError,
+    MaskdialError,
+    OverloadedError,
+    ValidationError,
+)
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
@@ -207,9 +213,20 @@ class MaskedEngine(Engine):
         self._metrics.observe_pass(seconds, size, num_tokens, padded_tokens)
         self._metrics.prompt_tokens.inc(num_tokens)
         return [
-            MaskedResult(rows, started - request.arrived_at, seconds, size, padded_tokens)
+            self._reply(request, rows, started - request.arrived_at, seconds, size, padded_tokens)
             for request, rows in zip(batch, logits, strict=True)
         ]
+
+    def _reply(
+        self, request: MaskedWork, rows: NDArray[np.float32], *times_and_sizes: Any
+    ) -> Reply:
+        """The result of one text, reduced if its input says how."""
+        if request.input.reduce is None:
+            return MaskedResult(rows, *times_and_sizes)
+        try:
+            return MaskedResult(request.input.reduce(rows), *times_and_sizes)
+        except MaskdialError as error:
+            return error
 
     def _compute(self, inputs: Sequence[MaskedInput]) -> list[NDArray[np.float32]]:
         """The logits of each text, as in `MaskedResult`."""

@@ -1,6 +1,7 @@
 """Request: one text on its way through the masked engine, from its token ids to its logits."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,8 @@ class MaskedInput:
     (fill-mask). A classifier has one row per text and ignores them. The first ``num_labels`` rows
     are labels, for a graph that scores pairs: of each other row with each label, in this order.
     ``token_type_ids`` default to zeros. The last ``num_unattended`` tokens attend to the others,
-    but no token to them.
+    but no token to them. ``reduce`` makes of the rows what is kept of them, on the engine's thread,
+    where they are larger than what is needed; if it raises an error, that is the text's reply.
 
     Raises:
         ValueError: no tokens, or none to attend to; type ids of another length, or a row outside
@@ -31,6 +33,7 @@ class MaskedInput:
     token_type_ids: tuple[int, ...] | None = None
     num_unattended: int = 0
     num_labels: int = 0
+    reduce: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
 
     def __post_init__(self) -> None:
         if not self.length:
@@ -55,7 +58,7 @@ class MaskedInput:
 
 @dataclass(frozen=True, slots=True)
 class MaskedResult:
-    """The model's output for one text.
+    """The model's output for one text, or what its input's ``reduce`` has made of it.
 
     ``logits`` are float32: (num_rows, columns) in the order of the input's rows, (num_pairs,
     columns) in that of its pairs, or (num_labels,) from a classifier. The text waited

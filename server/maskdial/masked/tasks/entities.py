@@ -8,6 +8,7 @@ without tokens, such as an invisible character, does not shift the words after i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from maskdial.masked.tasks.entity_spans import (
     Candidates,
     choose,
     span_candidates,
+    span_scores,
     token_candidates,
     token_probabilities,
 )
@@ -29,7 +31,7 @@ from maskdial.masked.tasks.token_classify import Entity
 
 THRESHOLD = 0.5
 _SECONDS_PER_WORD = 20e-6
-_SECONDS_PER_SCORE = 0.5e-6  # of a word and a label
+_SECONDS_PER_SCORE = 50e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,10 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
             ]
 
         num_words = sum(map(len, texts))
-        width = entities.max_width * entities.num_columns / 1000
-        scoring = num_words * len(self.labels) * width * _SECONDS_PER_SCORE
-        return Reading(inputs, answer, seconds=num_words * _SECONDS_PER_WORD + scoring)
+        num_scores = num_words * len(self.labels) * entities.max_width
+        return Reading(
+            inputs, answer, seconds=num_words * _SECONDS_PER_WORD + num_scores * _SECONDS_PER_SCORE
+        )
 
     def _check_windows(self, model: TaskModel, plans: Sequence[Sequence[WordWindow]]) -> None:
         """Refuses texts that need more windows than the queue holds."""
@@ -161,12 +164,8 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         count = len(self.labels)
         pairs = zip(plan, results, strict=True)
         if entities.scores == "span":
-            width = entities.max_width
             return Candidates.join(
-                [
-                    span_candidates(result.logits, count, width, window, self.threshold)
-                    for window, result in pairs
-                ]
+                [span_candidates(result.logits, window, self.threshold) for window, result in pairs]
             )
         scores = []
         for window, result in pairs:
@@ -185,9 +184,14 @@ def _window_input(
     """A window after the labels; its rows are those of the labels and of its words."""
     first, end = words.firsts[window.words.start], words.firsts[window.words.stop]
     tokens = words.firsts[window.words.start : window.words.stop + 1] - first + len(prompt.ids)
+    count = len(prompt.rows)
     places = tokens[:-1] if entities.subtoken == "first" else tokens[1:] - 1
     return MaskedInput(
         (*prompt.ids, *words.ids[first:end].tolist(), *after),
         (*prompt.rows, *places.tolist()),
-        num_labels=len(prompt.rows),
+        num_labels=count,
+        # A word has thousands of columns
+        reduce=partial(span_scores, num_labels=count, max_width=entities.max_width)
+        if entities.scores == "span"
+        else None,
     )

@@ -5,7 +5,6 @@ As in gliner: spans above a threshold, best first, each unless it overlaps with 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,46 +46,58 @@ class Candidates:
         return cls(starts[order], ends[order], labels[order], scores[order])
 
 
+def span_scores(
+    columns: NDArray[np.float32], num_labels: int, max_width: int
+) -> NDArray[np.float32]:
+    """The logits (num_words, max_width, num_labels) of the spans that begin at each word, by their
+    length; minus infinity where a span would end after the last word.
+
+    Args:
+        columns: (num_labels + num_words, 3 * n + 1): of each label and word its start, end and
+            query of n columns each, and its bias. A logit is relu(start + end) . query + bias.
+        num_labels: rows of labels.
+        max_width: of a span, in words.
+
+    Raises:
+        InferenceError: a column is not a finite number.
+    """
+    _check_finite(columns)
+    width = (columns.shape[1] - 1) // 3
+    starts, ends = columns[num_labels:, :width], columns[num_labels:, width : 2 * width]
+    queries = np.ascontiguousarray(columns[:num_labels, 2 * width : -1].T)
+    bias = columns[:num_labels, -1]
+    count = len(starts)
+    scores = np.full((count, max_width, num_labels), -np.inf, np.float32)
+    for more in range(min(max_width, count)):  # words after the first one
+        spans = starts[: count - more] + ends[more:]
+        np.maximum(spans, 0, out=spans)
+        scores[: count - more, more] = spans @ queries + bias
+    return scores
+
+
 def span_candidates(
-    columns: NDArray[np.float32],
-    num_labels: int,
-    max_width: int,
-    window: WordWindow,
-    threshold: float,
+    scores: NDArray[np.float32], window: WordWindow, threshold: float
 ) -> Candidates:
     """The spans of a window's words whose score is above a threshold, and whose middle word the
     window answers for.
 
     Args:
-        columns: (num_labels + num_words, 3 * n + 1): of each label and word its start, end and
-            query of n columns each, and its bias. A score is relu(start + end) . query + bias.
-        num_labels: rows of labels.
-        max_width: of a span, in words.
+        scores: (num_words, max_width, num_labels) logits, of `span_scores`.
         window: the words.
         threshold: between 0 and 1.
 
     Raises:
-        InferenceError: a score is not a finite number.
         ValidationError: there are too many.
     """
-    width = (columns.shape[1] - 1) // 3
-    starts, ends = columns[num_labels:, :width], columns[num_labels:, width : 2 * width]
-    queries = np.ascontiguousarray(columns[:num_labels, 2 * width : -1].T)
-    bias = columns[:num_labels, -1]
-    count, first = len(starts), window.words.start
-    parts: list[Candidates] = []
-    total = 0
-    for more in range(min(max_width, count)):  # words after the first one
-        spans = starts[: count - more] + ends[more:]
-        np.maximum(spans, 0, out=spans)
-        middles = first + np.arange(len(spans)) + more // 2
-        owned = (middles >= window.own.start) & (middles < window.own.stop)
-        scores = _probabilities(spans @ queries + bias)
-        at, labels = np.nonzero((scores > threshold) & owned[:, None])
-        total += len(at)
-        _check_number(total)
-        parts.append(Candidates(first + at, first + at + more, labels, scores[at, labels]))
-    return Candidates.join(parts)
+    first = window.words.start
+    words, widths = np.arange(scores.shape[0])[:, None], np.arange(scores.shape[1])
+    middles = first + words + widths // 2
+    owned = (middles >= window.own.start) & (middles < window.own.stop)
+    owned &= words + widths < scores.shape[0]
+    probabilities = _probabilities(scores)
+    at, more, labels = np.nonzero((probabilities > threshold) & owned[:, :, None])
+    _check_number(len(at))
+    return Candidates(first + at, first + at + more, labels, probabilities[at, more, labels])
 
 
 def token_candidates(scores: NDArray[np.float64], threshold: float) -> Candidates:
@@ -129,6 +140,7 @@ def token_probabilities(logits: NDArray[np.float32], num_labels: int) -> NDArray
     Raises:
         InferenceError: one is not a finite number.
     """
+    _check_finite(logits)
     return _probabilities(logits.reshape(-1, num_labels, 3))
 
 
@@ -184,9 +196,12 @@ def _least_within(
     return found
 
 
-def _probabilities(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _check_finite(logits: NDArray[np.float32]) -> None:
     if not np.isfinite(logits).all():
         raise InferenceError("the model returned scores that are not finite numbers")
+
+
+def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     # Rounded as gliner's, whose equal scores are in the order of the text
     return sigmoid(logits.astype(np.float64)).astype(np.float32).astype(np.float64)
 
