@@ -114,8 +114,9 @@ class WordContext(nn.Module):
             return torch.stack(texts)
         return self._of_rows(hidden[0], is_word.flatten()[self.rows], input_ids)[None]
 
-    def _of_rows(self, hidden: Tensor, is_word: Tensor, input_ids: Tensor) -> Tensor:
-        """The same of ``rows``, (num_rows, columns), in ascending order."""
+    def _of_rows(self, rows: Tensor, is_word: Tensor, input_ids: Tensor) -> Tensor:
+        """The same of ``rows``, (num_rows, columns), in ascending order; within it, in float32."""
+        hidden = rows.float()
         assert self.rows is not None, "of a graph that gathers them"
         batch, length = input_ids.shape
         text = self.rows // length
@@ -132,7 +133,7 @@ class WordContext(nn.Module):
             words = self._layer(words, lengths, layer)
         flat = words.transpose(0, 1).reshape(spare, -1)
         chosen = flat.index_select(0, torch.where(is_word, place, 0))
-        return torch.where(is_word[:, None], chosen, hidden)
+        return torch.where(is_word[:, None], chosen, hidden).to(rows.dtype)
 
     def _layer(self, words: Tensor, lengths: Tensor, layer: int) -> Tensor:
         """One layer over (length, batch, columns), by ONNX's operator."""
@@ -141,7 +142,7 @@ class WordContext(nn.Module):
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
             both = [getattr(self.lstm, f"{name}_l{layer}{end}") for end in ("", "_reverse")]
             # torch has the gates in the order i, f, c, o, ONNX as i, o, f, c
-            gates = [each.view(4, width, *each.shape[1:])[[0, 3, 1, 2]] for each in both]
+            gates = [each.float().view(4, width, *each.shape[1:])[[0, 3, 1, 2]] for each in both]
             weights.append(torch.stack([each.flatten(0, 1) for each in gates]))
         output = torch.onnx.ops.symbolic(
             "LSTM",
