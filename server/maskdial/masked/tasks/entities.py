@@ -31,7 +31,9 @@ from maskdial.masked.tasks.token_classify import Entity
 
 THRESHOLD = 0.5
 _SECONDS_PER_WORD = 20e-6
-_SECONDS_PER_SCORE = 50e-9
+_SECONDS_PER_SCORE = 0.25e-6
+# Below this threshold most spans may have to be compared with each other
+_LOW, _SECONDS_PER_CANDIDATE = 0.1, 3e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
 
         num_words = sum(map(len, texts))
         num_scores = num_words * len(self.labels) * entities.max_width
-        return Reading(
-            inputs, answer, seconds=num_words * _SECONDS_PER_WORD + num_scores * _SECONDS_PER_SCORE
-        )
+        seconds = num_words * _SECONDS_PER_WORD + num_scores * _SECONDS_PER_SCORE
+        if self.threshold < _LOW:
+            seconds += num_scores * _SECONDS_PER_CANDIDATE
+        return Reading(inputs, answer, seconds=seconds)
 
     def _check_windows(self, model: TaskModel, plans: Sequence[Sequence[WordWindow]]) -> None:
         """Refuses texts that need more windows than the queue holds."""
