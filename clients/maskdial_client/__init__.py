@@ -15,7 +15,7 @@ from maskdial_client._async.embed import Embedding, RankedText, SparseEmbedding,
 from maskdial_client._async.fill_mask import Fill, FillMaskResult
 from maskdial_client._async.generate import Generation, GenerationDetails, Token
 from maskdial_client._async.server import Health, ModelInfo, ModelStatus, ServerInfo
-from maskdial_client._async.spans import Answer, Answers, Entity
+from maskdial_client._async.spans import Answer, Answers, Entity, Redaction, Replacement
 from maskdial_client._async.stream import AsyncTokenStream, StreamDetails, StreamEvent
 from maskdial_client._async.tokens import PromptToken, TextScore, TextToken
 from maskdial_client._sync.client import Client
@@ -73,6 +73,8 @@ __all__ = [
     "PromptToken",
     "ProtocolError",
     "RankedText",
+    "Redaction",
+    "Replacement",
     "ResponseTimeoutError",
     "RetryPolicy",
     "ServerInfo",

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from maskdial.bundle.manifest import (
+    Entities,
     KVLayout,
     PairTemplate,
     SpecialTokens,
@@ -22,6 +23,7 @@ from maskdial.bundle.manifest import (
 )
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
+from maskdial_export.checkpoint.gliner import read_entities
 from maskdial_export.checkpoint.hybrid import read_hybrid
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
@@ -37,6 +39,7 @@ from maskdial_export.checks.evaluation import (
     Cosine,
     Evaluation,
     FillMask,
+    FindEntities,
     GreedyText,
     Order,
     Perplexity,
@@ -67,7 +70,8 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair. ``doubt``: why the model may not be the one that was trained.
+    the parts of a text pair. ``entities`` is set for GLiNER models. ``doubt``: why the model may
+    not be the one that was trained.
     ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 
@@ -89,6 +93,7 @@ class Checkpoint:
     doubt: str | None = None
     left_out: Sequence[str] = ()
     media_tokens: Sequence[int] = ()
+    entities: Entities | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -153,6 +158,8 @@ class Checkpoint:
             return Cosine(*text)
         if self.task == "fill-mask" and self.tokens.mask is not None:
             return FillMask(*text, config.vocab_size, self.tokens.mask)
+        if self.entities is not None:
+            return FindEntities(*text, self.entities)
         if self.task in ("token-classify", "decide"):
             return TokenClassify(*text)
         if self.task == "question-answering":
@@ -208,6 +215,10 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
+    entities = None
+    if source.task == "entities":
+        entities = read_entities(source, tokenizer, model)
+        model.words.separator = entities.separator[0]
     initial = Snapshot(model)
     if source.family == "encoder-decoder":
         pair = _load_pair(source, model, loaded, tokens, positions, limit, initial)
@@ -260,6 +271,7 @@ def load_checkpoint(
         doubt="; ".join(doubts) or None,
         left_out=read.left_out,
         media_tokens=read.media_tokens,
+        entities=entities,
     )
 
 

@@ -95,6 +95,7 @@ class MaskedSession:
         texts: Sequence[Ids],
         types: Sequence[Ids] | None = None,
         positions: Sequence[Ids] | None = None,
+        pairs: Sequence[Ids] | None = None,
     ) -> list[Floats]:
         """Runs the texts in one batch: an output (num_positions, columns) or (columns,) for each.
 
@@ -103,6 +104,8 @@ class MaskedSession:
             types: token types; None for zeros.
             positions: the tokens whose output is wanted; None for all. Ignored by tasks with one
                 output per text.
+            pairs: of models that score pairs of tokens, (num_pairs, 2), by their places in
+                ``positions``; None for each token with the first one of its text.
         """
         positions = positions or [np.arange(len(text)) for text in texts]
         types = types or [np.zeros_like(text) for text in texts]
@@ -112,6 +115,13 @@ class MaskedSession:
             "lengths": np.array([len(text) for text in texts], np.int32),
             "rows": _flat_rows(texts, positions),
         }
+        if "pairs" in self.inputs:
+            pairs = pairs or [
+                np.stack([np.arange(len(each)), np.zeros_like(each)], axis=1) for each in positions
+            ]
+            firsts = np.cumsum([0, *(len(each) for each in positions)])
+            feeds["pairs"] = np.concatenate([*map(np.add, pairs, firsts)])
+            positions = pairs
         declared = {name: value for name, value in feeds.items() if name in self.inputs}
         output = self._session.run(None, declared)[0]
         return _split(output, positions) if "rows" in self.inputs else list(output)

@@ -200,6 +200,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             text_to_text=checkpoint.text_to_text,
             pair_template=checkpoint.pair_template,
             decision=decision,
+            entities=checkpoint.entities,
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),

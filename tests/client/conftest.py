@@ -23,6 +23,7 @@ TASK_ROUTES = (
     "/fill-mask",
     "/classify",
     "/token-classify",
+    "/redact",
     "/question-answering",
     "/zero-shot-classify",
     "/embed",

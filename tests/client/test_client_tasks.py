@@ -20,6 +20,8 @@ from maskdial_client import (
     PromptToken,
     ProtocolError,
     RankedText,
+    Redaction,
+    Replacement,
     TextScore,
     TextToken,
 )
@@ -73,6 +75,16 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
                 "ignore_labels": ["O", "MISC"],
                 "stride": 8,
             },
+        },
+    ),
+    "/redact": (
+        lambda client: client.redact(
+            "a", labels=["PER"], threshold=0.5, replacement={"PER": "x"}, **COMMON
+        ),
+        bodies.RedactBody,
+        {
+            "inputs": "a",
+            "parameters": {"labels": ["PER"], "threshold": 0.5, "replacement": {"PER": "x"}},
         },
     ),
     "/question-answering": (
@@ -215,6 +227,17 @@ def test_every_parameter_is_sent_as_the_server_expects_it(
     assert fake.paths == [path]
     assert fake.bodies == [body | SENT_COMMON]
     parse_body(schema, json.dumps(fake.bodies[0]).encode())
+
+
+def test_redact_returns_texts_and_their_replacements(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    place = {"start": 0, "end": 4, "redacted_start": 0, "redacted_end": 5}
+    entry = {"text": "[PER] sang.", "replacements": [{"label": "PER", "score": 0.5, **place}]}
+    anna = Redaction("[PER] sang.", (Replacement("PER", 0.5, 0, 4, 0, 5),))
+    fake.answer(entry)
+    assert driver.wait(client.redact("Anna sang.")) == anna
+    fake.answer([entry, {"text": "b", "replacements": []}])
+    assert driver.wait(client.redact(["Anna sang.", "b"])) == [anna, Redaction("b", ())]
 
 
 def test_token_classify_returns_entities_or_tokens(driver: Any, fake: Any) -> None:

@@ -20,6 +20,7 @@ _LOADED = {"model": "spare"}
 _ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 TASKS = (
     Kind("token-classify", "/token-classify", inputs("tagger")),
+    Kind("redact", "/redact", inputs("tagger")),
     Kind(
         "question-answering",
         "/question-answering",

@@ -16,10 +16,34 @@ class TokenClassifyParameters(TaskOptions, total=False):
 
     ``aggregation_strategy`` says how tokens are merged into entities, and ``ignore_labels`` which
     labels are left out. A long text is split into windows that overlap by ``stride`` tokens.
+
+    A GLiNER model finds entities of the ``candidate_labels`` whose score exceeds ``threshold``.
+    With ``flat_ner`` none overlap, with ``multi_label`` a span may have several labels.
     """
 
+    candidate_labels: list[str] | None
+    threshold: float | None
+    flat_ner: bool | None
+    multi_label: bool | None
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] | None
     ignore_labels: list[str] | None
+    stride: int | None
+
+
+class RedactParameters(TaskOptions, total=False):
+    """Parameters of ``redact``. None means the server's default.
+
+    ``labels`` are those to redact, of which a GLiNER model has none of its own, and ``threshold``
+    is a score that an entity exceeds. ``replacement`` is a text with ``{label}`` where the label
+    goes, or one for each label; ``mask_character`` takes the place of each character instead.
+    """
+
+    labels: list[str] | None
+    threshold: float | None
+    replacement: str | dict[str, str] | None
+    mask_character: str | None
+    return_original: bool | None
+    aggregation_strategy: Literal["simple", "first", "average", "max"] | None
     stride: int | None
 
 
@@ -57,6 +81,32 @@ class Entity:
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """A part of a text that was replaced.
+
+    ``start`` and ``end`` are character offsets into the text, ``redacted_start`` and
+    ``redacted_end`` into the redacted one, ends exclusive. ``original`` is what was there, None
+    without ``return_original``.
+    """
+
+    label: str
+    score: float
+    start: int
+    end: int
+    redacted_start: int
+    redacted_end: int
+    original: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """A redacted text, and its replacements in the order of the text."""
+
+    text: str
+    replacements: tuple[Replacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """An answer, and its character offsets into the context, ``end`` exclusive.
 
@@ -87,7 +137,7 @@ class Answers:
 
 
 class AsyncSpans(AsyncCaller):
-    """The methods for /token-classify and /question-answering."""
+    """The methods for /token-classify, /redact and /question-answering."""
 
     @overload
     async def token_classify(
@@ -118,6 +168,38 @@ class AsyncSpans(AsyncCaller):
         """The entities of a text, in text order; for a list, one result per text."""
         body = task_body({"inputs": inputs}, model, parameters)
         call = task_call("/token-classify", inputs, body, parse_entities)
+        results = await self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    @overload
+    async def redact(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RedactParameters],
+    ) -> Redaction: ...
+    @overload
+    async def redact(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RedactParameters],
+    ) -> list[Redaction]: ...
+    async def redact(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RedactParameters],
+    ) -> Redaction | list[Redaction]:
+        """A text with something else in the place of its entities; for a list, one per text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/redact", inputs, body, parse_redaction)
         results = await self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 
@@ -177,6 +259,25 @@ def parse_entities(entry: Sequence[Mapping[str, Any]]) -> tuple[Entity, ...]:
             index=item.get("index"),
         )
         for item in entry
+    )
+
+
+def parse_redaction(entry: Mapping[str, Any]) -> Redaction:
+    """The redacted text of one text."""
+    return Redaction(
+        str(entry["text"]),
+        tuple(
+            Replacement(
+                label=str(item["label"]),
+                score=float(item["score"]),
+                start=int(item["start"]),
+                end=int(item["end"]),
+                redacted_start=int(item["redacted_start"]),
+                redacted_end=int(item["redacted_end"]),
+                original=item.get("original"),
+            )
+            for item in entry["replacements"]
+        ),
     )
 
 

@@ -9,9 +9,12 @@ from maskdial_client._async.spans import (
     Entity,
     Question,
     QuestionAnsweringParameters,
+    Redaction,
+    RedactParameters,
     TokenClassifyParameters,
     parse_answers,
     parse_entities,
+    parse_redaction,
     wire_question,
 )
 from maskdial_client._sync.caller import Caller
@@ -19,7 +22,7 @@ from maskdial_client.call import task_body, task_call
 
 
 class Spans(Caller):
-    """The methods for /token-classify and /question-answering."""
+    """The methods for /token-classify, /redact and /question-answering."""
 
     @overload
     def token_classify(
@@ -50,6 +53,38 @@ class Spans(Caller):
         """The entities of a text, in text order; for a list, one result per text."""
         body = task_body({"inputs": inputs}, model, parameters)
         call = task_call("/token-classify", inputs, body, parse_entities)
+        results = self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    @overload
+    def redact(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RedactParameters],
+    ) -> Redaction: ...
+    @overload
+    def redact(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RedactParameters],
+    ) -> list[Redaction]: ...
+    def redact(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[RedactParameters],
+    ) -> Redaction | list[Redaction]:
+        """A text with something else in the place of its entities; for a list, one per text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/redact", inputs, body, parse_redaction)
         results = self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 

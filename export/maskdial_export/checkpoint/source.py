@@ -24,6 +24,7 @@ Mask = Literal["full", "causal"]
 
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
+GLINER_CONFIG = "gliner_config.json"
 _MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -95,8 +96,8 @@ class Source:
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
-        config = self.path / "config.json"
-        own = (*([config] if config.is_file() else ()), *self.weight_files())
+        configs = (self.path / name for name in ("config.json", GLINER_CONFIG))
+        own = (*(each for each in configs if each.is_file()), *self.weight_files())
         for file in (*(self.gguf or own), *sorted(beside)):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
@@ -155,6 +156,12 @@ def find(
         static = Source(source, path, "StaticEmbedding", "embed", table=table)
         _check_weights(static, allow_pickle=False)
         return static
+    if (path / GLINER_CONFIG).is_file():
+        if task not in ("auto", "entities"):
+            raise ExportError(f"{source} is a GLiNER model, which can only find entities")
+        finder = Source(source, path, "GLiNER", "entities")
+        _check_weights(finder, allow_pickle)
+        return finder
     if not config:
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from maskdial.bundle.manifest import TOKENIZER, Tokenization
 from maskdial_export.checkpoint.embedding import lower_case, tokenizer_settings
+from maskdial_export.checkpoint.gliner import gliner_tokenizer
 from maskdial_export.checkpoint.pieces import read_pieces
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
@@ -75,7 +76,13 @@ def load_tokenizer(
             of the sample's words.
     """
     console = console or Console(quiet=True)
-    loaded = _read_pieces(source, sample)
+    if source.task == "entities":
+        original = gliner_tokenizer(source)
+        loaded: LoadedTokenizer | None = LoadedTokenizer(
+            original.backend_tokenizer, original, _TYPES in original.model_input_names
+        )
+    else:
+        loaded = _read_pieces(source, sample)
     if loaded is None and (source.path / TOKENIZER).is_file():
         loaded = _read(source, console)
     elif loaded is None:

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
 from maskdial_export.checkpoint.decision import as_scorer, load_decider
 from maskdial_export.checkpoint.dequantize import dequantize
+from maskdial_export.checkpoint.gliner import load_finder
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.text_part import take_text_part, towers_left_out
 from maskdial_export.errors import ExportError, first_line
@@ -79,14 +80,17 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model_class = getattr(transformers, source.architecture)
+    finds = source.task == "entities"
+    model_class = PreTrainedModel if finds else getattr(transformers, source.architecture)
     decides = source.task == "decide"
-    wraps = not decides and "text_config" in model_class.config_class.sub_configs
+    wraps = not (decides or finds) and "text_config" in model_class.config_class.sub_configs
     load = partial(load_decider, source) if decides else model_class.from_pretrained
+    if finds:
+        load = partial(load_finder, source)
     try:
         with _text_alone(source, model_class) if wraps else nullcontext():
             model, info = load(
-                **_stored(source, model_class),
+                **({} if finds else _stored(source, model_class)),
                 dtype=torch.float32,
                 attn_implementation="eager",
                 trust_remote_code=False,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from maskdial.bundle.manifest import KVLayout, TextToText
+from maskdial.bundle.manifest import Entities, KVLayout, TextToText
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.phase import Progress, silent
 from maskdial_export.session import (
@@ -170,6 +170,7 @@ class Agreement(Evaluation):
 
     types: list[Ids] | None = None
     asked: list[Ids] | None = None
+    pairs: list[Ids] | None = None
     columns = 1  # output columns per token, to bound the memory of a pass
 
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
@@ -182,7 +183,8 @@ class Agreement(Evaluation):
             show(number, len(batches), "batches")
             types = self.types and [self.types[index] for index in batch]
             asked = self.asked and [self.asked[index] for index in batch]
-            results = session.run([self.texts[index] for index in batch], types, asked)
+            pairs = self.pairs and [self.pairs[index] for index in batch]
+            results = session.run([self.texts[index] for index in batch], types, asked, pairs)
             for index, output in zip(batch, results, strict=True):
                 outputs[index] = self.choose(output)
         chosen = [outputs[index] for index in range(len(outputs))]
@@ -304,6 +306,52 @@ class TokenClassify(Agreement):
         windows = _cut(tokenizer, sample.text, min(_WINDOW, max_length))
         self.texts = [np.array(window.ids) for window in windows]
         self.asked = [_words(window) for window in windows]
+
+
+class FindEntities(Agreement):
+    """The best of some labels for each word, and for each two words where spans are scored."""
+
+    labels = ("person", "place", "organization", "date", "object", "event", "number", "animal")
+
+    def __init__(
+        self, tokenizer: Tokenizer, sample: Sample, max_length: int, entities: Entities
+    ) -> None:
+        self.scores_pairs = entities.scores == "token"
+        self.columns = entities.num_columns
+        ends = tokenizer.encode("a")
+        own = _words(ends)
+        before, after = ends.ids[: own[0]], ends.ids[own[-1] + 1 :]
+        prompt, marks = [*before], []
+        for label in self.labels:
+            marks.append(len(prompt) + int(entities.reads_label))
+            encoded = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False)
+            prompt += [entities.label_token, *encoded.ids]
+        prompt += entities.separator
+        room = max(min(_WINDOW, max_length - len(prompt) - len(after)), 1)
+        encoded = tokenizer.encode(
+            sample.text.split(), is_pretokenized=True, add_special_tokens=False
+        )
+        ids, words = np.array(encoded.ids), np.array(encoded.word_ids)
+        self.texts, self.asked, self.pairs = [], [], []
+        for start in range(0, min(len(ids), _MAX_TOKENS), room):
+            window = slice(start, start + room)
+            firsts = len(prompt) + np.flatnonzero(np.diff(words[window], prepend=-1))
+            self.texts.append(np.concatenate([prompt, ids[window], after]).astype(np.int64))
+            self.asked.append(np.concatenate([marks, firsts]).astype(np.int64))
+            rows = np.arange(len(marks), len(marks) + len(firsts))
+            pairs = np.meshgrid(rows, np.arange(len(marks)), indexing="ij")
+            self.pairs.append(np.stack([each.ravel() for each in pairs], axis=1))
+
+    def choose(self, output: Floats) -> Answers:
+        count = len(self.labels)
+        if self.scores_pairs:
+            scores = output.reshape(-1, count, output.shape[1])
+            return _best(np.concatenate([*np.moveaxis(scores, 2, 0)]))
+        width = (output.shape[1] - 1) // 3
+        start, end, query = (output[:, at : at + width] for at in (0, width, 2 * width))
+        query, bias, start, end = query[:count], output[:count, -1], start[count:], end[count:]
+        spans = [np.maximum(start + end, 0), np.maximum(start[:-1] + end[1:], 0)]
+        return _best(np.concatenate(spans) @ query.T + bias)
 
 
 class QuestionAnswering(Agreement):

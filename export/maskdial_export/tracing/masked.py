@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial.bundle.manifest import TaskName
+from maskdial_export.checkpoint.entity_heads import TokenHead, located
 from maskdial_export.checkpoint.pooling import Pooler
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, MaskedAttention, attending
@@ -20,7 +21,15 @@ from maskdial_export.tracing.repeat import trace_by_layers
 from maskdial_export.tracing.survey import Survey
 
 TOKEN_TASKS: frozenset[TaskName] = frozenset(
-    {"fill-mask", "token-classify", "question-answering", "embed-all", "embed-hybrid", "decide"}
+    {
+        "fill-mask",
+        "token-classify",
+        "entities",
+        "question-answering",
+        "embed-all",
+        "embed-hybrid",
+        "decide",
+    }
 )
 
 
@@ -43,7 +52,12 @@ class MaskedGraph(nn.Module):
         self.keeps_padding = settings is not None and settings.hides_expansion
 
     def forward(
-        self, input_ids: Tensor, lengths: Tensor, token_type_ids: Tensor, rows: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        lengths: Tensor,
+        token_type_ids: Tensor,
+        rows: Tensor | None = None,
+        pairs: Tensor | None = None,
     ) -> Tensor:
         longest = input_ids.shape[1]
         if isinstance(self.attention, MaskedAttention):
@@ -65,9 +79,11 @@ class MaskedGraph(nn.Module):
         if self.takes_token_types:
             inputs["token_type_ids"] = token_type_ids
         with cleared(self.model, valid), summarized(self.model, lengths):
-            return self._output(inputs, lengths, rows)
+            return self._output(inputs, lengths, rows, pairs)
 
-    def _output(self, inputs: dict[str, Any], lengths: Tensor, rows: Tensor | None) -> Tensor:
+    def _output(
+        self, inputs: dict[str, Any], lengths: Tensor, rows: Tensor | None, pairs: Tensor | None
+    ) -> Tensor:
         if self.pooler is not None:
             hidden = self.model(**inputs)[0]
             if rows is not None:
@@ -75,7 +91,7 @@ class MaskedGraph(nn.Module):
             vectors: Tensor = self.pooler(hidden, lengths)
             return vectors
         if rows is not None:
-            with gather_rows(self.model.base_model, rows):
+            with gather_rows(self.model.base_model, rows), located(self.model, rows, pairs):
                 return head_logits(self.model(**inputs)).squeeze(0).float()
         return head_logits(self.model(**inputs)).float()
 
@@ -144,6 +160,9 @@ def trace(
     if task in TOKEN_TASKS:
         inputs["rows"] = torch.tensor([1, 3, 7])
         shapes["rows"] = {0: dynamic}
+    if isinstance(getattr(model, "head", None), TokenHead):
+        inputs["pairs"] = torch.tensor([[1, 0], [2, 0], [0, 1], [2, 1], [1, 2]])
+        shapes["pairs"] = {0: dynamic}
     output = "logits" if pooler is None else "embeddings"
     with (
         attending(model, survey, graph.attention) if survey.layers else nullcontext(),

@@ -18,11 +18,13 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
   of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
-  (fill-mask, token-classify, question-answering, embed-all, embed-hybrid, decide) ``rows`` int64
-  (num_rows,),
-  flat indices ``b * length + position`` of the tokens in question.
+  (fill-mask, token-classify, entities, question-answering, embed-all, embed-hybrid, decide)
+  ``rows`` int64 (num_rows,), flat indices ``b * length + position`` of the tokens in question; for
+  entities whose scores are those of tokens also ``pairs`` int64 (num_pairs, 2), of a word and a
+  label by their places in ``rows``.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
-  num_labels), decide (num_rows, num_scores), question-answering (num_rows, 2) for start and end,
+  num_labels), entities (num_rows, num_columns) or (num_pairs, 3), decide (num_rows, num_scores),
+  question-answering (num_rows, 2) for start and end,
   classify (batch, num_labels), multiple-choice (batch, 1), where each text is a prompt with one
   choice, rerank (batch, 1), where it is a query and a document in the manifest's `PairTemplate`.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;

@@ -39,6 +39,7 @@ TaskName = Literal[
     "fill-mask",
     "classify",
     "token-classify",
+    "entities",
     "question-answering",
     "multiple-choice",
     "decide",
@@ -314,6 +315,30 @@ class Decision(_Frozen):
     softcap: float | None = Field(None, gt=0)
 
 
+class Entities(_Frozen):
+    """How a model finds entities whose labels a request names (GLiNER).
+
+    It reads the labels, each after a token that stands for it, a separator, and the words of a
+    text. ``span``: the graph gives columns of each word and label, (start, end, query, bias), and
+    a span from word i to word j has for a label the score relu(start_i + end_j) . query + bias.
+    ``token``: the graph gives three scores of each pair of a word and a label: as the entity's
+    start, as its end, and inside.
+    """
+
+    scores: Literal["span", "token"]
+    max_words: int = Field(gt=0, description="of a text that the model reads at once")
+    max_width: int = Field(gt=0, description="of an entity in words, where spans are scored")
+    splitter: Literal["whitespace"] = "whitespace"
+    label_token: _TokenId
+    separator: tuple[_TokenId, ...]
+    markers: tuple[str, ...] = Field(description="spellings that a label may not contain")
+    reads_label: bool = Field(
+        False, description="whether a label's vector is that of the token after the one for it"
+    )
+    subtoken: Literal["first", "last"] = Field("first", description="whose vector is the word's")
+    num_columns: int = Field(gt=0, description="of the graph's output")
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
@@ -352,7 +377,7 @@ class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
     ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
-    and top1_fp32 (fill-mask); agreement (classify, token-classify, question-answering,
+    and top1_fp32 (fill-mask); agreement (classify, token-classify, entities, question-answering,
     multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
     changed, the relative increase of the perplexity, or 1 minus the mean cosine.
     """
@@ -401,6 +426,9 @@ class Manifest(_Frozen):
     decision: Decision | None = Field(
         None, description="how the checkpoint answers questions, where it says so"
     )
+    entities: Entities | None = Field(
+        None, description="of a model that finds entities of any labels"
+    )
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
@@ -442,6 +470,8 @@ class Manifest(_Frozen):
             return len(self.labels)
         if self.task == "decide" and self.decision is not None:
             return self.decision.num_scores
+        if self.entities is not None:
+            return self.entities.num_columns
         return None if self.embedding is None else self.embedding.num_outputs
 
     @property

@@ -8,7 +8,9 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Side, SpecialTokens, Tokenization
@@ -18,6 +20,7 @@ TextOrIds = str | Sequence[int]
 """What a model reads: text to tokenize, or token ids."""
 
 _MAX_SHORT_TEXT = 1000  # characters; about 0.5 ms
+_MAX_WORDS = 1000  # about 0.5 ms
 _MAX_SHORT_IDS = 2000  # about 0.3 ms
 # WordPiece reads words of more than 100 characters as one unknown token.
 _MIN_LONGEST_TOKEN = 100
@@ -204,6 +207,36 @@ class Tokenizer:
         """The number of special tokens that are added to a text, or to a pair."""
         return int(self._backend.num_special_tokens_to_add(pair))
 
+    def encode_words(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokenizes words, each by itself, without special tokens.
+
+        Returns:
+            The tokens' ids, and the place of each one's word; a word may have no tokens.
+
+        Raises:
+            ValidationError: as `encode`.
+        """
+        ids: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.int64]] = []
+        # Not all at once: `Encoding.word_ids` holds the GIL until it has made all of them.
+        for first in range(0, len(words), _MAX_WORDS):
+            batch = [list(words[first : first + _MAX_WORDS])]
+            try:
+                # As in `encode`: a batch releases the GIL.
+                (encoding,) = self._unprocessed.encode_batch(batch, is_pretokenized=True)
+            except BaseException as error:
+                raise _refused(error) from error
+            ids.append(np.array(encoding.ids, np.int64))
+            places.append(first + np.array(encoding.word_ids, np.int64))
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *ids]), np.concatenate([none, *places])
+
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens before a text, and those after it."""
+        text = self._backend.post_process(self._one_token(self.id_to_token(0)))
+        at = text.special_tokens_mask.index(0)
+        return text.ids[:at], text.ids[at + 1 :]
+
     def join(self, first: Encoding, second: Encoding) -> Encoding:
         """Makes a pair, with special tokens, of two texts that were tokenized without them."""
         return self._backend.post_process(first, second)
@@ -340,10 +373,17 @@ def _encode(
         batch = [text if pair is None else (text, pair)]
         return backend.encode_batch(batch, add_special_tokens=add_special_tokens)[0]
     except BaseException as error:
-        # A panic of the library: no `Exception`, so nothing else would turn it into a reply.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise ValidationError("the model's tokenizer cannot split this text") from error
+        raise _refused(error) from error
+
+
+def _refused(error: BaseException) -> ValidationError:
+    """What a panic of the library is to a client; other errors are raised again.
+
+    It is no `Exception`, so nothing else would turn it into a reply.
+    """
+    if type(error).__name__ != "PanicException":
+        raise error
+    return ValidationError("the model's tokenizer cannot split this text")
 
 
 def spans(encoding: Encoding, tokens: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:

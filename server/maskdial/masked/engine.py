@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, describe, publish
-from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
+from maskdial.errors import (
+    DeadlineError,
+    InferenceError,
+    MaskdialError,
+    OverloadedError,
+    ValidationError,
+)
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
@@ -69,6 +75,7 @@ class MaskedEngine(Engine):
         self.max_batch_tokens = max_batch_tokens
         self._session = session
         self._gathers_rows = "rows" in session.input_names
+        self._scores_pairs = "pairs" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
@@ -206,9 +213,20 @@ class MaskedEngine(Engine):
         self._metrics.observe_pass(seconds, size, num_tokens, padded_tokens)
         self._metrics.prompt_tokens.inc(num_tokens)
         return [
-            MaskedResult(rows, started - request.arrived_at, seconds, size, padded_tokens)
+            self._reply(request, rows, started - request.arrived_at, seconds, size, padded_tokens)
             for request, rows in zip(batch, logits, strict=True)
         ]
+
+    def _reply(
+        self, request: MaskedWork, rows: NDArray[np.float32], *times_and_sizes: Any
+    ) -> Reply:
+        """The result of one text, reduced if its input says how."""
+        if request.input.reduce is None:
+            return MaskedResult(rows, *times_and_sizes)
+        try:
+            return MaskedResult(request.input.reduce(rows), *times_and_sizes)
+        except MaskdialError as error:
+            return error
 
     def _compute(self, inputs: Sequence[MaskedInput]) -> list[NDArray[np.float32]]:
         """The logits of each text, as in `MaskedResult`."""
@@ -236,6 +254,8 @@ class MaskedEngine(Engine):
                 for position in each.rows
             ]
             feeds["rows"] = np.array(rows, np.int64)
+        if self._scores_pairs:
+            feeds["pairs"] = _pairs(inputs)
         return feeds
 
     def _padded_length(self, inputs: Sequence[MaskedInput]) -> int:
@@ -251,7 +271,22 @@ class MaskedEngine(Engine):
             if len(logits) != len(inputs):
                 raise ValueError(f"{len(logits)} rows of logits for {len(inputs)} texts")
             return list(logits)
-        ends = np.cumsum([len(each.rows) for each in inputs])
+        ends = np.cumsum(
+            [each.num_pairs if self._scores_pairs else len(each.rows) for each in inputs]
+        )
         if len(logits) != ends[-1]:
             raise ValueError(f"{len(logits)} rows of logits for {ends[-1]} asked for")
         return np.split(logits, ends[:-1])
+
+
+def _pairs(inputs: Sequence[MaskedInput]) -> NDArray[np.int64]:
+    """Each row with each label of its text, (num_pairs, 2), by their places among all rows."""
+    found, first = [], 0
+    for each in inputs:
+        labels = np.arange(first, first + each.num_labels)
+        others = np.arange(first + each.num_labels, first + len(each.rows))
+        pairs = np.empty((len(others), len(labels), 2), np.int64)
+        pairs[:, :, 0], pairs[:, :, 1] = others[:, None], labels
+        found.append(pairs.reshape(-1, 2))
+        first += len(each.rows)
+    return np.concatenate(found)

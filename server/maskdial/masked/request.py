@@ -1,6 +1,7 @@
 """Request: one text on its way through the masked engine, from its token ids to its logits."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +17,11 @@ class MaskedInput:
     """One tokenized text or pair.
 
     ``rows`` are the token positions whose logits are wanted, for a graph that gathers rows
-    (fill-mask). A classifier has one row per text and ignores them. ``token_type_ids`` default to
-    zeros. The last ``num_unattended`` tokens attend to the others, but no token to them.
+    (fill-mask). A classifier has one row per text and ignores them. The first ``num_labels`` rows
+    are labels, for a graph that scores pairs: of each other row with each label, in this order.
+    ``token_type_ids`` default to zeros. The last ``num_unattended`` tokens attend to the others,
+    but no token to them. ``reduce`` makes of the rows what is kept of them, on the engine's thread,
+    where they are larger than what is needed; if it raises an error, that is the text's reply.
 
     Raises:
         ValueError: no tokens, or none to attend to; type ids of another length, or a row outside
@@ -28,6 +32,8 @@ class MaskedInput:
     rows: tuple[int, ...] = ()
     token_type_ids: tuple[int, ...] | None = None
     num_unattended: int = 0
+    num_labels: int = 0
+    reduce: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
 
     def __post_init__(self) -> None:
         if not self.length:
@@ -44,14 +50,20 @@ class MaskedInput:
         """In tokens."""
         return len(self.input_ids)
 
+    @property
+    def num_pairs(self) -> int:
+        """The number of pairs of a row and a label."""
+        return self.num_labels * (len(self.rows) - self.num_labels)
+
 
 @dataclass(frozen=True, slots=True)
 class MaskedResult:
-    """The model's output for one text.
+    """The model's output for one text, or what its input's ``reduce`` has made of it.
 
-    ``logits`` are float32: (num_rows, vocab_size) in the order of the input's rows, or
-    (num_labels,) from a classifier. The text waited ``queue_seconds``. Its pass took
-    ``inference_seconds`` for ``batch_size`` texts of ``batch_tokens`` tokens, padding included.
+    ``logits`` are float32: (num_rows, columns) in the order of the input's rows, (num_pairs,
+    columns) in that of its pairs, or (num_labels,) from a classifier. The text waited
+    ``queue_seconds``. Its pass took ``inference_seconds`` for ``batch_size`` texts of
+    ``batch_tokens`` tokens, padding included.
     """
 
     logits: NDArray[np.float32]

@@ -96,17 +96,23 @@ def check_golden(
         )
 
 
-def masked_logits(session: Session, golden: GoldenCheck) -> NDArray[np.float32]:
-    """The checked row of a masked model."""
+def masked_logits(
+    session: Session, golden: GoldenCheck, *, of_entities: bool = False
+) -> NDArray[np.float32]:
+    """The checked row of a masked model.
+
+    ``of_entities``: whether it finds entities, whose head may read all rows of a text.
+    """
     length = len(golden.input_ids)
+    others = [row for row in range(length) if row != golden.row] if of_entities else []
     feeds: dict[str, NDArray[Any]] = {
         "input_ids": np.array([golden.input_ids], np.int64),
         "lengths": np.array([length], np.int32),
         "token_type_ids": np.zeros((1, length), np.int64),
-        "rows": np.array([golden.row], np.int64),
+        "rows": np.array([golden.row, *others], np.int64),
+        "pairs": np.zeros((1, 2), np.int64),
     }
-    (logits,) = session.run(feeds)
-    return np.asarray(logits)
+    return np.asarray(session.run(feeds)[0])
 
 
 def causal_logits(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:

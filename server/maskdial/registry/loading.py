@@ -139,7 +139,8 @@ def _start_masked(
     session = Session(bundle.graph, options)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
-    check_golden(bundle, partial(masked_logits, session), config.golden_check)
+    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
+    check_golden(bundle, golden, config.golden_check)
     special = bundle.manifest.special_tokens
     model_metrics = metrics.declare_masked(bundle.label)
     engine = MaskedEngine(

@@ -43,6 +43,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     bodies.TokenClassifyBody: {"inputs": "a"},
     tei.PredictBody: {"inputs": "a"},
     tei.VertexBody: {"instances": [{}]},
+    bodies.RedactBody: {"inputs": "a"},
     bodies.QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     bodies.EmbedBody: {"inputs": "a"},

@@ -11,7 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
+from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
+from maskdial.metrics import Metrics
 from tests.unit.scripted_session import (
     CLASSIFY_INPUTS,
     FILL_MASK_INPUTS,
@@ -83,6 +85,59 @@ def test_a_classifier_is_fed_no_rows_and_gives_a_row_per_text() -> None:
             results = await bench.engine.submit_many(inputs)
         assert [result.logits.tolist() for result in results] == [[3, 2, 7, 0], [5, 2, 11, 0]]
         assert set(session.passes[0]) == CLASSIFY_INPUTS
+
+    asyncio.run(main())
+
+
+class PairSession:
+    """Returns the places of each pair."""
+
+    input_names = FILL_MASK_INPUTS | {"pairs"}
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        assert feeds["pairs"].dtype == np.int64
+        return feeds["pairs"].astype(np.float32)
+
+
+def test_pairs_are_those_of_each_text_s_rows_and_labels() -> None:
+    one = MaskedInput((5, 6, 7), rows=(0, 1, 2), num_labels=1)
+    other = MaskedInput((8, 4, 9, 1), rows=(0, 1, 2, 3), num_labels=2)
+    engine = MaskedEngine(
+        PairSession(),
+        max_batch_tokens=64,
+        max_queue=4,
+        pad_token_id=0,
+        metrics=Metrics().declare_masked("m"),
+        name="m",
+    )
+    engine.start()
+
+    async def main() -> None:
+        results = await engine.submit_many([other, one])
+        pairs = {each.logits.size: each.logits.tolist() for each in results}
+        assert pairs == {8: [[2, 0], [2, 1], [3, 0], [3, 1]], 4: [[5, 4], [6, 4]]}
+
+    try:
+        asyncio.run(main())
+    finally:
+        engine.stop(0)
+
+
+def test_rows_are_reduced_and_an_error_is_that_text_s_only() -> None:
+    def refuse(_: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise InferenceError("not finite")
+
+    async def main() -> None:
+        given = MaskedInput((5, 6, 7), rows=(1, 2), reduce=lambda rows: rows[:, 0] * 2)
+        with serving(ScriptedSession()) as bench:
+            results = await asyncio.gather(
+                bench.engine.submit_many([given, text(3)]),
+                bench.engine.submit_many([MaskedInput((5, 6), rows=(1,), reduce=refuse)]),
+                return_exceptions=True,
+            )
+        kept: Any = results[0]
+        assert [each.logits.tolist() for each in kept] == [[12, 14], expected(text(3))]
+        assert isinstance(results[1], InferenceError)
 
     asyncio.run(main())
 

@@ -98,6 +98,7 @@ def watched_model(lengths: list[tuple[str, int]], **changes: Any) -> Any:
             "labels": ("ENTAILMENT",),
             "tokenization": Tokenization(),
             "pair_template": None,
+            "entities": None,
             "embedding": Embedding(dimension=4, pooling="mean", normalized=True),
             **changes,
         }

@@ -27,6 +27,28 @@ FillMaskReply = _Fillings | list[_Fillings]
 ClassifyReply = list[list[LabelScore]]
 _Tags = list[TaggedToken] | list[Entity]
 TokenClassifyReply = _Tags | list[_Tags]
+
+
+class ReplacedSpan(TypedDict):
+    """A part of a text that was replaced: where in it, and where in the redacted one."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+    redacted_start: int
+    redacted_end: int
+    original: NotRequired[str]
+
+
+class RedactedText(TypedDict):
+    """A redacted text, and its replacements in the order of the text."""
+
+    text: str
+    replacements: list[ReplacedSpan]
+
+
+RedactReply = RedactedText | list[RedactedText]
 _Answers = Answer | list[Answer]
 QuestionAnsweringReply = _Answers | list[_Answers]
 EmbedReply = list[list[float]] | list[str]

@@ -28,8 +28,10 @@ from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseE
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
+from maskdial.masked.tasks.entities import EntitiesRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest
+from maskdial.masked.tasks.redact import TEMPLATE, Cover, RedactRequest
 from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.masked.tasks.task import TaskRequest, TextOrPair, Truncation
 from maskdial.masked.tasks.token_classify import AggregationStrategy, TokenClassifyRequest
@@ -174,21 +176,50 @@ class ClassifyBody(MaskedBody):
         return isinstance(self.inputs, list)
 
 
+Labels = Annotated[list[Annotated[Text, Size(1, 1024, "characters")]], Size(1, 1024, "labels")]
+
+
 class TokenClassifyParameters(Wire):
     """Parameters of `/token-classify`. Long texts are read in windows."""
 
+    candidate_labels: Labels | None = Field(
+        None, description="Labels to find, of a GLiNER model, which has none of its own."
+    )
+    threshold: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Score that an entity of these labels exceeds. Default: 0.5.",
+    )
+    flat_ner: bool | None = Field(
+        None,
+        description="Whether no two entities of these labels overlap; otherwise one may lie within "
+        "another. Default: true.",
+    )
+    multi_label: bool | None = Field(
+        None, description="Whether a span may have several of these labels. Default: false."
+    )
     aggregation_strategy: AggregationStrategy | None = Field(
         None,
         description="How tokens are merged into entities, as in transformers. Default: simple.",
     )
     ignore_labels: list[str] | None = Field(
-        None, description='Labels to leave out. Default: ["O"].'
+        None, description='Labels to leave out, of a model\'s own. Default: ["O"].'
     )
     stride: Annotated[int, Range(0)] | None = Field(
         None,
         description="Tokens that neighboring windows of a long text share. Default: a quarter of a "
         "window.",
     )
+
+    @model_validator(mode="after")
+    def _fits_labels(self) -> Self:
+        """Refuses settings of models with labels of their own for others, and the reverse."""
+        if self.candidate_labels is None:
+            others, of = self.given("threshold", "flat_ner", "multi_label"), "candidate_labels"
+        else:
+            others, of = self.given("aggregation_strategy", "ignore_labels"), "a model's own labels"
+        for name in others:
+            raise ValueError(f"{name} is for {of}; leave it out")
+        return self
 
 
 class TokenClassifyBody(TextsBody, MaskedBody):
@@ -198,14 +229,96 @@ class TokenClassifyBody(TextsBody, MaskedBody):
 
     parameters: TokenClassifyParameters | None = None
 
-    def request(self) -> TokenClassifyRequest:
+    def request(self) -> TokenClassifyRequest | EntitiesRequest:
         parameters = self.parameters or TokenClassifyParameters()
+        if parameters.candidate_labels is not None:
+            return EntitiesRequest(
+                self.texts,
+                parameters.candidate_labels,
+                flat=parameters.flat_ner is not False,
+                multi_label=bool(parameters.multi_label),
+                **parameters.given("threshold", "stride"),
+            )
         ignored = parameters.ignore_labels
         return TokenClassifyRequest(
             self.texts,
             parameters.aggregation_strategy or "simple",
             ("O",) if ignored is None else ignored,
             parameters.stride,
+        )
+
+
+Template = Annotated[str, Size(0, 256, "characters")]
+
+
+class RedactParameters(Wire):
+    """Parameters of `/redact`. Long texts are read in windows."""
+
+    labels: Labels | None = Field(
+        None,
+        description="Labels to redact: any of a GLiNER model, of another some of its own. "
+        "Default: all of its own.",
+    )
+    threshold: Annotated[float, Range(0, 1)] | None = Field(
+        None,
+        description="Score that an entity exceeds. Default: 0.5 with a GLiNER model, otherwise 0.",
+    )
+    replacement: (
+        Template
+        | Annotated[
+            dict[Annotated[str, Size(1, 1024, "characters")], Template], Size(1, 1024, "labels")
+        ]
+        | None
+    ) = Field(
+        None,
+        description="What to put in an entity's place, with {label} where its label goes; or one "
+        'for each of some labels. Default: "[{label}]".',
+    )
+    mask_character: Annotated[str, Size(1, 1, "characters")] | None = Field(
+        None,
+        description="Character to put in the place of each one of an entity, instead of a "
+        "replacement.",
+    )
+    return_original: bool | None = Field(
+        None, description="Whether to return what was replaced. Default: false."
+    )
+    aggregation_strategy: Literal["simple", "first", "average", "max"] | None = Field(
+        None,
+        description="How tokens are merged into entities, of a model with labels of its own. "
+        "Default: simple.",
+    )
+    stride: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Tokens that neighboring windows of a long text share. Default: a quarter of a "
+        "window.",
+    )
+
+    @model_validator(mode="after")
+    def _covers_in_one_way(self) -> Self:
+        if self.replacement is not None and self.mask_character is not None:
+            raise ValueError("replacement and mask_character exclude each other; leave one out")
+        return self
+
+
+class RedactBody(TextsBody, MaskedBody):
+    """A text, or a list of them."""
+
+    model_config = example({"inputs": "Alice took the train from Paris to Rome."})
+
+    parameters: RedactParameters | None = None
+
+    def request(self) -> RedactRequest:
+        given = self.parameters or RedactParameters()
+        how = given.replacement
+        return RedactRequest(
+            self.texts,
+            cover=Cover(
+                how if isinstance(how, str) else TEMPLATE,
+                how if isinstance(how, dict) else {},
+                given.mask_character,
+            ),
+            keep_original=bool(given.return_original),
+            **given.given("labels", "threshold", "aggregation_strategy", "stride"),
         )
 
 

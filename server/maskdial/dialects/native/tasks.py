@@ -5,7 +5,7 @@ the same for all of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from fastapi import Response
@@ -25,6 +25,7 @@ from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, HybridVectors
 from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
+from maskdial.masked.tasks.redact import Redaction, RedactRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
 from maskdial.masked.tasks.task import TaskRequest
 from maskdial.masked.tasks.token_classify import TokenClassifyRequest
@@ -118,6 +119,21 @@ def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]
     return _first_if_single(body, texts)
 
 
+def _render_redactions(body: bodies.RedactBody, redactions: list[Redaction]) -> object:
+    """What was replaced is only there if it was wanted."""
+    texts = [
+        {
+            "text": each.text,
+            "replacements": [
+                {name: value for name, value in asdict(one).items() if value is not None}
+                for one in each.replacements
+            ],
+        }
+        for each in redactions
+    ]
+    return _first_if_single(body, texts)
+
+
 def _render_answers(body: bodies.QuestionAnsweringBody, answers: list[list[Answer]]) -> object:
     single = body.parameters is None or (body.parameters.top_k or 1) == 1
     return _first_if_single(body, [each[0] if single else each for each in answers])
@@ -179,7 +195,15 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         TokenClassifyRequest,
         bodies.TokenClassifyBody,
         replies.TokenClassifyReply,
-        "Tags the tokens of a text, and merges them into entities.",
+        "Tags the tokens of a text, and merges them into entities; or finds entities of the "
+        "labels in the request, with a GLiNER model.",
+    ),
+    MaskedTask(
+        RedactRequest,
+        bodies.RedactBody,
+        replies.RedactReply,
+        "Puts something else in the place of a text's entities.",
+        _render_redactions,
     ),
     MaskedTask(
         QuestionAnsweringRequest,

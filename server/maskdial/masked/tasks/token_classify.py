@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from maskdial.bundle.manifest import TaskName
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer, spans
 from maskdial.errors import ValidationError
@@ -81,6 +81,10 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
     ignore_labels: Collection[str] = ("O",)
     stride: int | None = None
 
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task in (cls.head, "entities")
+
     @property
     def num_texts(self) -> int:
         return len(self.texts)
@@ -90,6 +94,11 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
         return tokenizing_seconds(self.texts)
 
     def check(self, model: TaskModel) -> None:
+        if model.manifest.entities is not None:
+            raise ValidationError(
+                f"model {model.name!r} has no labels of its own; name those to find",
+                field="candidate_labels",
+            )
         max_length = model.manifest.max_length
         room = _room(model)
         if self.stride is not None and self.stride >= room:

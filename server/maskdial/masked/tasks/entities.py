@@ -1,0 +1,200 @@
+"""Entities of labels that the request brings, by GLiNER models.
+
+Zaratiana et al. 2023, "GLiNER: Generalist Model for Named Entity Recognition using Bidirectional
+Transformer". Spans, labels and scores are those of gliner's `predict_entities`, with two deliberate
+differences: a text longer than the model is read in windows, where gliner cuts it, and a word
+without tokens, such as an invisible character, does not shift the words after it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from maskdial.bundle.manifest import Entities, TaskName
+from maskdial.bundle.texts import check_media, tokenizing_seconds
+from maskdial.errors import ValidationError, about, shortened
+from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.masked.tasks.entity_prompt import LabelPrompt, TextWords, WordWindow
+from maskdial.masked.tasks.entity_spans import (
+    Candidates,
+    choose,
+    span_candidates,
+    span_scores,
+    token_candidates,
+    token_probabilities,
+)
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
+from maskdial.masked.tasks.token_classify import Entity
+
+THRESHOLD = 0.5
+_SECONDS_PER_WORD = 20e-6
+_SECONDS_PER_SCORE = 0.25e-6
+# Below this threshold most spans may have to be compared with each other
+_LOW, _SECONDS_PER_CANDIDATE = 0.1, 3e-6
+
+
+@dataclass(frozen=True, slots=True)
+class EntitiesRequest(TaskRequest[list[list[Entity]]]):
+    """Texts whose entities to find. A text longer than the model is read in windows.
+
+    Attributes:
+        texts: the texts.
+        labels: what to find.
+        threshold: a score that an entity exceeds.
+        flat: whether no two entities may overlap; otherwise one may lie within another.
+        multi_label: whether one span may be several entities.
+        stride: tokens at most that neighboring windows share; None: a quarter of a window.
+    """
+
+    task: ClassVar[str] = "token-classify"
+    head: ClassVar[TaskName] = "entities"
+
+    texts: Sequence[str]
+    labels: Sequence[str]
+    threshold: float = THRESHOLD
+    flat: bool = True
+    multi_label: bool = False
+    stride: int | None = None
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds([*self.texts, *self.labels])
+
+    def check(self, model: TaskModel) -> None:
+        if model.manifest.entities is None:
+            raise ValidationError(
+                f"model {model.name!r} tags texts with labels of its own; leave them out, or name "
+                "a GLiNER model",
+                field="candidate_labels",
+            )
+        seen: set[str] = set()
+        for label in self.labels:
+            if label in seen:
+                raise ValidationError(
+                    f"{shortened(label)!r} is there twice; send each label once",
+                    field="candidate_labels",
+                )
+            seen.add(label)
+
+    def read(self, model: TaskModel) -> Reading[list[list[Entity]]]:
+        entities = model.manifest.entities
+        assert entities is not None, "`check` has seen to it"
+        max_length = model.manifest.max_length
+        prompt = LabelPrompt.read(self.labels, entities, model.tokenizer, max_length)
+        _, after = model.tokenizer.ends()
+        room = max_length - len(prompt.ids) - len(after)
+        if self.stride is not None and self.stride >= room:
+            raise ValidationError(
+                f"must be less than {room}, the tokens of a text that the labels leave in one "
+                f"window of model {model.name!r}, not {self.stride}",
+                field="stride",
+            )
+        texts = []
+        most = model.max_queue * entities.max_words
+        for index, text in enumerate(self.texts):
+            with about("texts", index):
+                words = TextWords.read(text, model.tokenizer, most).cut(room)
+                check_media(words.ids.tolist(), model)
+            texts.append(words)
+        check_media(prompt.ids, model)
+        plans = [words.windows(room, entities.max_words, self.stride) for words in texts]
+        self._check_windows(model, plans)
+        inputs = [
+            _window_input(words, window, prompt, entities, after)
+            for words, plan in zip(texts, plans, strict=True)
+            for window in plan
+        ]
+
+        def answer(results: Sequence[MaskedResult]) -> list[list[Entity]]:
+            left = iter(results)
+            return [
+                self._entities(text, words, plan, [next(left) for _ in plan], entities)
+                for text, words, plan in zip(self.texts, texts, plans, strict=True)
+            ]
+
+        num_words = sum(map(len, texts))
+        num_scores = num_words * len(self.labels) * entities.max_width
+        seconds = num_words * _SECONDS_PER_WORD + num_scores * _SECONDS_PER_SCORE
+        if self.threshold < _LOW:
+            seconds += num_scores * _SECONDS_PER_CANDIDATE
+        return Reading(inputs, answer, seconds=seconds)
+
+    def _check_windows(self, model: TaskModel, plans: Sequence[Sequence[WordWindow]]) -> None:
+        """Refuses texts that need more windows than the queue holds."""
+        limit = f"one request may have at most {model.max_queue}"
+        for index, plan in enumerate(plans):
+            if len(plan) > model.max_queue:
+                raise ValidationError(
+                    f"the text is {len(plan):,} windows; {limit}", field="texts", index=index
+                )
+        total = sum(map(len, plans))
+        if total > model.max_queue:
+            raise ValidationError(
+                f"{len(plans)} texts are {total:,} windows; {limit}", field="texts"
+            )
+
+    def _entities(
+        self,
+        text: str,
+        words: TextWords,
+        plan: Sequence[WordWindow],
+        results: Sequence[MaskedResult],
+        entities: Entities,
+    ) -> list[Entity]:
+        if not plan:
+            return []
+        found = self._candidates(plan, results, entities)
+        kept = choose(found, flat=self.flat, multi_label=self.multi_label)
+        starts = words.starts[found.starts[kept]].tolist()
+        ends = words.ends[found.ends[kept]].tolist()
+        labels, scores = found.labels[kept].tolist(), found.scores[kept].tolist()
+        columns = zip(labels, scores, starts, ends, strict=True)
+        return [
+            Entity(self.labels[label], score, text[start:end], start, end)
+            for label, score, start, end in columns
+        ]
+
+    def _candidates(
+        self, plan: Sequence[WordWindow], results: Sequence[MaskedResult], entities: Entities
+    ) -> Candidates:
+        count = len(self.labels)
+        pairs = zip(plan, results, strict=True)
+        if entities.scores == "span":
+            return Candidates.join(
+                [span_candidates(result.logits, window, self.threshold) for window, result in pairs]
+            )
+        scores = []
+        for window, result in pairs:
+            own = slice(window.own.start - window.words.start, window.own.stop - window.words.start)
+            scores.append(token_probabilities(result.logits, count)[own])
+        return token_candidates(np.concatenate(scores), self.threshold)
+
+
+def _window_input(
+    words: TextWords,
+    window: WordWindow,
+    prompt: LabelPrompt,
+    entities: Entities,
+    after: Sequence[int],
+) -> MaskedInput:
+    """A window after the labels; its rows are those of the labels and of its words."""
+    first, end = words.firsts[window.words.start], words.firsts[window.words.stop]
+    tokens = words.firsts[window.words.start : window.words.stop + 1] - first + len(prompt.ids)
+    count = len(prompt.rows)
+    places = tokens[:-1] if entities.subtoken == "first" else tokens[1:] - 1
+    return MaskedInput(
+        (*prompt.ids, *words.ids[first:end].tolist(), *after),
+        (*prompt.rows, *places.tolist()),
+        num_labels=count,
+        # A word has thousands of columns
+        reduce=partial(span_scores, num_labels=count, max_width=entities.max_width)
+        if entities.scores == "span"
+        else None,
+    )
