@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from maskdial.causal.tools import ToolFormat
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("hermes", "llama", "mistral_old", "mistral_new", "phi4_mini", "qwen3_coder", "lfm2")
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -131,7 +133,7 @@ def test_tokenize_counts_the_prompt_that_describes_the_tools(url: str) -> None:
         assert words in refused.json()["error"]
 
 
-def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
+def test_calls_at_once_parse_and_satisfy_their_schemas(url: str) -> None:
     async def ask_all() -> list[ChatCompletion]:
         async with openai.AsyncOpenAI(
             base_url=url, api_key="none", max_retries=0, timeout=120
@@ -146,11 +148,11 @@ def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
                 async with client.chat.completions.stream(**body) as stream:
                     return await stream.get_final_completion()
 
-            pairs = [(model, seed) for model in FORMATS for seed in range(15)]
+            # Random weights call tools in all formats, seed by seed, in test_tools_grammar.py.
+            pairs = [(model, seed) for model in FORMATS for seed in range(6)]
             return await asyncio.gather(*(ask(*pair) for pair in pairs))
 
     replies = asyncio.run(ask_all())
-    assert len(replies) >= 100
     called = [calls_of(reply) for reply in replies]
     assert all(len(calls) == 1 for calls in called)
     assert {calls[0][0] for calls in called} == set(SCHEMAS)

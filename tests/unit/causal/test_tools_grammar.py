@@ -30,6 +30,8 @@ from maskdial.causal.tools import (
 from maskdial.causal.tools.tool import MAX_TOOLS
 from maskdial.errors import ValidationError
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 STARTER_TOKENIZER = Path(maskdial.__file__).parent / "starter" / "hybrid" / "tokenizer.json"
 FORMATS = [
