@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -101,11 +101,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def torch() -> ModuleType:
-    """torch, on one thread: faster for tiny matrices, and other tests run beside these."""
-    module = importlib.import_module("torch")
-    module.set_num_threads(1)
-    return module
+def traced_once() -> Iterator[dict[str, Any]]:
+    """The traces of this process: see `tests.traces`."""
+    from tests.traces import quick_traces  # most tests do without torch
+
+    with quick_traces() as traces:
+        yield traces
+
+
+@pytest.fixture(scope="session")
+def torch(traced_once: dict[str, Any]) -> ModuleType:
+    """torch, on one thread and with quick exports: for tiny models, and others run beside these."""
+    return importlib.import_module("torch")
 
 
 class RunningServer:

@@ -19,6 +19,8 @@ from tokenizers import models, pre_tokenizers, processors
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
 
+pytestmark = pytest.mark.usefixtures("torch")
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 TEXTS = ["a b c", "d e f g h", "x"]
 LONG = "a " * 100
