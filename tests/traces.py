@@ -27,9 +27,10 @@ def quick_traces() -> Iterator[Traces]:
 
     The collector would go through all of torch's and transformers' objects many times a trace,
     a third of its time. Another sixth goes into the table of torch's operators, which each trace
-    makes anew. And a checkpoint is traced once a process, whatever its folder and the precisions
-    of its bundles. Every use gets a copy of the graph; where a test has cleared the dictionary that
-    it is given, they are traced again.
+    makes anew, and a fourteenth is lost by a cache of the operators' shapes. And a checkpoint is
+    traced once a process, whatever its folder and the precisions of its bundles. Every use gets a
+    copy of the graph; where a test has cleared the dictionary that it is given, they are traced
+    again.
     """
     traces: Traces = {}
     torch.set_num_threads(1)
@@ -37,6 +38,7 @@ def quick_traces() -> Iterator[Traces]:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.config, "fake_tensor_cache_enabled", False)
         make = functools.cache(ONNXRegistry.from_torchlib)
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(make))
         for name in ("trace", "trace_encoder"):
