@@ -67,28 +67,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a run; times in seconds.
-
-    ``timeout`` is for one request, from when it is sent. ``drain_timeout`` is for all open
-    requests, after the run's duration. At most ``max_in_flight`` requests are open; others wait.
-    """
-
-    timeout: float
-    drain_timeout: float
-    max_in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The state of a run, for the progress bar."""
-
-    in_flight: int
-    ended: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """One sample per job, in schedule order, and the peak number of requests in flight."""
 
@@ -97,35 +75,44 @@ class Run:
 
 
 class Runner:
-    """Sends jobs on schedule. ``clock`` gives seconds; that of uvloop would give milliseconds."""
+    """Sends jobs on schedule.
+
+    Args:
+        send: sends one.
+        timeout: seconds for one request, from when it is sent.
+        drain_timeout: seconds for all open requests, after the run's duration.
+        max_in_flight: open requests; others wait.
+        clock: gives seconds; that of uvloop would give milliseconds.
+    """
 
     def __init__(
         self,
         send: Send,
-        limits: Limits,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        timeout: float,
+        drain_timeout: float,
+        max_in_flight: int = 1000,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
         self._send = send
-        self._limits = limits
-        self._on_progress = on_progress
+        self._timeout = timeout
+        self._drain_timeout = drain_timeout
+        self._slots = asyncio.Semaphore(max_in_flight)
         self._samples: list[Sample] = []
-        self._in_flight = 0
+        self.num_failed = 0
+        self.in_flight = 0
         self._peak_in_flight = 0
-        self._failed = 0
 
     async def run(self, jobs: Sequence[Job], schedule: Sequence[float], duration: float) -> Run:
-        """Sends ``jobs[i]`` at ``schedule[i]``; ends by ``duration`` + ``limits.drain_timeout``."""
+        """Sends ``jobs[i]`` at ``schedule[i]``; ends by ``duration`` + ``drain_timeout``."""
         self._started = self._clock()
-        self._slots = asyncio.Semaphore(self._limits.max_in_flight)
         tasks: list[asyncio.Task[None]] = []
         for job, intended in zip(jobs, schedule, strict=True):
             await asyncio.sleep(intended - self._now())
             tasks.append(asyncio.create_task(self._run_job(job, intended)))
         if tasks:
             _, unfinished = await asyncio.wait(
-                tasks, timeout=duration + self._limits.drain_timeout - self._now()
+                tasks, timeout=duration + self._drain_timeout - self._now()
             )
             for task in unfinished:
                 task.cancel()
@@ -136,6 +123,10 @@ class Runner:
     def _now(self) -> float:
         return self._clock() - self._started
 
+    @property
+    def num_ended(self) -> int:
+        return len(self._samples)
+
     async def _run_job(self, job: Job, intended: float) -> None:
         sent: float | None = None
         tokens: list[float] = []
@@ -143,32 +134,23 @@ class Runner:
         try:
             async with self._slots:
                 sent = self._now()
-                self._count_in_flight(1)
+                self.in_flight += 1
+                self._peak_in_flight = max(self._peak_in_flight, self.in_flight)
                 try:
-                    async with asyncio.timeout(self._limits.timeout):
+                    async with asyncio.timeout(self._timeout):
                         await self._send(job, lambda: tokens.append(self._now()))
                 finally:
-                    self._count_in_flight(-1)
+                    self.in_flight -= 1
         except asyncio.CancelledError:
             # Only run() cancels, at the end of the drain; the request must still be counted.
             failure = Failure("unfinished", None, "still open when the run ended")
         except TimeoutError:
-            failure = Failure(
-                "client_timeout", None, f"not complete after {self._limits.timeout:g} s"
-            )
+            late = f"not complete after {self._timeout:g} s"
+            failure = Failure("client_timeout", None, late)
         except Exception as error:
             failure = failure_of(error)
-        self._failed += failure is not None
+        self.num_failed += failure is not None
         self._samples.append(Sample(job.kind, intended, sent, self._now(), tuple(tokens), failure))
-        self._report_progress()
-
-    def _count_in_flight(self, change: int) -> None:
-        self._in_flight += change
-        self._peak_in_flight = max(self._peak_in_flight, self._in_flight)
-        self._report_progress()
-
-    def _report_progress(self) -> None:
-        self._on_progress(Progress(self._in_flight, len(self._samples), self._failed))
 
 
 def load_client(url: str) -> AsyncClient:

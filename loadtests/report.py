@@ -3,7 +3,7 @@
 import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,22 +12,6 @@ import numpy as np
 
 from loadtests.open_loop import Failure, Run, Sample
 from loadtests.texts import Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the command line asked for. Times are in seconds, ``rate`` in requests per second."""
-
-    url: str
-    scenario: str
-    model: str | None
-    rate: float
-    duration: float
-    seed: int
-    max_new_tokens: int
-    timeout: float
-    drain_timeout: float
-    max_in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +63,6 @@ class Report:
     latency that comes from the load generator itself or from its limit on requests in flight.
     """
 
-    settings: Settings
     machine: str
     requests: int
     succeeded: int
@@ -125,25 +108,24 @@ def summarize(seconds: Iterable[float]) -> Summary | None:
     )
 
 
-def make_report(settings: Settings, run: Run) -> Report:
-    """Summarizes the samples of a run."""
+def make_report(duration: float, run: Run) -> Report:
+    """Summarizes the samples of a run of so many seconds."""
     samples = run.samples
     succeeded = [sample for sample in samples if sample.failure is None]
     tokens = sum(len(sample.tokens) for sample in succeeded)
     elapsed = max((sample.ended for sample in samples), default=0.0)
     return Report(
-        settings=settings,
         machine=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         requests=len(samples),
         succeeded=len(succeeded),
         failed=len(samples) - len(succeeded),
         elapsed=elapsed,
-        offered_rate=len(samples) / settings.duration,
+        offered_rate=len(samples) / duration,
         achieved_rate=len(succeeded) / elapsed if elapsed else 0.0,
         tokens=tokens,
         tokens_per_second=tokens / elapsed if elapsed else 0.0,
         peak_in_flight=run.peak_in_flight,
-        start_delay=summarize(_each(samples, _start_delay)),
+        start_delay=summarize(s.sent - s.intended for s in samples if s.sent is not None),
         kinds={
             kind: _latencies([sample for sample in samples if sample.kind is kind])
             for kind in Kind
@@ -160,22 +142,9 @@ def _latencies(samples: Sequence[Sample]) -> Latencies:
         requests=len(samples),
         succeeded=len(succeeded),
         end_to_end=summarize(sample.ended - sample.intended for sample in succeeded),
-        time_to_first_token=summarize(_each(succeeded, _time_to_first_token)),
+        time_to_first_token=summarize(s.tokens[0] - s.intended for s in succeeded if s.tokens),
         inter_token=summarize(gaps),
     )
-
-
-def _each(samples: Iterable[Sample], measure: Callable[[Sample], float | None]) -> list[float]:
-    measured = map(measure, samples)
-    return [seconds for seconds in measured if seconds is not None]
-
-
-def _start_delay(sample: Sample) -> float | None:
-    return None if sample.sent is None else sample.sent - sample.intended
-
-
-def _time_to_first_token(sample: Sample) -> float | None:
-    return sample.tokens[0] - sample.intended if sample.tokens else None
 
 
 def _count_errors(samples: Iterable[Sample]) -> tuple[ErrorCount, ...]:

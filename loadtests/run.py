@@ -4,27 +4,28 @@ import argparse
 import asyncio
 import ipaddress
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as ProgressBar
-from rich.table import Table
+from rich.status import Status
 
 from loadtests import LoadTestError, UsageError, add_number, add_seed
-from loadtests.open_loop import Limits, Progress, Runner, Sender, load_client, poisson_schedule
-from loadtests.report import Latencies, Report, Settings, Summary, make_report
+from loadtests.measurement import Section
+from loadtests.open_loop import Runner, Sender, load_client, poisson_schedule
+from loadtests.report import Report, make_report
 from loadtests.texts import SCENARIOS, draw_jobs
 
 DESCRIPTION = (
     "Send requests to a running server at scheduled times, however slow the answers are, and "
     "report latencies from the scheduled starts."
 )
+_SETTINGS = (
+    *("url", "scenario", "model", "rate", "duration", "seed", "max_new_tokens"),
+    *("timeout", "drain_timeout", "max_in_flight"),
+)
+_ABOUT = "milliseconds; first token and end to end from the scheduled start"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,20 +74,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs, prints and writes the report; returns 1 if requests failed without --allow-errors."""
-    settings = Settings(**{each.name: getattr(args, each.name) for each in fields(Settings)})
-    if settings.model is not None and settings.scenario == "mixed":
+    if args.model is not None and args.scenario == "mixed":
         raise UsageError("--model names one model, and the mixed scenario needs several")
-    if not args.allow_remote and not is_loopback(settings.url):
-        raise UsageError(f"{settings.url} is another machine; loading it needs --allow-remote")
-    report = asyncio.run(run_load_test(settings, Console(stderr=True)))
+    if not args.allow_remote and not is_loopback(args.url):
+        raise UsageError(f"{args.url} is another machine; loading it needs --allow-remote")
+    report = asyncio.run(run_load_test(args, Console(stderr=True)))
     if args.output is not None:
-        args.output.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+        document = {"settings": {name: getattr(args, name) for name in _SETTINGS}}
+        text = json.dumps(document | report.as_json(), indent=2)
+        args.output.write_text(f"{text}\n", encoding="utf-8")
     print_report(Console(), report)
     return 1 if report.failed and not args.allow_errors else 0
 
 
-async def run_load_test(settings: Settings, console: Console) -> Report:
-    """Checks that the server is ready and loads it, with a progress bar on the console."""
+async def run_load_test(settings: argparse.Namespace, console: Console) -> Report:
+    """Checks that the server is ready and loads it."""
     schedule = poisson_schedule(settings.rate, settings.duration, settings.seed)
     if not schedule:
         raise LoadTestError("the run is too short for a single request; raise --rate or --duration")
@@ -100,10 +102,21 @@ async def run_load_test(settings: Settings, console: Console) -> Report:
         if not health.ready:
             raise LoadTestError(f"the server at {settings.url} is not ready: {health.status}")
         send = Sender(client, model=settings.model, max_new_tokens=settings.max_new_tokens)
-        limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
-        with progress_bar(console, len(jobs)) as show:
-            run = await Runner(send, limits, show).run(jobs, schedule, settings.duration)
-    return make_report(settings, run)
+        runner = Runner(send, settings.timeout, settings.drain_timeout, settings.max_in_flight)
+        with console.status("") as status:
+            showing = asyncio.create_task(_show(status, runner, len(jobs)))
+            run = await runner.run(jobs, schedule, settings.duration)
+            showing.cancel()
+    return make_report(settings.duration, run)
+
+
+async def _show(status: Status, runner: Runner, total: int) -> None:
+    while True:
+        status.update(
+            f"{runner.num_ended} of {total} requests ended, {runner.num_failed} failed, "
+            f"{runner.in_flight} in flight"
+        )
+        await asyncio.sleep(0.2)
 
 
 def is_loopback(url: str) -> bool:
@@ -117,28 +130,17 @@ def is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-@contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[Callable[[Progress], None]]:
-    """A bar of finished requests; yields the function that updates it."""
-    columns = (
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("in flight {task.fields[in_flight]}  errors {task.fields[failed]}"),
-        TimeElapsedColumn(),
-    )
-    with ProgressBar(*columns, console=console) as bar:
-        task = bar.add_task("", total=total, in_flight=0, failed=0)
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of request and what was measured of it, in milliseconds."""
 
-        def show(progress: Progress) -> None:
-            bar.update(
-                task,
-                completed=progress.ended,
-                in_flight=progress.in_flight,
-                failed=progress.failed,
-            )
-
-        yield show
+    request: str
+    measure: str
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    max: float
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -152,42 +154,16 @@ def print_report(console: Console, report: Report) -> None:
     console.print(f"at most {report.peak_in_flight} in flight")
     if report.start_delay is not None:
         console.print(f"start delay p99: {report.start_delay.p99:.1f} ms")
-    console.print(_latency_table(report))
-    if report.errors:
-        console.print(_error_table(report))
-
-
-def _latency_table(report: Report) -> Table:
-    table = Table(title="milliseconds; first token and end to end from the scheduled start")
-    for name in ("request", "measure"):
-        table.add_column(name)
-    for name in ("count", "p50", "p90", "p99", "max"):
-        table.add_column(name, justify="right")
+    rows = []
     for kind, latencies in report.kinds.items():
-        for measure, summary in _measures(latencies):
-            if summary is not None:
-                table.add_row(kind.value, measure, *_cells(summary))
-    return table
-
-
-def _measures(latencies: Latencies) -> tuple[tuple[str, Summary | None], ...]:
-    return (
-        ("time to first token", latencies.time_to_first_token),
-        ("between tokens", latencies.inter_token),
-        ("end to end", latencies.end_to_end),
-    )
-
-
-def _cells(summary: Summary) -> tuple[str, ...]:
-    times = (summary.p50, summary.p90, summary.p99, summary.max)
-    return (str(summary.count), *(f"{time:.1f}" for time in times))
-
-
-def _error_table(report: Report) -> Table:
-    table = Table(title="errors")
-    for name in ("type", "status", "count", "example"):
-        table.add_column(name, justify="right" if name == "count" else "left")
-    for error in report.errors:
-        status = "-" if error.status is None else str(error.status)
-        table.add_row(error.error_type, status, str(error.count), escape(error.example))
-    return table
+        for name, each in (
+            ("time to first token", latencies.time_to_first_token),
+            ("between tokens", latencies.inter_token),
+            ("end to end", latencies.end_to_end),
+        ):
+            if each is not None:
+                times = each.p50, each.p90, each.p99, each.max
+                rows.append(Row(kind.value, name, each.count, *times))
+    for name, about, found in (("latencies", _ABOUT, rows), ("errors", "by type", report.errors)):
+        if found:
+            Section(name, about, 1, tuple(found), ()).show(console)

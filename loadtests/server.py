@@ -1,7 +1,6 @@
 """ServerProcess: our server as a child process on a free port, and connections to it."""
 
 import asyncio
-import contextlib
 import queue
 import re
 import signal
@@ -37,6 +36,7 @@ class ServerProcess:
 
     Attributes:
         url: where it listens.
+        process: of the system.
         start_seconds: from the start of the process until it listened.
         ready_seconds: from the start of the process until ``/health/ready`` returned 200.
     """
@@ -45,64 +45,36 @@ class ServerProcess:
         self, url: str, pid: int, log: "_Log", start_seconds: float, ready_seconds: float
     ) -> None:
         self.url = url
-        self._log = log
+        self.port = int(url.rpartition(":")[2])
+        self.process = psutil.Process(pid)
         self.start_seconds = start_seconds
         self.ready_seconds = ready_seconds
-        self._process = psutil.Process(pid)
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
+        self._log = log
 
     def cpu_seconds(self) -> float:
         """User and system CPU time of all threads since the start."""
-        times = self._process.cpu_times()
+        times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def resident_bytes(self) -> int:
         """Resident set size."""
-        return int(self._process.memory_info().rss)
+        return int(self.process.memory_info().rss)
+
+    def resources(self) -> tuple[int, int, int]:
+        """Resident bytes, open file descriptors, and threads of Python and of native code."""
+        return self.resident_bytes(), self.process.num_fds(), self.process.num_threads()
 
     def collect(self) -> tuple[int, int]:
-        """Has it give free memory back and collect its garbage; it has to be ``collecting``.
+        """Frees memory and collects garbage, if it is ``collecting``; resident bytes around it.
 
-        Returns:
-            The resident set size before the collection and after it, in bytes.
+        Raises:
+            LoadTestError: the server does not do so, or is gone.
         """
-        self._process.send_signal(signal.SIGUSR1)
-        return self._log.collected.get(timeout=_COLLECT_TIMEOUT)
-
-    def num_files(self) -> int:
-        """Open file descriptors."""
-        return int(self._process.num_fds())
-
-    def num_threads(self) -> int:
-        """Threads, of Python and of native code."""
-        return int(self._process.num_threads())
-
-    def suspend(self) -> None:
-        """Stops it where it is, until `resume`."""
-        self._process.suspend()
-
-    def resume(self) -> None:
-        """Lets it go on."""
-        self._process.resume()
-
-    def reload(self) -> None:
-        """Has it read its key file again (SIGHUP)."""
-        self._process.send_signal(signal.SIGHUP)
-
-    def kill(self) -> None:
-        """Ends it at once (SIGKILL)."""
-        self._process.kill()
-
-    def kill_children(self) -> int:
-        """Kills the processes that it has started; returns how many those were."""
-        children = self._process.children()
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        return len(children)
+        try:
+            self.process.send_signal(signal.SIGUSR1)
+            return self._log.collected.get(timeout=_COLLECT_TIMEOUT)
+        except (psutil.Error, queue.Empty) as error:
+            raise LoadTestError("the server does not collect its garbage") from error
 
 
 @contextmanager
@@ -120,7 +92,7 @@ def running_server(
         models: bundle folders to serve, by name; without any, the starter models.
         timeout: seconds until it must be ready.
         on_line: called with each line of its log, from another thread.
-        collecting: it can be told to `ServerProcess.collect`.
+        collecting: whether it can `ServerProcess.collect`.
         settings: fields of `maskdial.config.Config`; ``MASKDIAL_*`` variables set the others.
 
     Raises:
@@ -268,10 +240,10 @@ def post(path: str, content: bytes, headers: Mapping[str, str] | None = None) ->
 
 
 class Connection(asyncio.Protocol):
-    """A keep-alive HTTP/1.1 connection that costs this process as little CPU time as Python allows.
+    """A keep-alive HTTP/1.1 connection to localhost, with one request at a time.
 
     The load generator shares its cores with the server, so requests are encoded beforehand and
-    replies are kept as bytes. One request at a time.
+    replies are kept as bytes.
     """
 
     def __init__(self) -> None:
@@ -292,11 +264,7 @@ class Connection(asyncio.Protocol):
         return self._transport.is_closing()
 
     async def send(self, request: bytes, on_body: Callable[[bytes], None] | None = None) -> Reply:
-        """Sends a request and reads the whole reply.
-
-        Args:
-            request: from `post`.
-            on_body: called with each piece of the body as it arrives.
+        """Reads the whole reply to a request; ``on_body`` gets each piece of the body.
 
         Raises:
             LoadTestError: the server closed the connection.
@@ -313,27 +281,52 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
+    # Called by the event loop, and by the parser.
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
         self._parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         if not self._reply.done():
             self._reply.set_exception(LoadTestError("the server closed a connection"))
             self._reply.exception()  # marks it as retrieved: there may be no waiter
 
     def on_body(self, data: bytes) -> None:
-        """Called by the parser."""
         self._body.append(data)
         if self._on_body is not None:
             self._on_body(data)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
         if not self._reply.done():
             self._reply.set_result(Reply(self._parser.get_status_code(), b"".join(self._body)))
+
+
+class Client:
+    """Sends over one connection, and opens the next when that is closed or was too slow."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._connection: Connection | None = None
+
+    async def send(self, request: bytes, seconds: float = 60.0) -> Reply:
+        """Reads the whole reply to a request.
+
+        Raises:
+            LoadTestError: there was none within the time.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                if self._connection is None or self._connection.closed:
+                    self._connection = await Connection.open(self._port)
+                return await self._connection.send(request)
+        except (OSError, TimeoutError) as error:
+            self.close()
+            raise LoadTestError(f"no reply within {seconds:.3g} s: {error!r}") from error
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()

@@ -5,6 +5,7 @@
 
 import asyncio
 import ctypes
+import functools
 import importlib
 import os
 import re
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -101,11 +102,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def torch() -> ModuleType:
-    """torch, on one thread: faster for tiny matrices, and other tests run beside these."""
-    module = importlib.import_module("torch")
-    module.set_num_threads(1)
-    return module
+def traced_once() -> Iterator[dict[str, Any]]:
+    """The traces of this process: see `tests.traces`."""
+    from tests.traces import quick_traces  # most tests do without torch
+
+    with quick_traces() as traces:
+        yield traces
+
+
+@pytest.fixture(scope="session")
+def torch(traced_once: dict[str, Any]) -> ModuleType:
+    """torch, on one thread and with quick exports: for tiny models, and others run beside these."""
+    return importlib.import_module("torch")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_clients() -> Iterator[None]:
+    """Reads the certificates of the authorities once, not for each client: 22 ms of CPU time."""
+    with pytest.MonkeyPatch.context() as patch:
+        make = functools.cache(httpx.create_ssl_context)
+        patch.setattr("httpx._transports.default.create_ssl_context", make)
+        yield
 
 
 class RunningServer:

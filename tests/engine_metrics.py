@@ -26,7 +26,10 @@ class EngineMetrics:
         return {reason: count for reason, count in counts.items() if count}
 
     def value(self, name: str, **labels: str) -> int:
+        return int(self.ratio(name, **labels))
+
+    def ratio(self, name: str, **labels: str) -> float:
         labels["model"] = self._model
         value = self._registry.get_sample_value(f"maskdial_{name}", labels)
         assert value is not None, name
-        return int(value)
+        return value

@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
 import random
 import sys
@@ -11,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
+import psutil
 
 from loadtests import LoadTestError, add_number, count
 from loadtests.faults.mix import Question, draw_questions, essence, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
 from loadtests.faults.proxy import FaultyProxy
 from loadtests.measurement import Section
-from loadtests.server import Connection, Reply, ServerProcess, running_server
+from loadtests.server import Client, Reply, ServerProcess, running_server
 from maskdial.registry.catalog import STARTER_FOLDER
 
 DESCRIPTION = (
@@ -111,13 +114,13 @@ class Chaos:
         self._replies: dict[str, int] = {}
         self._events: Counter[str] = Counter()
         self._busy: list[str] = []
-        self._before = self._after = (0, 0, 0)
+        self._resources: list[tuple[int, int, int]] = []
 
     async def run(self, seconds: float, num_clients: int, max_requests: int | None = None) -> None:
         """Lets everything go wrong for so long, and then waits until it has settled."""
         self._max_requests = max_requests or sys.maxsize
         answers = await learn_answers(self._server.port, self._questions)
-        self._before = self._resources()
+        self._resources.append(self._server.resources())
         await self._proxy.start()
         self._until = time.perf_counter() + seconds
         disturbing = asyncio.create_task(self._disturb())
@@ -127,31 +130,20 @@ class Chaos:
         await self._proxy.stop()
         await asyncio.sleep(_SETTLE_SECONDS)
         self._busy = await busy_gauges(self._server)
-        self._after = self._resources()
-
-    def _resources(self) -> tuple[int, int, int]:
-        server = self._server
-        return server.resident_bytes() // 1_000_000, server.num_files(), server.num_threads()
+        self._resources.append(self._server.resources())
 
     def _goes_on(self) -> bool:
         return self._num_requests < self._max_requests and time.perf_counter() < self._until
 
     async def _client(self, number: int, answers: dict[Question, bytes]) -> None:
-        connection: Connection | None = None
-        turn = 0
-        while self._goes_on():
-            turn += 1
+        client = Client(self._proxy.port)
+        for turn in itertools.takewhile(lambda _: self._goes_on(), itertools.count()):
             question = self._rng.choice(self._questions)
             request_id = f"chaos-{self._seed}-{number}-{turn}"
             self._num_requests += 1
             try:
-                if connection is None or connection.closed:
-                    connection = await Connection.open(self._proxy.port)
-                reply = await self._ask(connection, question, request_id)
-            except (LoadTestError, TimeoutError, OSError, httpx.HTTPError):
-                if connection is not None:
-                    connection.close()
-                connection = None
+                reply = await self._ask(client, question, request_id)
+            except LoadTestError:
                 continue
             self._replies[request_id] = reply.status
             # An error event within a stream is a reply, too: that of the time that was up.
@@ -165,16 +157,15 @@ class Chaos:
                     f"{question.path} {question.body.decode()}: {reply.body.decode()}, "
                     f"alone {answers[question].decode()}"
                 )
-        if connection is not None:
-            connection.close()
+        client.close()
 
-    async def _ask(self, connection: Connection, question: Question, request_id: str) -> Reply:
+    async def _ask(self, client: Client, question: Question, request_id: str) -> Reply:
         impatient = self._rng.random() < _IMPATIENT_SHARE
         if self._rng.random() < _DEADLINE_SHARE and not question.path.startswith("/v1"):
             body = {**json.loads(question.body), "timeout": self._rng.uniform(0.001, 0.3)}
             question = Question(question.path, json.dumps(body).encode())
-        async with asyncio.timeout(self._rng.uniform(0, 0.3) if impatient else _CLIENT_TIMEOUT):
-            return await connection.send(question.encode({"x-request-id": request_id}))
+        patience = self._rng.uniform(0, 0.3) if impatient else _CLIENT_TIMEOUT
+        return await client.send(question.encode({"x-request-id": request_id}), patience)
 
     async def _disturb(self) -> None:
         kinds = [self._pause, self._kill_children, self._swap]
@@ -183,13 +174,16 @@ class Chaos:
             await self._rng.choice(kinds)()
 
     async def _pause(self) -> None:
-        self._server.suspend()
+        self._server.process.suspend()
         await asyncio.sleep(self._rng.uniform(0.1, 1.5))
-        self._server.resume()
+        self._server.process.resume()
         self._events["pauses"] += 1
 
     async def _kill_children(self) -> None:
-        self._events["killed children"] += self._server.kill_children()
+        for child in self._server.process.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+            self._events["killed children"] += 1
 
     async def _swap(self) -> None:
         headers = {"authorization": f"Bearer {_KEY}"}
@@ -225,12 +219,13 @@ class Chaos:
         """What happened beside the counts."""
         faults = ", ".join(f"{number} {name}" for name, number in self._proxy.num_faults.items())
         events = ", ".join(f"{number} {name}" for name, number in self._events.items())
-        names = ("resident MB", "file descriptors", "threads")
-        kept = zip(names, self._before, self._after, strict=True)
+        (before, *others), (after, *later) = self._resources
+        kept = zip(("file descriptors", "threads"), others, later, strict=True)
         return (
             f"connections: {faults}",
             f"meanwhile: {events}",
-            "; ".join(f"{name}: {before} to {after}" for name, before, after in kept),
+            f"resident MB: {before // 1_000_000} to {after // 1_000_000}; "
+            + "; ".join(f"{name}: {first} to {last}" for name, first, last in kept),
             f"statuses: {dict(sorted(Counter(self._replies.values()).items()))}; "
             f"tracebacks in the log: {records.num_tracebacks}",
             *([f"first that differs: {self._example}"] if self._example else ()),

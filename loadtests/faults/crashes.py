@@ -8,16 +8,16 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtests import LoadTestError, add_number
-from loadtests.faults.mix import Question, ask, draw_questions, essence, learn_answers
+from loadtests.faults.mix import Question, draw_questions, essence, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.measurement import Section
-from loadtests.server import Connection, running_server, spawn_server
+from loadtests.server import Client, running_server, spawn_server
 from maskdial.bundle.bundle import hash_files
 from maskdial.registry.catalog import STARTER_FOLDER
 
@@ -103,7 +103,7 @@ class Crashes:
             ]
             for number in range(times):
                 await asyncio.sleep(self._rng.uniform(*_MOMENTS))
-                server.kill()
+                server.process.kill()
                 self._num_kills += 1
                 stack.close()
                 if number % _EARLY_EVERY == 0:
@@ -125,33 +125,30 @@ class Crashes:
     async def _client(
         self, port: int, answers: Mapping[Question, bytes], finished: asyncio.Event
     ) -> None:
-        connection: Connection | None = None
+        client = Client(port)
         while not finished.is_set():
             question = self._rng.choice(self._questions)
             self._num_requests += 1
             until = time.perf_counter() + _PATIENCE
-            while True:
-                try:
-                    if connection is None or connection.closed:
-                        connection = await Connection.open(port)
-                    reply = await ask(connection, question)
-                    if reply.ok:
-                        self._num_differing += essence(reply.body) != answers[question]
-                        break
-                except (LoadTestError, OSError):
-                    if connection is not None:
-                        connection.close()
-                    connection = None
+            while not await self._is_answered(client, question, answers[question]):
                 self._num_retries += 1
                 if time.perf_counter() > until:
                     self._num_lost += 1
                     break
                 await asyncio.sleep(_RETRY_SECONDS)
-        if connection is not None:
-            connection.close()
+        client.close()
+
+    async def _is_answered(self, client: Client, question: Question, answer: bytes) -> bool:
+        try:
+            reply = await client.send(question.encode())
+        except LoadTestError:
+            return False
+        self._num_differing += reply.ok and essence(reply.body) != answer
+        return reply.ok
 
     def _hash(self) -> list[Mapping[str, str]]:
-        return [hash_files(each, _names(each)) for each in self._models.values()]
+        folders = self._models.values()
+        return [hash_files(each, [path.name for path in each.iterdir()]) for each in folders]
 
     def row(self) -> Row:
         """The counts; call it while the bundles are there."""
@@ -171,10 +168,6 @@ class Crashes:
             statistics.median(restarts),
             max(restarts),
         )
-
-
-def _names(folder: Path) -> Sequence[str]:
-    return [path.name for path in folder.iterdir()]
 
 
 def _free_port() -> int:

@@ -1,6 +1,5 @@
 """Mix: requests to every route that the starter models serve, each with a reply that is known."""
 
-import asyncio
 import json
 import random
 import re
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtests import LoadTestError
-from loadtests.server import Connection, Reply, post
+from loadtests.server import Client, post
 from loadtests.texts import draw_jobs
 
 _NUM_EACH = 12
@@ -23,7 +22,6 @@ _SCHEMA = {
 }
 # A stream that waits says so by comments.
 _COMMENT = re.compile(rb"^:.*\n\n", re.MULTILINE)
-JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,10 @@ def draw_questions(seed: int) -> list[Question]:
         length = rng.randrange(4, 24)
         greedy = {"max_new_tokens": length, "temperature": 0}
         openai = {"model": "hybrid", "max_tokens": length, "temperature": 0}
-        constrained = {
-            **greedy,
-            "max_new_tokens": 60,
-            "grammar": {"type": "json", "value": _SCHEMA},
-        }
+        grammar = {"type": "json", "value": _SCHEMA}
+        constrained = {**greedy, "max_new_tokens": 60, "grammar": grammar}
+        choices = [{"value": "positive"}, {"value": "negative"}]
+        asked = {"type": "choice", "instructions": "What is the opinion?", "choices": choices}
         bodies: list[tuple[str, dict[str, Any]]] = [
             ("/classify", {"inputs": review}),
             ("/classify", {"inputs": reviews[number : number + rng.randrange(2, 8)]}),
@@ -72,20 +69,7 @@ def draw_questions(seed: int) -> list[Question]:
             ("/generate_stream", {"inputs": opening, "parameters": greedy}),
             ("/v1/completions", {**openai, "prompt": opening}),
             ("/v1/completions", {**openai, "prompt": opening, "stream": True}),
-            (
-                "/v1/decisions",
-                {
-                    "model": "sentiment",
-                    "input": review,
-                    "questions": [
-                        {
-                            "type": "choice",
-                            "instructions": "What is the opinion?",
-                            "choices": [{"value": "positive"}, {"value": "negative"}],
-                        }
-                    ],
-                },
-            ),
+            ("/v1/decisions", {"model": "sentiment", "input": review, "questions": [asked]}),
         ]
         questions += [Question(path, json.dumps(body).encode()) for path, body in bodies]
     rng.shuffle(questions)
@@ -103,29 +87,12 @@ async def learn_answers(port: int, questions: Sequence[Question]) -> dict[Questi
     Raises:
         LoadTestError: a question has none.
     """
-    connection = await Connection.open(port)
+    client = Client(port)
     answers: dict[Question, bytes] = {}
     for question in questions:
-        reply = await ask(connection, question)
+        reply = await client.send(question.encode())
         if not reply.ok:
             raise LoadTestError(f"{question.path} answers {reply}")
         answers[question] = essence(reply.body)
-    connection.close()
+    client.close()
     return answers
-
-
-async def ask(
-    connection: Connection,
-    question: Question,
-    timeout: float = 60.0,  # noqa: ASYNC109
-) -> Reply:
-    """Asks a question.
-
-    Raises:
-        LoadTestError: the server closed the connection, or did not answer in time.
-    """
-    try:
-        async with asyncio.timeout(timeout):
-            return await connection.send(question.encode())
-    except TimeoutError as error:
-        raise LoadTestError(f"{question.path} was not answered within {timeout:g} s") from error

@@ -1,4 +1,4 @@
-"""Outcome: what a kind of faults has found, and what several kinds share."""
+"""Outcome: what a kind of faults has found; what several kinds share."""
 
 import argparse
 import re

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtests import LoadTestError, add_number
+from loadtests.closed_loop import capacity
 from loadtests.faults.outcome import Outcome
 from loadtests.measurement import Section, median
 from loadtests.open_loop import poisson_schedule
@@ -89,9 +90,8 @@ async def _overload(
 ) -> Row:
     alone = [await _timed(port, requests[0]) for _ in range(20)]
     before = median(took for _, took in alone)
-    capacity = await _capacity(port, requests)
-    offered = args.times * capacity
-    times = poisson_schedule(offered, args.seconds, args.seed)
+    most = await capacity(port, requests, _CLIENTS, _CALIBRATION_SECONDS)
+    times = poisson_schedule(args.times * most, args.seconds, args.seed)
     health: list[float] = []
     checking = asyncio.create_task(_check_health(port, health))
     outcomes = await _offer(port, requests, times)
@@ -101,7 +101,7 @@ async def _overload(
     refused = sorted(took for status, took in outcomes if status in _REFUSALS)
     return Row(
         path,
-        capacity,
+        most,
         len(times) / args.seconds,
         len(answered) / args.seconds,
         len(refused) / args.seconds,
@@ -113,24 +113,6 @@ async def _overload(
         percentile(sorted(health), 99),
         back,
     )
-
-
-async def _capacity(port: int, requests: Sequence[bytes]) -> float:
-    """Requests a second that clients get answered which each send the next one at once."""
-    supply = itertools.cycle(requests)
-    started = time.perf_counter()
-
-    async def client() -> int:
-        connection = await Connection.open(port)
-        num_answered = 0
-        while time.perf_counter() - started < _CALIBRATION_SECONDS:
-            await connection.send(next(supply))
-            num_answered += 1
-        connection.close()
-        return num_answered
-
-    numbers = await asyncio.gather(*(client() for _ in range(_CLIENTS)))
-    return sum(numbers) / (time.perf_counter() - started)
 
 
 async def _offer(

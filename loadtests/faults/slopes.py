@@ -1,4 +1,4 @@
-"""The slope of a server's memory under each kind of request, one kind after the other."""
+"""The slope of a server's memory under one kind of request."""
 
 import asyncio
 import itertools
@@ -32,16 +32,12 @@ class Slope:
     mb_per_hour: float
 
 
-def measure(server: ServerProcess, kinds: Sequence[Kind], seconds: float) -> tuple[Slope, ...]:
-    """Asks each kind for its share of the time, after 250 requests as a warm-up.
+def measure(server: ServerProcess, kind: Kind, seconds: float) -> Slope:
+    """Asks one kind for so long, after 250 requests as a warm-up.
 
     Raises:
         LoadTestError: a reply had another status than the kind's, or did not come.
     """
-    return tuple(_measure(server, kind, seconds / len(kinds)) for kind in kinds)
-
-
-def _measure(server: ServerProcess, kind: Kind, seconds: float) -> Slope:
     numbers = itertools.count()
 
     def ask(number: int) -> None:

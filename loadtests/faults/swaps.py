@@ -19,7 +19,7 @@ from rich.console import Console
 from loadtests import LoadTestError, add_bundles, add_number
 from loadtests.faults.outcome import Outcome, add_clients
 from loadtests.measurement import Section
-from loadtests.server import Connection, ServerProcess, post, running_server
+from loadtests.server import Client, ServerProcess, post, running_server
 from loadtests.texts import draw_jobs
 from maskdial.bundle.bundle import Bundle, load_bundle, read_manifests, write_manifest
 
@@ -115,17 +115,13 @@ class Load:
         last, numbers = self.num_requests + num_requests, itertools.count()
         swapping = asyncio.create_task(swaps or asyncio.sleep(0))
 
-        async def client() -> None:
-            connection = await Connection.open(self._port)
-            try:
-                while self.num_requests < last or not swapping.done():
-                    if connection.closed:
-                        connection = await Connection.open(self._port)
-                    await self._ask(connection, next(numbers) % len(self._requests))
-            finally:
-                connection.close()
+        async def ask_on() -> None:
+            client = Client(self._port)
+            while self.num_requests < last or not swapping.done():
+                await self._ask(client, next(numbers) % len(self._requests))
+            client.close()
 
-        await asyncio.gather(*(client() for _ in range(num_clients)))
+        await asyncio.gather(*(ask_on() for _ in range(num_clients)))
         await swapping
 
     async def reached(self, num_requests: int) -> None:
@@ -133,10 +129,10 @@ class Load:
         async with self._answered:
             await self._answered.wait_for(lambda: self.num_requests >= num_requests)
 
-    async def _ask(self, connection: Connection, number: int) -> None:
+    async def _ask(self, client: Client, number: int) -> None:
         started = time.perf_counter()
         try:
-            reply = await connection.send(self._requests[number])
+            reply = await client.send(self._requests[number])
         except LoadTestError as error:
             self._fail(str(error))
         else:
@@ -247,7 +243,7 @@ async def _settled(server: ServerProcess) -> tuple[int, int, int]:
     deadline = time.perf_counter() + _SETTLE_SECONDS
     samples: list[tuple[int, int, int]] = []
     while not samples or time.perf_counter() < deadline:
-        samples.append((server.resident_bytes(), server.num_files(), server.num_threads()))
+        samples.append(server.resources())
         await asyncio.sleep(_POLL_SECONDS)
     memory, files, threads = map(min, zip(*samples, strict=True))
     return memory, files, threads

@@ -1,14 +1,13 @@
 """Throughput and latency against the offered load, in an open loop."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from loadtests import LoadTestError
-from loadtests.closed_loop import Work, drive, http_clients, work_of
+from loadtests.closed_loop import Work, capacity
 from loadtests.measurement import Section
-from loadtests.open_loop import Limits, Run, Runner, poisson_schedule
-from loadtests.report import Report, Settings, Summary, make_report
+from loadtests.open_loop import Runner, poisson_schedule
+from loadtests.report import Report, Summary, make_report
 from loadtests.server import Connection, ServerProcess, count_tokens, running_server
 from loadtests.texts import Job, draw_jobs
 from maskdial.bundle.bundle import Bundle
@@ -19,7 +18,6 @@ _CLIENTS = {"causal": 8, "encoder-decoder": 8, "masked": 32}
 _CAPACITY_SECONDS = 0.5
 _TIMEOUT = 120.0
 _DRAIN_TIMEOUT = 60.0
-_MAX_IN_FLIGHT = 1000
 
 _NOTES = (
     "share: of the throughput of a closed loop of 8 streams or 32 texts; milliseconds count from "
@@ -57,33 +55,26 @@ class Sender:
         self._port = port
         self._idle: list[Connection] = []
 
-    async def __call__(self, text: str, on_token: Callable[[], None]) -> None:
-        """Sends a text and reads the whole reply; calls ``on_token`` at each token."""
+    async def __call__(self, job: Job, on_token: Callable[[], None]) -> None:
+        """Sends a job's text and reads the whole reply; calls ``on_token`` at each token."""
 
         def note(data: bytes) -> None:
             for _ in range(count_tokens(data)):
                 on_token()
 
-        connection = await self._connect()
+        self._idle = [each for each in self._idle if not each.closed]
+        connection = self._idle.pop() if self._idle else await Connection.open(self._port)
         try:
-            reply = await connection.send(self._work.request(text), note)
-            self._work.count(reply)
+            self._work.check(await connection.send(self._work.request(job.text), note))
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Closes all connections."""
         for connection in self._idle:
             connection.close()
-
-    async def _connect(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.closed:
-                return connection
-        return await Connection.open(self._port)
 
 
 async def measure(bundles: Sequence[Bundle], seconds: float, num_tokens: int, seed: int) -> Section:
@@ -106,82 +97,24 @@ async def measure(bundles: Sequence[Bundle], seconds: float, num_tokens: int, se
 async def _load(
     bundle: Bundle, server: ServerProcess, seconds: float, num_tokens: int, seed: int
 ) -> list[Row]:
-    work = work_of(bundle, num_tokens)
-    capacity = await measure_capacity(bundle, server, work, _CAPACITY_SECONDS * seconds, seed)
+    work, num_clients = Work.of(bundle, num_tokens), _CLIENTS[bundle.manifest.family]
+    requests = [work.request(job.text) for job in draw_jobs("classify", 256, seed)]
+    await capacity(server.port, requests, num_clients, 0.1)  # warm-up
+    most = await capacity(server.port, requests, num_clients, _CAPACITY_SECONDS * seconds)
+    scenario = "generate" if bundle.manifest.family == "causal" else "classify"
     rows: list[Row] = []
-    for number, share in enumerate(SHARES):
-        settings = settings_of(
-            bundle, server.url, share * capacity, seconds, num_tokens, seed + number
-        )
-        rows.append(await measure_rate(bundle.name, server, work, share, settings))
+    for number, share in enumerate(SHARES, seed):
+        schedule = poisson_schedule(share * most, seconds, number)
+        if not schedule:
+            raise LoadTestError("the run is too short for a single request; raise --seconds")
+        sender, cpu = Sender(work, server.port), server.cpu_seconds()
+        runner = Runner(sender, _TIMEOUT, _DRAIN_TIMEOUT)
+        jobs = draw_jobs(scenario, len(schedule), number)
+        report = make_report(seconds, await runner.run(jobs, schedule, seconds))
+        sender.close()
+        cpu = server.cpu_seconds() - cpu
+        rows.append(summarize(bundle.name, share, report, cpu, server.resident_bytes()))
     return rows
-
-
-async def measure_capacity(
-    bundle: Bundle, server: ServerProcess, work: Work, seconds: float, seed: int
-) -> float:
-    """Requests per second in a closed loop."""
-    texts = [job.text for job in draw_jobs("classify", 256, seed)]
-    num_clients = _CLIENTS[bundle.manifest.family]
-    async with http_clients(work, texts, server.port, num_clients) as clients:
-        await drive(clients, texts, 0)  # warm-up
-        sample = await drive(clients, texts, seconds)
-    return sample.requests / sample.seconds
-
-
-def settings_of(
-    bundle: Bundle, url: str, rate: float, seconds: float, num_tokens: int, seed: int
-) -> Settings:
-    """A run at a rate, in requests per second."""
-    return Settings(
-        url=url,
-        scenario="generate" if bundle.manifest.family == "causal" else "classify",
-        model=bundle.name,
-        rate=rate,
-        duration=seconds,
-        seed=seed,
-        max_new_tokens=num_tokens,
-        timeout=_TIMEOUT,
-        drain_timeout=_DRAIN_TIMEOUT,
-        max_in_flight=_MAX_IN_FLIGHT,
-    )
-
-
-async def measure_rate(
-    model: str, server: ServerProcess, work: Work, share: float, settings: Settings
-) -> Row:
-    """Offers one rate."""
-    cpu = server.cpu_seconds()
-    report = make_report(settings, await offer(settings, work, server.port))
-    cpu = server.cpu_seconds() - cpu
-    return summarize(model, share, report, cpu, server.resident_bytes())
-
-
-def arrivals(settings: Settings) -> tuple[tuple[Job, float], ...]:
-    """What a run sends, each with its time in seconds.
-
-    Raises:
-        LoadTestError: that is nothing.
-    """
-    schedule = poisson_schedule(settings.rate, settings.duration, settings.seed)
-    if not schedule:
-        raise LoadTestError("the run is too short for a single request; raise --seconds")
-    jobs = draw_jobs(settings.scenario, len(schedule), settings.seed)
-    return tuple(zip(jobs, schedule, strict=True))
-
-
-async def offer(settings: Settings, work: Work, port: int) -> Run:
-    """Sends what `arrivals` says."""
-    jobs, schedule = zip(*arrivals(settings), strict=True)
-    limits = Limits(settings.timeout, settings.drain_timeout, settings.max_in_flight)
-    async with AsyncExitStack() as stack:
-        sender = Sender(work, port)
-
-        async def send(job: Job, on_token: Callable[[], None]) -> None:
-            await sender(job.text, on_token)
-
-        stack.push_async_callback(sender.aclose)
-        return await Runner(send, limits).run(jobs, schedule, settings.duration)
 
 
 def summarize(
@@ -189,7 +122,7 @@ def summarize(
 ) -> Row:
     """Summarizes one rate, with the server's CPU time and memory."""
     (latencies,) = report.kinds.values()
-    whole, first = latencies.end_to_end, latencies.time_to_first_token
+    whole = latencies.end_to_end
     return Row(
         model=model,
         share=share,
@@ -199,7 +132,7 @@ def summarize(
         failed=report.failed,
         p50_ms=None if whole is None else whole.p50,
         p99_ms=_p99(whole),
-        first_token_p99_ms=_p99(first),
+        first_token_p99_ms=_p99(latencies.time_to_first_token),
         tokens_per_second=report.tokens_per_second,
         most_open=report.peak_in_flight,
         cpu_ms=1e3 * cpu_seconds / report.requests,

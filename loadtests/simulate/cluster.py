@@ -1,6 +1,5 @@
 """Cluster: a gateway, a router and replicas, under the load of conversations."""
 
-import heapq
 import random
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
@@ -19,77 +18,49 @@ Process = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a cluster consists of.
-
-    Attributes:
-        replicas: at the start.
-        limits: the settings of each.
-        routing: one of `router.POLICIES`.
-        spread: of the `Router`.
-        gateway_seconds, gateway_workers: of the `Gateway`.
-        seed: draws what the router leaves to chance.
+    """What a cluster consists of: ``replicas`` with the same limits, behind a router that goes by
+    one of `router.POLICIES` and a gateway. ``seed`` draws what the router leaves to chance.
     """
 
     replicas: int = 1
     limits: Limits = field(default_factory=Limits)
     routing: str = "two-choices"
-    spread: float = 1.25
     gateway_seconds: float = 0.0
-    gateway_workers: int = 1
     seed: int = 0
 
 
 class Gateway:
-    """A queue before workers that each handle one request at a time, all in the same time.
+    """A queue before one worker, which takes as many ``seconds`` for each request and its reply."""
 
-    Args:
-        seconds: that a request takes, the relaying of its reply included.
-        workers: processes or threads that work at the same time.
-    """
-
-    def __init__(self, seconds: float, workers: int = 1) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._free_at = [0.0] * workers  # a heap
+        self._free_at = 0.0
 
     def delay(self, now: float) -> float:
         """Takes a request; returns the seconds after which it leaves. Times must not decrease."""
-        if not self._seconds:
-            return 0.0
-        start = max(now, self._free_at[0])
-        heapq.heapreplace(self._free_at, start + self._seconds)
-        return start + self._seconds - now
+        self._free_at = max(now, self._free_at) + self._seconds
+        return self._free_at - now
 
 
 class Cluster:
-    """Runs until every conversation has ended.
-
-    Args:
-        shape: what it consists of.
-        times: how long the replicas' steps take.
-    """
+    """Runs until every conversation has ended."""
 
     def __init__(self, shape: Shape, times: StepTimes) -> None:
         self._env = simpy.Environment()
-        self._gateway = Gateway(shape.gateway_seconds, shape.gateway_workers)
-        self._router = Router(
-            shape.routing,
-            random.Random(shape.seed),
-            slots=shape.limits.slots,
-            spread=shape.spread,
-        )
+        self._gateway = Gateway(shape.gateway_seconds)
         self._requests: list[Request] = []
         self._replies: dict[Request, simpy.Event] = {}
         self._replicas = [
             Replica(self._env, number, times, shape.limits, self._reply)
             for number in range(shape.replicas)
         ]
-        self._router.update(self._replicas)
+        rng = random.Random(shape.seed)
+        self._router = Router(shape.routing, rng, self._replicas, shape.limits.slots)
 
     def run(self, conversations: Iterable[Conversation]) -> tuple[Request, ...]:
         """Holds the conversations, given in the order of their start.
 
-        Returns:
-            All requests, each with an outcome, in the order of their arrival.
+        All requests are returned, each with an outcome, in the order of their arrival.
         """
         self._env.process(self._begin(conversations))
         self._env.run()

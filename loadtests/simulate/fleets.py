@@ -8,6 +8,7 @@ from typing import Any
 from loadtests.measurement import Section
 from loadtests.report import percentile
 from loadtests.simulate.cluster import Cluster, Shape
+from loadtests.simulate.replica import Limits
 from loadtests.simulate.request import Outcome
 from loadtests.simulate.router import POLICIES
 from loadtests.simulate.step_times import StepTimes
@@ -26,13 +27,8 @@ _NOTES = (
 class Scenario:
     """What the sections vary.
 
-    Attributes:
-        times: how long steps take.
-        shape: of the cluster.
-        workload: the conversations.
-        rate: requests per second and replica.
-        seconds: simulated time of load, the first half of which is not counted.
-        seed: draws everything.
+    ``rate`` is in requests per second and replica; ``seconds`` are of load, the first half of which
+    is not counted.
     """
 
     times: StepTimes
@@ -40,7 +36,6 @@ class Scenario:
     workload: Workload
     rate: float
     seconds: float
-    seed: int
 
     def changed(self, **shape: Any) -> "Scenario":
         """The scenario with another shape."""
@@ -66,14 +61,13 @@ class Row:
     took_s: float
 
 
-def capacity(times: StepTimes, shape: Shape, workload: Workload) -> float:
+def capacity(times: StepTimes, limits: Limits, workload: Workload) -> float:
     """Requests per second of a replica whose slots are full and whose prefix cache is empty.
 
     The formula of ``docs/scaling.md``: 1 / (prefill + a step's share for each further token).
     """
-    slots, generated = shape.limits.slots, workload.generated.mean
+    slots, generated, chunk = limits.slots, workload.generated.mean, limits.chunk_tokens
     num_prompt = round(workload.mean_prompt)
-    chunk = shape.limits.chunk_tokens
     prefill = sum(
         times.prefill_seconds(min(chunk, num_prompt - start), start)
         for start in range(0, num_prompt, chunk)
@@ -87,9 +81,7 @@ def run(scenario: Scenario, variant: str) -> Row:
     started = time.perf_counter()
     shape, end = scenario.shape, scenario.seconds
     start = end / 2
-    conversations = scenario.workload.conversations(
-        scenario.rate * shape.replicas, end, scenario.seed
-    )
+    conversations = scenario.workload.conversations(scenario.rate * shape.replicas, end, shape.seed)
     sent = Cluster(shape, scenario.times).run(conversations)
     requests = [request for request in sent if start <= request.arrived]
     answered = [request for request in requests if request.outcome is Outcome.ANSWERED]
@@ -122,7 +114,7 @@ Variants = Sequence[tuple[str, Scenario]]
 
 
 def _load(scenario: Scenario) -> Variants:
-    most = capacity(scenario.times, scenario.shape, scenario.workload)
+    most = capacity(scenario.times, scenario.shape.limits, scenario.workload)
     return [
         (f"{share:.0%} of {most:.2f}/s", replace(scenario, rate=share * most)) for share in _SHARES
     ]

@@ -33,16 +33,7 @@ class Replica:
     Steps in which nothing else can happen are one event: those until the first text ends, or until
     a request arrives for which there is a slot.
 
-    Attributes:
-        number: which one it is.
-        num_open: requests that wait or run.
-
-    Args:
-        env: keeps the time.
-        number: see above.
-        times: how long steps take.
-        limits: its settings.
-        on_end: called with each request that it has answered or refused.
+    ``num_open`` requests wait or run; ``on_end`` is called with each that is answered or refused.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """Router: which replica gets a request."""
 
-import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ POLICIES = ("random", "round-robin", "two-choices", "least-waiting", "session", 
 consistent hashing of the conversation, or of the instructions that it begins with."""
 
 _POINTS = 64
+_SPREAD = 1.25
 
 
 class Target(Protocol):
@@ -25,42 +25,23 @@ class Target(Protocol):
 
 
 class Router:
-    """Chooses among the replicas that are ready.
+    """Chooses among replicas by one of `POLICIES`; ``rng`` draws what chance decides.
 
-    With affinity, a replica is passed over that has no free slot and more than ``spread`` times the
-    mean number of requests (consistent hashing with bounded loads, Mirrokni et al. 2018).
-
-    Args:
-        policy: one of `POLICIES`.
-        rng: draws what chance decides.
-        slots: of a replica.
-        spread: see above; infinite for a strict affinity.
+    With affinity, a replica is passed over that has no free slot and more than 1.25 times the mean
+    number of requests (consistent hashing with bounded loads, Mirrokni et al. 2018).
     """
 
     def __init__(
-        self,
-        policy: str,
-        rng: random.Random,
-        *,
-        slots: int = 8,
-        spread: float = 1.25,
+        self, policy: str, rng: random.Random, replicas: Sequence[Target], slots: int
     ) -> None:
         assert policy in POLICIES, policy
         self._policy = policy
         self._rng = rng
-        self._slots = slots
-        self._spread = spread
-        self._replicas: Sequence[Target] = ()
-        self._ring = Ring(())
-        self._index: dict[int, int] = {}
-        self._turn = 0
-
-    def update(self, replicas: Sequence[Target]) -> None:
-        """Sets the replicas to choose from."""
         self._replicas = replicas
+        self._slots = slots
         self._index = {replica.number: index for index, replica in enumerate(replicas)}
-        if self._policy in ("session", "prefix"):
-            self._ring = Ring(tuple(self._index))
+        self._ring = Ring(tuple(self._index) if policy in ("session", "prefix") else ())
+        self._turn = 0
 
     def choose(self, request: Request) -> int:
         """The index of a replica, of which there has to be one at least."""
@@ -92,10 +73,10 @@ class Router:
         """The first replica from the key's place on the ring that is not too busy."""
         walk = (self._index[name] for name in self._ring.walk(key))
         first = next(walk)
-        if self._load(first) < self._slots or self._spread == math.inf:
+        if self._load(first) < self._slots:
             return first
         loads = self._all_loads()
-        limit = max(self._slots, self._spread * sum(loads) / len(loads))
+        limit = max(self._slots, _SPREAD * sum(loads) / len(loads))
         return next((index for index in chain([first], walk) if loads[index] < limit), first)
 
     def _load(self, index: int) -> int:

@@ -41,11 +41,7 @@ class StepTimes:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Row], block_tokens: int, packs: bool) -> "StepTimes":
-        """Separates the cost of the context from the others.
-
-        Args:
-            rows: of the section ``steps`` of ``loadtests engine``.
-            block_tokens, packs: of the model.
+        """Separates the cost of the context from the others in rows of the section ``steps``.
 
         Raises:
             LoadTestError: there are no decode steps, or no prompts, among them.

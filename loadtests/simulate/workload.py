@@ -72,12 +72,8 @@ class Workload:
         return self.num_instructions + earlier + self.prompt.mean
 
     def conversations(self, rate: float, seconds: float, seed: int) -> Iterator[Conversation]:
-        """Conversations in the order of their start; the same seed gives the same ones.
-
-        Args:
-            rate: requests per second; each conversation has several.
-            seconds: when no more begin.
-            seed: draws everything.
+        """Conversations in the order of their start, with so many requests per second, until no
+        more begin after so many seconds; the same seed gives the same ones.
         """
         rng = random.Random(seed)
         weights = [1 / kind for kind in range(1, self.num_kinds + 1)]

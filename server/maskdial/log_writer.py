@@ -87,7 +87,9 @@ def _write(descriptor: int, line: bytes) -> bool:
         try:
             line = line[os.write(descriptor, line) :]
         except BlockingIOError:  # another process that has the same pipe wants it so
-            select.select((), (descriptor,), ())
+            poll = select.poll()  # select() takes no descriptor above 1023
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
         except OSError:
             return False
     return True

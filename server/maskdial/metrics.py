@@ -74,6 +74,25 @@ _TOKENS = tuple(2**power for power in range(3, 18))
 _COUNTS = tuple(2**power for power in range(11))
 _RATIOS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0)
 _PAUSE_SECONDS = 0.0005
+_STEPS = 2**32
+
+
+class Share:
+    """An engine's part of a gauge: two engines of one name share it while a model is replaced.
+
+    Not for several threads at a time: the engine's lock is held.
+    """
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Changes the gauge, to the last bit, by as much as the value has changed."""
+        value = round(value * _STEPS) / _STEPS  # sums of such fractions are exact
+        if value != self._value:
+            self._gauge.inc(value - self._value)
+            self._value = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +102,8 @@ class PassMetrics:
     Every update is cheap and may come from any thread.
     """
 
-    queue_size: Gauge
-    requests_running: Gauge
+    queue_size: Share
+    requests_running: Share
     engine_up: Gauge
     tokenization_duration: Histogram
     queue_duration: Histogram
@@ -112,12 +131,12 @@ class ModelMetrics(PassMetrics):
     generation_tokens: Counter
     time_to_first_token: Histogram
     inter_token_latency: Histogram
-    kv_cache_usage: Gauge
-    kv_cache_bytes: Gauge
+    kv_cache_usage: Share
+    kv_cache_bytes: Share
     prefix_cache_queries: Counter
     prefix_cache_hits: Counter
-    prefix_cache_bytes: Gauge
-    prefix_cache_blocks: Gauge
+    prefix_cache_bytes: Share
+    prefix_cache_blocks: Share
     draft_tokens: Counter
     accepted_draft_tokens: Counter
     engine_seconds: Mapping[Phase, Counter]
@@ -202,7 +221,9 @@ class Metrics:
         self._inter_token_latency = histogram(
             "inter_token_latency_seconds", "Between a stream's tokens", _SECONDS, "model"
         )
-        self._kv_cache_usage = gauge("kv_cache_usage_ratio", "Used share of the KV cache", "model")
+        self._kv_cache_usage = gauge(
+            "kv_cache_usage_ratio", "Used share of the KV cache; its sum over two engines", "model"
+        )
         self._kv_cache_bytes = gauge("kv_cache_bytes", "Bytes of used KV cache", "model")
         self._prefix_cache_queries = counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "model"
@@ -235,7 +256,7 @@ class Metrics:
         build_info.labels(maskdial.__version__).set(1)
 
     def declare(self, model: str) -> ModelMetrics:
-        """Makes the series of a model that generates exist at zero.
+        """Makes the series of a model that generates exist, and an engine's shares of them.
 
         ``model`` is the label of its engine: a name, or NAME:full where one has two engines.
         """
@@ -245,12 +266,12 @@ class Metrics:
             generation_tokens=self._generation_tokens.labels(model),
             time_to_first_token=self._time_to_first_token.labels(model),
             inter_token_latency=self._inter_token_latency.labels(model),
-            kv_cache_usage=self._kv_cache_usage.labels(model),
-            kv_cache_bytes=self._kv_cache_bytes.labels(model),
+            kv_cache_usage=Share(self._kv_cache_usage.labels(model)),
+            kv_cache_bytes=Share(self._kv_cache_bytes.labels(model)),
             prefix_cache_queries=self._prefix_cache_queries.labels(model),
             prefix_cache_hits=self._prefix_cache_hits.labels(model),
-            prefix_cache_bytes=self._prefix_cache_bytes.labels(model),
-            prefix_cache_blocks=self._prefix_cache_blocks.labels(model),
+            prefix_cache_bytes=Share(self._prefix_cache_bytes.labels(model)),
+            prefix_cache_blocks=Share(self._prefix_cache_blocks.labels(model)),
             draft_tokens=self._draft_tokens.labels(model),
             accepted_draft_tokens=self._accepted_draft_tokens.labels(model),
             engine_seconds={
@@ -259,13 +280,13 @@ class Metrics:
         )
 
     def declare_masked(self, model: str) -> PassMetrics:
-        """Makes the series of a masked model exist at zero; it has none of generation."""
+        """As `declare`, for a masked model, which has no series of generation."""
         return PassMetrics(**self._of_passes(model))
 
     def _of_passes(self, model: str) -> dict[str, Any]:
         return {
-            "queue_size": self._queue_size.labels(model),
-            "requests_running": self._requests_running.labels(model),
+            "queue_size": Share(self._queue_size.labels(model)),
+            "requests_running": Share(self._requests_running.labels(model)),
             "engine_up": self._engine_up.labels(model),
             "tokenization_duration": self._tokenization_duration.labels(model),
             "queue_duration": self._queue_duration.labels(model),

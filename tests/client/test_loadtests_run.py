@@ -21,6 +21,7 @@ def test_a_run_reports_every_request(
     arguments = ("--url", fake.url, "--scenario", scenario, "--output", str(output))
     assert main([*RUN, *arguments, "--max-new-tokens", "3"]) == 0
     report = json.loads(output.read_text())
+    assert report["settings"]["scenario"] == scenario
     assert report["requests"] == report["succeeded"] == len(fake.bodies) > 0
     streams = [body for body in fake.bodies if body.get("stream")]
     assert report["tokens"] == 3 * len(streams)

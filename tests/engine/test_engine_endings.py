@@ -9,6 +9,8 @@ import pytest
 from maskdial.errors import DeadlineError, ValidationError
 from tests.held import HOUR, HeldTimers, held
 
+pytestmark = pytest.mark.slow
+
 STORY = "Once upon a time there was a little"
 EOS = 0
 CERTAIN = ((EOS, 100.0),)

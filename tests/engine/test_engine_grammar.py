@@ -66,6 +66,7 @@ def constrained(starter: Any, kind: str, value: Any, **params: Any) -> Any:
     return replace(request, grammar=starter.grammar(kind, value))
 
 
+@pytest.mark.slow
 def test_replies_fit_their_schema(starter: Any) -> None:
     requests = [
         constrained(
@@ -207,6 +208,7 @@ class LateMatcher:
         return getattr(self.matcher, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_late_masks_change_nothing(starter: Any, slots: int) -> None:
     """Sequences wait for them in their slots, as copies of a prompt and beside others."""

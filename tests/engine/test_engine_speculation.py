@@ -80,6 +80,7 @@ def test_greedy_texts_are_the_same(tiny: Any, max_new_tokens: int) -> None:
     assert (num_accepted > bench.tally.num_generated / 3) == (max_new_tokens == 70)
 
 
+@pytest.mark.slow
 def test_greedy_texts_in_int8_part_only_where_two_tokens_are_as_likely(starter: Any) -> None:
     requests = [
         starter.request(prompt, max_new_tokens=40, top_n_tokens=2) for prompt in prompts(starter)

@@ -1,33 +1,27 @@
 """Tiny checkpoints of every architecture with random weights, and their bundles.
 
-Tracing takes most of an export's time, so a run traces each checkpoint once (`traced_once`) and
-exports each bundle once, in whichever of its processes asks first (`made_once`).
+Tracing takes most of an export's time, so a process traces each checkpoint once (`tests.traces`)
+and a run exports each bundle once, in whichever of its processes asks first (`made_once`).
 """
 
 import argparse
 import contextlib
-import functools
-import gc
 import json
-import re
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import tokenizers
 import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from maskdial_export import cli
 from maskdial_export.checkpoint.text_part import towers_left_out
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.export import export
-from maskdial_export.model import Checkpoint
 from tests.conftest import MakeOnce
 from tests.export.zoo import REFUSED, SHAPE, ZOO, Settings
 
@@ -61,23 +55,8 @@ def exact_products() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_torch() -> Iterator[None]:
-    """Makes torch quick for tiny models: one thread, a garbage collector with less to do.
-
-    The collector would go through all of torch's and transformers' objects many times a trace,
-    a third of its time. Another sixth goes into the table of torch's operators, which each trace
-    makes anew.
-    """
-    torch.set_num_threads(1)
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    with pytest.MonkeyPatch.context() as patch:
-        make = functools.cache(ONNXRegistry.from_torchlib)
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(make))
-        yield
-    gc.set_threshold(*thresholds)
-    gc.unfreeze()
+def quick_torch(torch: ModuleType) -> None:
+    """Makes traces quick for all tests of this folder; tests elsewhere ask for ``torch``."""
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:
@@ -170,66 +149,6 @@ def bundle(checkpoint: Callable[[str], Path], made_once: MakeOnce) -> Callable[[
         return made_once(f"bundles/{name}", lambda folder: export(source, folder))
 
     return get
-
-
-MAX_BYTES = 2**24  # of a checkpoint whose trace is kept
-FOLDER = re.compile(r'"_name_or_path": "[^"]*"')  # the same model has a new one in each test
-
-
-@pytest.fixture(scope="session", autouse=True)
-def traced_once() -> Iterator[dict[str, ir.Model]]:
-    """Traces a checkpoint once a process, whatever its folder and the precisions of its bundles.
-
-    Every use gets a copy of the graph. A test that clears the dictionary has it traced again.
-    """
-    traces: dict[str, ir.Model] = {}
-
-    def once(part: str, trace: Callable[[Checkpoint], ir.Model | None]) -> Any:
-        def trace_once(checkpoint: Checkpoint) -> ir.Model | None:
-            key = fingerprint(checkpoint)
-            if key is None:
-                return trace(checkpoint)
-            if (name := f"{part} of {key}") not in traces:
-                traced = trace(checkpoint)
-                if traced is None:
-                    return None
-                traces[name] = traced
-            return traces[name].clone()
-
-        return trace_once
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoint, "trace", once("graph", Checkpoint.trace))
-        patch.setattr(Checkpoint, "trace_encoder", once("encoder", Checkpoint.trace_encoder))
-        yield traces
-
-
-def fingerprint(checkpoint: Checkpoint) -> str | None:
-    """A hash of all that a trace depends on; None for a model too large to keep."""
-    tensors = {
-        **dict(checkpoint.model.named_parameters()),
-        **dict(checkpoint.model.named_buffers()),
-        **({} if checkpoint.pooler is None else checkpoint.pooler.state_dict()),
-    }
-    if sum(tensor.nbytes for tensor in tensors.values()) > MAX_BYTES:
-        return None
-    pooled = checkpoint.pooler and (checkpoint.pooler.embedding, str(checkpoint.pooler))
-    settings = (
-        checkpoint.task,
-        checkpoint.text_to_text,
-        pooled,
-        checkpoint.kv,
-        checkpoint.reads_both_ways,
-        checkpoint.survey.whole,
-        checkpoint.sends_token_types,
-    )
-    digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
-    config = checkpoint.model.config.to_json_string(use_diff=False)
-    digest.update(FOLDER.sub("", config).encode())
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def add_json(path: Path, **entries: Any) -> None:

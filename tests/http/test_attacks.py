@@ -17,7 +17,7 @@ from tests.http.process import Process
 from tests.page import bundles
 from tests.servers import wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pipes")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="pipes"), pytest.mark.slow]
 
 MAX_CONNECTIONS = 40
 GOOD = {"inputs": "good", "model": "sentiment"}

@@ -136,6 +136,7 @@ def test_the_defaults_are_shown(served: httpx.Client) -> None:
     assert (response["temperature"], response["top_p"]) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_starters_tell_stories_that_do_not_go_round_in_circles(
     start_server: Callable[..., Any],
 ) -> None:

@@ -232,6 +232,7 @@ def test_a_text_that_can_only_go_on_ends_at_its_limit(http: httpx.Client, value:
     assert re.fullmatch("[xy]a+|[a-z]+", reply["generated_text"])
 
 
+@pytest.mark.slow
 def test_hostile_grammars_hold_up_nobody_else(start_server: Callable[..., Any]) -> None:
     """While they are compiled the server answers, also what needs a thread, and keeps deadlines."""
     server = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"})

@@ -1,10 +1,10 @@
-"""Memory that a request causes ends with the request: 200 more of each kind leave nothing behind.
+"""Memory that a request causes ends with the request: 120 more of each kind leave nothing behind.
 
 The resident memory of a server process, from a collection of its garbage to the moment before the
 next one, with free memory given back both times: reference cycles count as kept. Most kinds keep
 0 to 0.1 MB, none more than 1.1 MB, an arena of Python's allocator. Some keep 5 MB
 once, when an arena of a session grows, so the best of several rounds counts: what each request
-keeps is kept in every round. 20 KB a request are 4 MB.
+keeps is kept in every round. 20 KB a request are 2.4 MB.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from tests.http.every_route import NEED_TORCH, TASKS, make_models
 
 pytestmark = pytest.mark.slow
 
-_REQUESTS = 200
-_LOADS = 20
-_ROUNDS = 4
-_MAX_BYTES = 2_000_000
+_REQUESTS = 120
+_LOADS = 12
+_ROUNDS = 6
+_MAX_BYTES = 1_200_000
 _SETTLE_SECONDS = 0.05
 BEARER = {"Authorization": f"Bearer {KEY}"}
 

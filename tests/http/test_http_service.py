@@ -294,6 +294,7 @@ def address(process: subprocess.Popen[str]) -> str:
     raise AssertionError("it ended before it listened")
 
 
+@pytest.mark.slow
 def test_sigterm_drains_and_exits_with_zero() -> None:
     process = command("serve", "--port", "0", "--model", f"hybrid={STARTER_FOLDER / 'hybrid'}")
     url = address(process)
@@ -350,6 +351,7 @@ def test_a_missing_provider_is_an_error_at_start() -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_bad_setting_names_itself(tmp_path: Path) -> None:
     output, _ = (process := command("serve", MASKDIAL_PORT="http")).communicate(timeout=60)
     assert process.returncode == 1

@@ -212,6 +212,7 @@ def test_schemas(openai_http: httpx.Client, response_format: dict[str, Any]) -> 
     assert json.loads(reply["choices"][0]["message"]["content"])["a"] in (1, 2)
 
 
+@pytest.mark.slow
 def test_any_json_object(openai_http: httpx.Client) -> None:
     body: dict[str, Any] = {
         "response_format": {"type": "json_object"},
@@ -227,6 +228,7 @@ def test_any_json_object(openai_http: httpx.Client) -> None:
     assert text["choices"][0] == chat(openai_http, temperature=0, max_tokens=5)["choices"][0]
 
 
+@pytest.mark.slow
 def test_64_at_once(openai_server: Any, openai_http: httpx.Client) -> None:
     expected = [
         native(openai_http, max_new_tokens=8, temperature=0.8, seed=seed)["generated_text"]

@@ -22,6 +22,8 @@ from maskdial import Model, cli
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
 
+pytestmark = pytest.mark.usefixtures("torch")
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
 TEXTS = ["a b c", "d e f g h", "x"]
 LONG = "a " * 100

@@ -28,6 +28,8 @@ from maskdial.dialects.responses.items import conversation
 from maskdial.dialects.responses.output import ResponseOutput
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("hermes", "mistral_new", "mistral_old", "phi4_mini", "qwen3_coder")
 # A template that tells what it was given.
 MIRROR = """\

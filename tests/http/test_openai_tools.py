@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from maskdial.causal.tools import ToolFormat
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("hermes", "llama", "mistral_old", "mistral_new", "phi4_mini", "qwen3_coder", "lfm2")
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -131,7 +133,7 @@ def test_tokenize_counts_the_prompt_that_describes_the_tools(url: str) -> None:
         assert words in refused.json()["error"]
 
 
-def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
+def test_calls_at_once_parse_and_satisfy_their_schemas(url: str) -> None:
     async def ask_all() -> list[ChatCompletion]:
         async with openai.AsyncOpenAI(
             base_url=url, api_key="none", max_retries=0, timeout=120
@@ -146,11 +148,11 @@ def test_a_hundred_calls_parse_and_satisfy_their_schemas(url: str) -> None:
                 async with client.chat.completions.stream(**body) as stream:
                     return await stream.get_final_completion()
 
-            pairs = [(model, seed) for model in FORMATS for seed in range(15)]
+            # Random weights call tools in all formats, seed by seed, in test_tools_grammar.py.
+            pairs = [(model, seed) for model in FORMATS for seed in range(6)]
             return await asyncio.gather(*(ask(*pair) for pair in pairs))
 
     replies = asyncio.run(ask_all())
-    assert len(replies) >= 100
     called = [calls_of(reply) for reply in replies]
     assert all(len(calls) == 1 for calls in called)
     assert {calls[0][0] for calls in called} == set(SCHEMAS)
@@ -323,14 +325,13 @@ def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> N
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_text_in_reasoning_ends_nothing(url: str, stream: bool) -> None:
     body: dict[str, Any] = BODY | {"model": "special", "seed": 3, "max_tokens": 60}
-    body["logit_bias"] = {str(CLOSE_TAG): 9, str(CALL_TAG): -100, "0": -100}
+    body |= {"logit_bias": {str(CALL_TAG): -100, "0": -100}, "thinking_budget": 20}
     message = post(url, **body)["choices"][0]["message"]
     reasoning, content = message["reasoning"], message["content"]
-    word = reasoning.split()[-1]  # of both, so that it ends the reply where it is content
-    assert word in content
-    stops = [reasoning[:3], reasoning.split()[-1] + "</think>", word]
-    stops = [stop for stop in stops if stop == word or stop not in content]
-    assert len(stops) == 3
+    # A letter of both, so that it ends the reply where it is content.
+    letter = next(each for each in content[1:] if each.isalpha() and each in reasoning)
+    stops = [reasoning[:20], reasoning[-5:] + "</think>", letter]
+    assert not any(stop in content for stop in stops[:2])
     body |= {"stop": stops, "stream": stream}
     if not stream:
         (choice,) = post(url, **body)["choices"]
@@ -345,7 +346,7 @@ def test_a_stop_text_in_reasoning_ends_nothing(url: str, stream: bool) -> None:
                 told[name] += choice["delta"].get(name) or ""
     assert choice["finish_reason"] == "stop"
     assert told["reasoning"] == reasoning
-    assert told["content"] == content[: content.index(word)]
+    assert told["content"] == content[: content.index(letter)]
 
 
 def mirrored(url: str, **body: Any) -> tuple[list[Any], str]:

@@ -17,7 +17,10 @@ import pytest
 
 from tests.http.process import Process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="descriptors and signals"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from onnx import helper
 from maskdial.bundle.manifest import CACHE_HEADERS
 from maskdial.kernels.installed import Kernels
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[np.float32]
 CACHE = ("past_key", "past_value")
 BLOCK = 128  # tokens whose values are added up as integers

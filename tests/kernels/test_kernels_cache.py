@@ -1,7 +1,6 @@
 """A KV cache of integers: the starter's answers over it, and who may have one."""
 
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
 HYBRID = STARTER_FOLDER / "hybrid"
+SAMPLE = Path(__file__).parents[2] / "export" / "maskdial_export" / "sample.txt"
 LENGTH = 256
 
 
@@ -47,7 +47,7 @@ def starter_runner(kernels: Kernels, kv_cache: CacheChoice, threads: int = 1) ->
 @pytest.fixture(scope="module")
 def sample() -> NDArray[np.int64]:
     """The tokens of the export's sample text."""
-    text = resources.files("maskdial_export").joinpath("sample.txt").read_text(encoding="utf-8")
+    text = SAMPLE.read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(load_bundle("starter", HYBRID).tokenizer))
     return np.array(tokenizer.encode(text, add_special_tokens=False).ids)
 

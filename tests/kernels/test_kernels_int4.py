@@ -21,6 +21,8 @@ from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
+pytestmark = pytest.mark.slow
+
 HYBRID = STARTER_FOLDER / "hybrid"
 PROMPT = np.arange(20, 57)
 

@@ -18,6 +18,8 @@ from maskdial.kernels.installed import Kernels
 from maskdial.kernels.logits import SUMMARY, VocabularyKernels
 from tests.kernels.conftest import open_operator
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[np.float32]
 
 SIZES = [1, 2, 15, 16, 17, 127, 128, 129, 511, 513, 1000, 4099, 49152]

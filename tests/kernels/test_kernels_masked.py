@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from maskdial.kernels.installed import Kernels
 from tests.kernels.conftest import open_operator
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[np.float32]
 
 

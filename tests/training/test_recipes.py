@@ -29,6 +29,8 @@ from training.settings import Settings, Shape
 from training.stories import Story, garbled
 from training.vocabulary import as_masked, train_wordpiece
 
+pytestmark = pytest.mark.usefixtures("torch")
+
 NOUNS = ["cat", "dog", "king", "queen", "bird", "fish", "house", "garden"]
 VERBS = ["saw", "liked", "chased", "found", "heard"]
 GOOD, BAD = ["lovely", "warm", "funny", "brilliant"], ["dull", "bad", "boring", "awful"]

@@ -1,8 +1,10 @@
 """Log lines: one for each record, whatever is in it."""
 
+import fcntl
 import json
 import logging
 import os
+import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -126,12 +128,22 @@ def test_a_flush_ends_though_nobody_reads(pipe: tuple[int, int]) -> None:
     assert 0 < writer.num_dropped <= 2000
 
 
-def test_a_descriptor_that_does_not_block_gets_all_lines(pipe: tuple[int, int]) -> None:
+@pytest.mark.parametrize("lowest", [0, 1500], ids=["low", "beyond select()"])
+def test_a_descriptor_that_does_not_block_gets_all_lines(
+    pipe: tuple[int, int], lowest: int
+) -> None:
+    if lowest >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+        pytest.skip("this machine allows no such descriptor")
     os.set_blocking(pipe[1], False)
-    writer = LogWriter(pipe[1])
+    descriptor = fcntl.fcntl(pipe[1], fcntl.F_DUPFD_CLOEXEC, lowest)
+    assert descriptor >= lowest
+    writer = LogWriter(descriptor)
     for number in range(2000):
         writer.handle(record(f"{number:4d} {'x' * 95}"))
     assert len(read_lines(pipe[0], "1999 ")) == 2000
+    writer.flush()
+    assert writer.num_dropped == 0
+    os.close(descriptor)
 
 
 def test_a_record_that_cannot_be_written_is_told(pipe: tuple[int, int]) -> None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from loadtests import LoadTestError
 from loadtests.checkpoints import MASK, causal_words, masked_words
+from loadtests.closed_loop import Work as Streams
 from loadtests.compare.peers import Runner, Times, decode_seconds, num_lead, ours
 from loadtests.compare.setup import Setup
 from loadtests.compare.work import Work
@@ -51,9 +52,7 @@ class _Generate:
 
     async def _read(self, length: int, num_tokens: int) -> Times:
         text = "".join(self._rng.choices(self._words, k=length))
-        parameters = {"max_new_tokens": num_tokens, "ignore_eos": True}
-        body = {"inputs": text, "parameters": parameters, "stream": True}
-        request = post("/generate", json.dumps(body).encode())
+        work = Streams(num_tokens)
         connection = await Connection.open(self._port)
         times = [time.perf_counter()]
 
@@ -61,11 +60,9 @@ class _Generate:
             times.extend([time.perf_counter()] * count_tokens(data))
 
         try:
-            reply = await connection.send(request, note)
+            work.check(await connection.send(work.request(text), note))
         finally:
             connection.close()
-        if not reply.ok or len(times) != 1 + num_tokens:
-            raise LoadTestError(f"a stream ended after {len(times) - 1} tokens: {reply}")
         return times
 
 

@@ -96,7 +96,6 @@ class CausalEngine(Engine):
             max_drafts=max_drafts,
         )
         self._prefix_cache = prefix_cache
-        self._reported_cache = (0, 0)  # bytes and blocks that the gauges have
         self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
@@ -301,16 +300,8 @@ class CausalEngine(Engine):
         )
         self._metrics.kv_cache_usage.set(used_tokens / self._capacity)
         if self._prefix_cache is not None:
-            self._report_cache(self._prefix_cache.num_bytes, self._prefix_cache.num_blocks)
-
-    def _report_cache(self, num_bytes: int, num_blocks: int) -> None:
-        """Adds to the gauges, which two engines share while a model is being replaced; the caller
-        holds the lock.
-        """
-        bytes_before, blocks_before = self._reported_cache
-        self._reported_cache = (num_bytes, num_blocks)
-        self._metrics.prefix_cache_bytes.inc(num_bytes - bytes_before)
-        self._metrics.prefix_cache_blocks.inc(num_blocks - blocks_before)
+            self._metrics.prefix_cache_bytes.set(self._prefix_cache.num_bytes)
+            self._metrics.prefix_cache_blocks.set(self._prefix_cache.num_blocks)
 
     def _main(self) -> None:
         try:
@@ -322,7 +313,8 @@ class CausalEngine(Engine):
     def _count_down(self) -> None:
         super()._count_down()
         with self._changed:
-            self._report_cache(0, 0)
+            self._metrics.prefix_cache_bytes.set(0)
+            self._metrics.prefix_cache_blocks.set(0)
 
     def _warm_up(self) -> None:
         self._runner.warm_up()

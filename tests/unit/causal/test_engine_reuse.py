@@ -92,6 +92,32 @@ def test_gauges_have_the_size_of_the_prefix_caches(overlaps: bool) -> None:
     asyncio.run(main())
 
 
+def test_gauges_count_what_both_engines_of_a_name_do(overlaps: bool) -> None:
+    names = ("queue_size", "requests_running", "kv_cache_bytes", "kv_cache_usage_ratio")
+
+    async def main() -> None:
+        metrics, alone = Metrics(), []
+        for reported in (None, metrics):
+            benches = []
+            for length, num_sequences in ((20, 3), (7, 2)):
+                bench = Bench(FakeRunner(slots=1), overlaps=overlaps, reported=reported)
+                for _ in range(num_sequences):
+                    bench.read(make_sequence(range(length), 9))
+                await bench.step(4)
+                benches.append(bench)
+                alone.append([bench.ratio(name) for name in names])
+        first, second, both = alone[0], alone[1], alone[3]
+        assert all(first)
+        assert both == [sum(parts) for parts in zip(first, second, strict=True)]
+        old, new = benches
+        old.engine.fail("it was replaced")
+        assert [new.ratio(name) for name in names] == second
+        await new.run_dry()
+        assert [new.ratio(name) for name in names] == [0, 0, 0, 0]
+
+    asyncio.run(main())
+
+
 def test_what_a_copy_finds_in_the_cache_is_not_counted(overlaps: bool) -> None:
     """It comes from the prompt's own prefill, when the first copy has ended meanwhile."""
 

@@ -161,6 +161,7 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return bool(matcher.allowed()[EOS])
 
 
+@pytest.mark.slow
 def test_replies_under_a_nested_schema_validate(compiler: GrammarCompiler) -> None:
     grammar = compiled(compiler, "json", PERSON)
     rng = np.random.default_rng(0)
@@ -408,6 +409,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "value", "reason"),
     [

@@ -19,6 +19,8 @@ from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import OverloadedError, ValidationError
 from maskdial.registry.catalog import STARTER_FOLDER
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER_JSON = (STARTER_FOLDER / "hybrid" / "tokenizer.json").read_text(encoding="utf-8")
 
 

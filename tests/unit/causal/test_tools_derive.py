@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def template(name: str) -> ChatTemplate:
     return ChatTemplate(source, name=name, tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
+@cache  # a child process renders the template
 def derive(name: str) -> ToolFormat:
     found = derive_format(template(name), end_tokens=["</s>", "<start_function_response>"])
     assert found is not None

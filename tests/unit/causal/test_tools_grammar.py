@@ -3,10 +3,12 @@
 import json
 import random
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -103,6 +105,7 @@ def template(name: str) -> ChatTemplate:
     return ChatTemplate(source, name=name, tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
+@cache  # a child process renders the templates
 def derive(name: str) -> ToolFormat:
     ends = ["</s>", "<start_function_response>"]
     found = derive_format(template(name), end_tokens=ends)
@@ -110,14 +113,20 @@ def derive(name: str) -> ToolFormat:
     return found.with_special(SPECIAL)
 
 
+@cache
 def marks_of(name: str) -> ThinkingMarks:
     marks = ThinkingMarks.derive(template(name))
     assert marks is not None
     return marks.with_special(SPECIAL)
 
 
+@cache
+def _compiled(grammar: str) -> LLMatcher:
+    return LLMatcher(TOKENIZER, grammar, log_level=0)
+
+
 def matcher_of(grammar: str) -> LLMatcher:
-    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+    matcher = _compiled(grammar).deep_copy()
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
@@ -274,6 +283,15 @@ def test_thinking_that_the_prompt_began_must_end() -> None:
     assert accepts(grammar, call) is None
 
 
+def weight(token: int) -> float:
+    if token >= EOS or chr(token) in '"}])>nt':
+        return 20
+    return 3 if 32 <= token < 127 else 0.3
+
+
+WEIGHTS = [weight(token) for token in range(len(VOCABULARY))]
+
+
 class Sampler:
     """A model of random weights: any allowed token, so that texts end sooner or later."""
 
@@ -288,8 +306,9 @@ class Sampler:
         while len(tokens) < most:
             mask = matcher.compute_bitmask()
             assert not matcher.is_error(), matcher.get_error()
-            allowed = [i for i in range(len(VOCABULARY)) if mask[i >> 3] >> (i & 7) & 1]
-            (token,) = self._random.choices(allowed, [self._weight(i) for i in allowed])
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits[: len(VOCABULARY)]).tolist()
+            (token,) = self._random.choices(allowed, [WEIGHTS[i] for i in allowed])
             if token == EOS:
                 return b"".join(VOCABULARY[i] for i in tokens).decode()
             assert matcher.consume_token(token)
@@ -300,12 +319,6 @@ class Sampler:
         """The text cut at random."""
         cuts = sorted(self._random.choices(range(len(text) + 1), k=self._random.randint(0, 40)))
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-    @staticmethod
-    def _weight(token: int) -> float:
-        if token >= EOS or chr(token) in '"}])>nt':
-            return 20
-        return 3 if 32 <= token < 127 else 0.3
 
 
 def read(parser: ReplyParser, pieces: Sequence[str]) -> tuple[str, str, list[list[str]]]:
@@ -324,10 +337,16 @@ def read(parser: ReplyParser, pieces: Sequence[str]) -> tuple[str, str, list[lis
     return content, reasoning, calls
 
 
+@cache  # `jsonschema.validate` checks the schema, too, each time
+def validator(name: str) -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    return jsonschema.Draft202012Validator(SCHEMAS[name])
+
+
 def check_calls(calls: list[list[str]]) -> None:
     assert len({call_id for call_id, _, _ in calls}) == len(calls)
     for _, name, arguments in calls:
-        jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+        validator(name).validate(json.loads(arguments))
 
 
 # 12 formats, 48 replies each: 576 calls at least, since a reply may have several.

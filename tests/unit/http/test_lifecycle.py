@@ -13,6 +13,8 @@ from maskdial.config import Config
 from maskdial.errors import MaskdialError, UnavailableError
 from maskdial.http.lifecycle import Lifecycle, Phase
 
+pytestmark = pytest.mark.slow
+
 
 def test_requests_are_taken_between_loading_and_draining() -> None:
     async def scenario() -> None:

@@ -5,13 +5,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from loadtests import LoadTestError
-from loadtests.closed_loop import Classification, Generation, Throughput, drive
+from loadtests import LoadTestError, closed_loop
+from loadtests.closed_loop import Work
 from loadtests.measurement import Section
 from loadtests.server import Connection, Reply, post, running_server
+from maskdial.bundle.bundle import load_bundle, load_bundles
 from maskdial.registry.catalog import STARTER_FOLDER
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
@@ -94,98 +96,47 @@ def test_a_closed_connection_takes_no_request() -> None:
     asyncio.run(ask_again())
 
 
-class _Steps:
-    """An engine on a clock of its own, whose steps add a unit to every open request.
+def test_the_capacity_counts_the_answers_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of its own, which advances by a second with every second reply."""
+    sent: list[bytes] = []
 
-    A step takes a second in the company of four, and less in a smaller one.
-    """
+    class Even(Connection):
+        @classmethod
+        async def open(cls, port: int) -> Connection:
+            return cls()
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.sizes: list[int] = []
-        self.texts: list[str] = []
-        self._open: list[asyncio.Future[None]] = []
-
-    async def client(self, text: str) -> int:
-        """A request of as many units as the text has letters."""
-        self.texts.append(text)
-        for _ in text:
-            self._open.append(asyncio.get_running_loop().create_future())
-            await self._open[-1]
-        return len(text)
-
-    async def run(self) -> None:
-        while True:
+        async def send(self, request: bytes, on_body: object = None) -> Reply:
+            sent.append(request)
             await asyncio.sleep(0)
-            if self._open:
-                self.now += 0.5 + len(self._open) / 8
-                self.sizes.append(len(self._open))
-                ended, self._open = self._open, []
-                for future in ended:
-                    future.set_result(None)
-                for _ in range(3):  # until the clients wait for the next step
-                    await asyncio.sleep(0)
+            return Reply(200, b"")
 
-    def drive(self, num_clients: int, texts: list[str], seconds: float) -> Throughput:
-        async def together() -> Throughput:
-            steps = asyncio.create_task(self.run())
-            readings = iter([5.0, 7.5])
-            try:
-                return await drive(
-                    [self.client] * num_clients,
-                    texts,
-                    seconds,
-                    lambda: next(readings),
-                    lambda: self.now,
-                )
-            finally:
-                steps.cancel()
+        def close(self) -> None:
+            pass
 
-        return asyncio.run(together())
-
-
-def test_a_closed_loop_keeps_its_clients_busy() -> None:
-    steps = _Steps()
-    result = steps.drive(3, ["a", "bb"], 4)
-    assert steps.texts[:4] == ["a", "bb", "a", "bb"]
-    assert set(steps.sizes[:4]) == {3}
-    assert result.seconds == 4.375  # after five steps
-    assert result.server_cpu == 2.5
-
-
-@pytest.mark.parametrize("seconds", range(1, 41, 3))
-@pytest.mark.parametrize("lengths", [(7,), (12,), (3, 11, 6), (1, 30), (64, 1, 1, 1, 1)])
-def test_the_throughput_does_not_depend_on_where_a_turn_ends(
-    lengths: tuple[int, ...], seconds: int
-) -> None:
-    steps = _Steps()
-    result = steps.drive(4, ["x" * length for length in lengths], seconds)
-    assert result.seconds >= seconds
-    assert result.per_second == pytest.approx(4)  # the units of a step in full company
-    if len(lengths) == 1:
-        assert result.requests == pytest.approx(result.units / lengths[0])
-
-
-def test_requests_that_are_answered_at_once_count_as_a_whole() -> None:
-    async def client(_: str) -> int:
-        await asyncio.sleep(0)
-        return 3
-
-    times = iter([0.0, 1.0, 1.0, 2.0, 2.0])
-    result = asyncio.run(drive([client], ["a"], 2, clock=lambda: next(times)))
-    assert result == Throughput(2, 6, 2.0, result.own_cpu)
+    monkeypatch.setattr(closed_loop, "Connection", Even)
+    clock = SimpleNamespace(perf_counter=lambda: float(len(sent) // 2))
+    monkeypatch.setattr(closed_loop, "time", clock)
+    assert asyncio.run(closed_loop.capacity(0, [b"a", b"b", b"c"], 2, 5.0)) == pytest.approx(2)
+    assert sent[:4] == [b"a", b"b", b"c", b"a"]
+    assert len(sent) == 10
 
 
 def test_incomplete_replies_are_errors() -> None:
     event = b'data: {"index":1}\n\n'
-    assert Generation(2).count(Reply(200, event * 2)) == 2
+    Work(2).check(Reply(200, event * 2))
     with pytest.raises(LoadTestError, match="after 1 tokens"):
-        Generation(2).count(Reply(200, event + b'data: {"error":"gone"}\n\n'))
-    with pytest.raises(LoadTestError, match="429"):
-        Generation(0).count(Reply(429, b"{}"))
-    assert Classification().count(Reply(200, b"[]")) == 1
+        Work(2).check(Reply(200, event + b'data: {"error":"gone"}\n\n'))
+    Work(0).check(Reply(200, b"[]"))
     with pytest.raises(LoadTestError, match=r"503 .*later"):
-        Classification().count(Reply(503, b"later"))
+        Work(0).check(Reply(503, b"later"))
+
+
+def test_work_is_chosen_by_the_task() -> None:
+    hybrid, full = load_bundles("hybrid", STARTER_FOLDER / "hybrid")
+    assert Work.of(hybrid, 3) == Work(3)
+    assert Work.of(load_bundle("sentiment", STARTER_FOLDER / "sentiment"), 3) == Work(0)
+    with pytest.raises(LoadTestError, match="is fill-mask; this needs generate or classify"):
+        Work.of(full, 3)
 
 
 def test_a_section_as_markdown() -> None:
@@ -221,7 +172,7 @@ def test_a_server_process_and_one_that_does_not_start(tmp_path: Path) -> None:
         async def classify() -> Reply:
             connection = await Connection.open(server.port)
             try:
-                return await connection.send(Classification().request("Fine."))
+                return await connection.send(Work(0).request("Fine."))
             finally:
                 connection.close()
 

@@ -23,6 +23,8 @@ from maskdial.bundle.bundle import read_manifests
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
 
+pytestmark = pytest.mark.usefixtures("torch")
+
 PASS = Work("pass", 3, 24, 1, least=5)
 GENERATE = Work("generate", 3, 24, least=3, new_tokens=5, per_second=True)
 

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 
+from loadtests import LoadTestError
 from loadtests.__main__ import main
 from loadtests.faults import chaos, crashes, overload, soak
 from loadtests.faults.mix import draw_questions, essence
@@ -103,15 +105,40 @@ def test_short_runs_lose_nothing(
     questions = draw_questions(0)[:20]
     for module in (chaos, crashes, soak):
         monkeypatch.setattr(module, "draw_questions", lambda _: questions)
-    assert main(["faults", "chaos", "--seconds=60", "--requests=150", "--clients=4"]) == 0
+    assert main(["faults", "chaos", "--seconds=60", "--requests=100", "--clients=4"]) == 0
     assert main(["faults", "crashes", "--times=2", "--clients=4"]) == 0
-    assert main(["faults", "soak", "--minutes=0.05", "--warm-up=0.02", "--clients=4"]) == 0
-    monkeypatch.setattr(soak, "KINDS", KINDS[:2])
-    assert main(["faults", "soak", "--minutes=0.01", "--by-kind"]) == 0
+    assert main(["faults", "soak", "--minutes=0.02", "--warm-up=0.01", "--clients=4"]) == 0
     printed = capsys.readouterr()
     assert "tracebacks in the log: 0" in printed.out
     assert "resident memory" in printed.out
-    assert "steepest: " in printed.out
+
+
+@pytest.mark.slow
+def test_a_kind_that_fails_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MASKDIAL_THREADS", "1")
+    good, other = KINDS[:2]
+    bad = replace(good, name="bad", status=418)
+    monkeypatch.setattr(soak, "KINDS", (good, bad, other))
+    assert main(["faults", "soak", "--minutes=0.01", "--by-kind"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f" {good.name} " in printed
+    assert f" {other.name} " in printed
+    assert "failed: bad: 200" in printed
+    assert "steepest: " in printed
+
+
+def test_without_a_kind_that_can_be_measured_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise LoadTestError("it is gone")
+
+    monkeypatch.setattr(soak, "running_server", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(soak, "measure", fail)
+    assert main(["faults", "soak", "--minutes=0.01", "--by-kind"]) == 1
+    assert "no kind of request could be measured; failed: it is gone" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.open_loop import Limits, Progress, Run, Runner, Send, poisson_schedule
+from loadtests.open_loop import Run, Runner, Send, poisson_schedule
 from loadtests.texts import SCENARIOS, Job, Kind, draw_jobs
 from maskdial_client.errors import ConnectionFailedError, OverloadedError
 
-OPEN = Limits(timeout=100.0, drain_timeout=100.0, max_in_flight=100)
 JOB = Job(Kind.GENERATE, "Once", 0)
 
 
@@ -44,11 +43,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run(
     send: Send,
     schedule: Sequence[float],
-    limits: Limits = OPEN,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    *,
+    timeout: float = 100.0,
+    drain_timeout: float = 100.0,
+    max_in_flight: int = 100,
 ) -> Run:
     with asyncio.Runner(loop_factory=VirtualLoop) as loop:
-        runner = Runner(send, limits, on_progress, loop.get_loop().time)
+        runner = Runner(send, timeout, drain_timeout, max_in_flight, loop.get_loop().time)
         return loop.run(runner.run([JOB] * len(schedule), schedule, duration=schedule[-1] + 1))
 
 
@@ -78,8 +79,7 @@ def test_a_stall_is_seen_by_every_request_that_was_due_in_it() -> None:
 
 
 def test_waiting_for_a_place_in_flight_counts_as_latency() -> None:
-    limits = Limits(timeout=100, drain_timeout=100, max_in_flight=1)
-    result = run(one_at_a_time(10, 1, 1, 1), [1, 2, 3, 4], limits)
+    result = run(one_at_a_time(10, 1, 1, 1), [1, 2, 3, 4], max_in_flight=1)
     assert latencies(result) == pytest.approx([10, 10, 10, 10])
     assert [sample.sent for sample in result.samples] == pytest.approx([1, 11, 12, 13])
     assert result.peak_in_flight == 1
@@ -98,22 +98,18 @@ def test_tokens_are_timed_as_they_arrive() -> None:
 
 
 def test_a_request_over_its_timeout_is_a_failure() -> None:
-    limits = Limits(timeout=2, drain_timeout=100, max_in_flight=10)
-    (sample,) = run(one_at_a_time(50), [1], limits).samples
+    (sample,) = run(one_at_a_time(50), [1], timeout=2).samples
     assert sample.failure is not None
     assert sample.failure.error_type == "client_timeout"
     assert sample.ended == pytest.approx(3)
 
 
 def test_requests_open_after_the_drain_are_counted_even_if_never_sent() -> None:
-    limits = Limits(timeout=100, drain_timeout=5, max_in_flight=1)
-    seen: list[Progress] = []
-    result = run(one_at_a_time(1, 50, 1), [1, 2, 3], limits, seen.append)
+    result = run(one_at_a_time(1, 50, 1), [1, 2, 3], drain_timeout=5, max_in_flight=1)
     failures = [sample.failure and sample.failure.error_type for sample in result.samples]
     assert failures == [None, "unfinished", "unfinished"]
     assert [sample.sent for sample in result.samples] == [1, 2, None]
     assert result.samples[-1].ended == pytest.approx(9)  # duration 4, drain 5
-    assert seen[-1] == Progress(in_flight=0, ended=3, failed=2)
 
 
 def test_errors_are_recorded_by_type_and_do_not_stop_the_run() -> None:

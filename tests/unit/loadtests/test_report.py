@@ -4,10 +4,9 @@ import json
 import math
 
 from loadtests.open_loop import Failure, Run, Sample
-from loadtests.report import Settings, make_report, percentile, summarize
+from loadtests.report import make_report, percentile, summarize
 from loadtests.texts import Kind
 
-SETTINGS = Settings("http://localhost", "mixed", None, 2.0, 2.0, 0, 8, 5.0, 5.0, 100)
 REFUSED = Failure("overloaded", 429, "the queue is full")
 
 
@@ -24,7 +23,7 @@ def test_a_report_counts_from_the_intended_start_and_loses_nothing() -> None:
         Sample(Kind.GENERATE, 1.75, None, 5.0, (), Failure("unfinished", None, "waiting")),
         Sample(Kind.GENERATE, 1.75, 1.75, 2.0, (1.9,), REFUSED),
     )
-    report = make_report(SETTINGS, Run(samples, 3))
+    report = make_report(2.0, Run(samples, 3))
     assert (report.requests, report.succeeded, report.failed) == (5, 2, 3)
     assert (report.offered_rate, report.achieved_rate, report.elapsed) == (2.5, 0.4, 5.0)
     assert (report.tokens, report.tokens_per_second) == (3, 0.6)
@@ -48,8 +47,7 @@ def test_a_report_counts_from_the_intended_start_and_loses_nothing() -> None:
 
 def test_the_json_report_names_its_units() -> None:
     samples = (Sample(Kind.CLASSIFY, 0.5, 0.5, 0.75, (), None),)
-    document = json.loads(json.dumps(make_report(SETTINGS, Run(samples, 1)).as_json()))
+    document = json.loads(json.dumps(make_report(2.0, Run(samples, 1)).as_json()))
     assert document["kinds"]["classify"]["end_to_end_ms"]["p99"] == 250.0
     assert document["kinds"]["classify"]["inter_token_ms"] is None
     assert document["start_delay_ms"]["max"] == 0.0
-    assert document["settings"]["seed"] == 0

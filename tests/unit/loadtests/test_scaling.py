@@ -11,18 +11,16 @@ import pytest
 
 from loadtests import names_of
 from loadtests.__main__ import main
-from loadtests.closed_loop import Generation
+from loadtests.closed_loop import Work
 from loadtests.open_loop import Failure, Run, Sample
-from loadtests.report import Settings, make_report
+from loadtests.report import make_report
 from loadtests.scaling import SECTIONS, Start
 from loadtests.scaling import summarize as summarize_starts
 from loadtests.scaling.load import Sender, summarize
 from loadtests.server import running_server
-from loadtests.texts import Kind
+from loadtests.texts import Job, Kind
 from maskdial.bundle.bundle import load_bundle
 from maskdial.registry.catalog import STARTER_FOLDER
-
-SETTINGS = Settings("http://127.0.0.1:1", "generate", "m", 2.0, 2.0, 0, 3, 9.0, 9.0, 9)
 
 
 def rows_of(report: dict[str, Any], section: str) -> list[dict[str, Any]]:
@@ -43,7 +41,7 @@ def test_a_rate_as_a_row() -> None:
         Sample(Kind.GENERATE, 0.0, 0.5, 2.0, (1.0, 2.0), None),
         Sample(Kind.GENERATE, 1.0, 1.0, 1.5, (), failure),
     )
-    row = summarize("m", 0.5, make_report(SETTINGS, Run(samples, 2)), 0.25, 5_000_000)
+    row = summarize("m", 0.5, make_report(2.0, Run(samples, 2)), 0.25, 5_000_000)
     assert (row.requests, row.failed, row.most_open) == (2, 1, 2)
     assert (row.offered, row.achieved) == (1.0, 0.5)
     assert (row.p50_ms, row.p99_ms, row.first_token_p99_ms) == (2000, 2000, 1000)
@@ -54,7 +52,7 @@ def test_a_rate_as_a_row() -> None:
 
 def test_a_rate_at_which_everything_failed() -> None:
     sample = Sample(Kind.CLASSIFY, 0.0, None, 1.0, (), Failure("unfinished", None, "late"))
-    row = summarize("m", 1.0, make_report(SETTINGS, Run((sample,), 1)), 0.0, 0)
+    row = summarize("m", 1.0, make_report(2.0, Run((sample,), 1)), 0.0, 0)
     assert (row.p50_ms, row.p99_ms, row.first_token_p99_ms, row.delay_p99_ms) == (None,) * 4
 
 
@@ -77,12 +75,13 @@ def test_the_first_start_is_dropped_where_there_are_more() -> None:
 def test_a_sender_keeps_connections_and_reports_tokens() -> None:
     async def send() -> tuple[list[int], int]:
         with running_server({"story": STARTER_FOLDER / "hybrid"}, threads=1) as server:
-            sender = Sender(Generation(3), server.port)
+            sender = Sender(Work(3), server.port)
             tokens: list[int] = []
             for number in range(2):
-                await sender("Once there was", partial(tokens.append, number))
+                job = Job(Kind.GENERATE, "Once there was", 0)
+                await sender(job, partial(tokens.append, number))
             idle = len(sender._idle)
-            await sender.aclose()
+            sender.close()
             return tokens, idle
 
     assert asyncio.run(send()) == ([0, 0, 0, 1, 1, 1], 1)

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from loadtests import server
 from loadtests.faults import swaps
 from loadtests.server import Connection, Reply
 from maskdial.bundle.bundle import load_bundle
@@ -53,7 +54,7 @@ def test_failed_requests_and_other_answers_are_counted(monkeypatch: pytest.Monke
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(swaps, "Connection", Scripted)
+    monkeypatch.setattr(server, "Connection", Scripted)
 
     async def scenario() -> swaps.Load:
         load = swaps.Load(0, [b"{}"])

@@ -1,6 +1,8 @@
 """Answers from logits, against every span tried in float64, and windows against known ones."""
 
+from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,32 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from maskdial.errors import InferenceError, ValidationError
 from maskdial.masked.tasks import question_answering
 from maskdial.masked.tasks.logits import count_windows
-from maskdial.masked.tasks.question_answering import Answer, ContextWindow, find_answers
+from maskdial.masked.tasks.question_answering import (
+    Answer,
+    ContextWindow,
+    QuestionAnsweringRequest,
+)
 
 LETTERS = "abcdefghij"
+
+
+def find_answers(
+    context: str,
+    windows: Sequence[ContextWindow],
+    logits: Sequence[NDArray[np.float32]],
+    **settings: Any,
+) -> list[Answer]:
+    """The answers that a request with these settings gets."""
+    request = QuestionAnsweringRequest((), **settings)
+    return question_answering.find_answers(
+        context,
+        windows,
+        logits,
+        top_k=request.top_k,
+        max_answer_len=request.max_answer_len,
+        handle_impossible_answer=request.handle_impossible_answer,
+        align_to_words=request.align_to_words,
+    )
 
 
 def letter_window(num_tokens: int, *, has_null: bool = True) -> ContextWindow:

@@ -47,7 +47,7 @@ def test_contradiction_is_found_by_name_or_place(
 
 
 def test_one_label_is_true() -> None:
-    result = zero_shot(LOGITS, LABELS, entailment=2, contradiction=0)
+    result = zero_shot(LOGITS, LABELS, entailment=2, contradiction=0, multi_label=False)
     total = 2 * math.exp(1) + math.exp(3)
     assert [each.label for each in result] == ["sport", "news", "art"]
     expected = [math.exp(3) / total, math.exp(1) / total, math.exp(1) / total]
@@ -62,7 +62,7 @@ def test_several_labels_may_be_true() -> None:
 
 
 def test_a_label_alone_is_held_against_contradiction() -> None:
-    (alone,) = zero_shot(LOGITS[:1], LABELS[:1], entailment=2, contradiction=0)
+    (alone,) = zero_shot(LOGITS[:1], LABELS[:1], entailment=2, contradiction=0, multi_label=False)
     assert alone.score == pytest.approx(1 / (1 + math.exp(-0.5)), abs=1e-12)
 
 
@@ -81,9 +81,9 @@ def test_scores_are_probabilities_in_order(logits: np.ndarray, multi_label: bool
 def test_logits_that_are_no_numbers_are_an_error(hole: float) -> None:
     bad = np.array([[0, 1], [2, hole]], np.float32)
     with pytest.raises(InferenceError, match="finite"):
-        zero_shot(bad, ["a", "b"], entailment=0, contradiction=1)
+        zero_shot(bad, ["a", "b"], entailment=0, contradiction=1, multi_label=False)
     with pytest.raises(InferenceError, match="finite"):
-        rerank([bad[0, :1], bad[1, 1:]])
+        rerank([bad[0, :1], bad[1, 1:]], raw_scores=False)
 
 
 def scalars(*values: float) -> list[np.ndarray]:
@@ -91,7 +91,7 @@ def scalars(*values: float) -> list[np.ndarray]:
 
 
 def test_texts_are_ranked_best_first() -> None:
-    ranks = rerank(scalars(-1, 2, 0))
+    ranks = rerank(scalars(-1, 2, 0), raw_scores=False)
     assert [rank.index for rank in ranks] == [1, 2, 0]
     expected = [1 / (1 + math.exp(-x)) for x in (2, 0, -1)]
     assert [rank.score for rank in ranks] == pytest.approx(expected, abs=1e-12)
@@ -99,7 +99,7 @@ def test_texts_are_ranked_best_first() -> None:
 
 
 def test_equal_texts_keep_their_order_and_saturated_ones_that_of_their_logits() -> None:
-    assert [rank.index for rank in rerank(scalars(1, 3, 1, 3))] == [1, 3, 0, 2]
-    ranks = rerank(scalars(-1e4, 100, 900, -2e4))
+    assert [rank.index for rank in rerank(scalars(1, 3, 1, 3), raw_scores=False)] == [1, 3, 0, 2]
+    ranks = rerank(scalars(-1e4, 100, 900, -2e4), raw_scores=False)
     assert [rank.index for rank in ranks] == [2, 1, 0, 3]
     assert [rank.score for rank in ranks] == [1, 1, 0, 0]

@@ -106,7 +106,7 @@ class FillMaskBody(TextsBody, MaskedBody):
     def request(self) -> FillMaskRequest:
         parameters = self.parameters or FillMaskParameters()
         return FillMaskRequest(
-            self.texts, parameters.truncation, parameters.top_k or 5, parameters.targets
+            self.texts, parameters.truncation, **parameters.given("top_k", "targets")
         )
 
 
@@ -239,13 +239,8 @@ class TokenClassifyBody(TextsBody, MaskedBody):
                 multi_label=bool(parameters.multi_label),
                 **parameters.given("threshold", "stride"),
             )
-        ignored = parameters.ignore_labels
-        return TokenClassifyRequest(
-            self.texts,
-            parameters.aggregation_strategy or "simple",
-            ("O",) if ignored is None else ignored,
-            parameters.stride,
-        )
+        own = ("aggregation_strategy", "ignore_labels", "stride")
+        return TokenClassifyRequest(self.texts, **parameters.given(*own))
 
 
 Template = Annotated[str, Size(0, 256, "characters")]
@@ -396,17 +391,11 @@ class QuestionAnsweringBody(MaskedBody):
     parameters: QuestionAnsweringParameters | None = None
 
     def request(self) -> QuestionAnsweringRequest:
-        given = self.parameters or QuestionAnsweringParameters()
+        parameters = self.parameters or QuestionAnsweringParameters()
         items = self.inputs if isinstance(self.inputs, list) else [self.inputs]
         return QuestionAnsweringRequest(
             [QAPair(item.question, item.context) for item in items],
-            top_k=given.top_k or 1,
-            doc_stride=given.doc_stride,
-            max_answer_len=given.max_answer_len or 15,
-            max_question_len=given.max_question_len,
-            max_seq_len=given.max_seq_len,
-            handle_impossible_answer=bool(given.handle_impossible_answer),
-            align_to_words=given.align_to_words is not False,
+            **parameters.given(*type(parameters).model_fields),
         )
 
     @property
@@ -462,8 +451,7 @@ class ZeroShotClassifyBody(TextsBody, MaskedBody):
             self.texts,
             parameters.candidate_labels,
             parameters.truncation,
-            parameters.hypothesis_template,
-            bool(parameters.multi_label),
+            **parameters.given("hypothesis_template", "multi_label"),
         )
 
 
@@ -708,7 +696,7 @@ class RerankBody(TruncationParameters, MaskedBody):
 
     def request(self) -> RerankRequest:
         return RerankRequest(
-            self.query, self.texts, self.truncation, bool(self.raw_scores), self.instruction
+            self.query, self.texts, self.truncation, **self.given("raw_scores", "instruction")
         )
 
     @property

@@ -171,7 +171,7 @@ def fill_mask(
     positions: Sequence[int],
     tokenizer: Tokenizer,
     *,
-    top_k: int = 5,
+    top_k: int,
     target_ids: Sequence[int] | None = None,
     pad_token_id: int | None = None,
 ) -> list[list[Filling]]:

@@ -30,7 +30,6 @@ from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, masked_i
 # transformers' defaults
 _MAX_SEQ_LEN = 384
 _DOC_STRIDE = 128
-_MAX_ANSWER_LEN = 15
 
 _MAX_ANSWERS = 100_000
 # Spans scored at a time, which bounds the memory that long windows with long answers take.
@@ -65,7 +64,7 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
     questions: Sequence[QAPair]
     top_k: int = 1
     doc_stride: int | None = None
-    max_answer_len: int = _MAX_ANSWER_LEN
+    max_answer_len: int = 15
     max_question_len: int | None = None
     max_seq_len: int | None = None
     handle_impossible_answer: bool = False
@@ -240,10 +239,10 @@ def find_answers(
     windows: Sequence[ContextWindow],
     logits: Sequence[NDArray[np.float32]],
     *,
-    top_k: int = 1,
-    max_answer_len: int = 15,
-    handle_impossible_answer: bool = False,
-    align_to_words: bool = True,
+    top_k: int,
+    max_answer_len: int,
+    handle_impossible_answer: bool,
+    align_to_words: bool,
 ) -> list[Answer]:
     """The best answers, best first; fewer than ``top_k`` if there are no more.
 

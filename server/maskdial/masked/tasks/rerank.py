@@ -107,7 +107,7 @@ class RerankRequest(TaskRequest[list[Rank]]):
         return Reading(inputs, answer, num_truncated, seconds)
 
 
-def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool = False) -> list[Rank]:
+def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool) -> list[Rank]:
     """The documents with their scores, best first; ties in the order sent.
 
     Documents are ordered by their logits, also where the sigmoids of those are equal.

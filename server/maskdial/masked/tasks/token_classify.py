@@ -291,8 +291,8 @@ def classify_tokens(
     labels: Sequence[str],
     tokenizer: Tokenizer,
     *,
-    strategy: AggregationStrategy = "simple",
-    ignore_labels: Collection[str] = ("O",),
+    strategy: AggregationStrategy,
+    ignore_labels: Collection[str],
 ) -> list[TaggedToken] | list[Entity]:
     """A text's tokens or entities, in order.
 

@@ -146,7 +146,7 @@ def zero_shot(
     *,
     entailment: int,
     contradiction: int,
-    multi_label: bool = False,
+    multi_label: bool,
 ) -> list[LabelScore]:
     """The labels of a text with their scores, best first; ties in the order of the labels.
 
