@@ -23,7 +23,7 @@ def keys_of(**settings: Any) -> Keys:
 def sent(**headers: str) -> dict[str, Any]:
     """The scope of a request with these headers."""
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return {"type": "http", "headers": pairs}
+    return {"type": "http", "method": "GET", "headers": pairs}
 
 
 @pytest.mark.parametrize(
