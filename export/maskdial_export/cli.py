@@ -148,9 +148,9 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reduce-range",
         action="store_true",
-        help="int8: use 7 bits for weights, so that products are exact on any CPU; with 8 bits "
-        "the server needs a CPU with VNNI, or an ARM one (default: 7 bits if the exporting CPU "
-        "needs them)",
+        help="int8 layers: use 7 bits for weights, so that products are exact on any CPU; with 8 "
+        "bits the server needs a CPU with VNNI, or an ARM one (default: 7 bits if the exporting "
+        "CPU needs them)",
     )
 
 

@@ -80,7 +80,7 @@ def export(
             "--precision int8, int4 or int4-fp16"
         )
     gate = gate or Gate()
-    if precision == "int8" and not gate.reduce_range and not exact_here():
+    if precision in ("int8", "int4") and not gate.reduce_range and not exact_here():
         text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
         console.print(text, highlight=False, soft_wrap=True)
         gate = replace(gate, reduce_range=True)

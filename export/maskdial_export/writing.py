@@ -38,6 +38,7 @@ from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.int4 import Blocks
 from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize.quantize import HALF
+from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.session import Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.heads import labels_of
@@ -149,7 +150,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
                 console, f"no chat template is the default; {', '.join(templates)} have to be named"
             )
         # Finds what is wrong with the gate, before anything takes long
-        quantizer = _quantizer(checkpoint, settings)
+        quantizer = _quantizer(source, checkpoint, settings)
     golden = Golden(checkpoint)
     graphs = _write_graphs(checkpoint, folder, settings)
     with _onnxruntime_errors():
@@ -164,14 +165,17 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         if whole is not None:
             finding(console, "differs from torch: each layer is traced, in case they are not alike")
             fp32.free()  # the file that it reads is replaced
-            checkpoint, quantizer = whole, _quantizer(whole, settings)
+            checkpoint, quantizer = whole, _quantizer(source, whole, settings)
             graphs = _write_graphs(checkpoint, folder, settings)
             checked = _check(checkpoint, fp32, golden, settings)
         if quantizer is not None:
             quality, quantized = quantizer.replace(graphs, folder / GRAPH, fp32)
             checked = _check_quantized(checkpoint, quantized, golden, checked, quality, settings)
     names = [*graphs.files, *write_files(texts, folder)]
-    if precision == "int8" and not settings.gate.reduce_range:
+    multiplies_int8 = precision == "int8" or (
+        checked.quality is not None and checked.quality.raised
+    )
+    if multiplies_int8 and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
     if graphs.encoder is not None:
@@ -221,7 +225,7 @@ def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
     return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
 
 
-def _quantizer(checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:
+def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:
     if settings.precision == "fp32":
         return None
     return Quantizer(
@@ -232,6 +236,7 @@ def _quantizer(checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:
         settings.calibration,
         settings.console,
         settings.made,
+        StoredIntegers(source.gguf),
     )
 
 

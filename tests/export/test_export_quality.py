@@ -26,6 +26,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize.quantize import Precision, projections
+from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.session import Loaded, MaskedSession
 from maskdial_export.tracing.graph import optimize, save
 
@@ -96,8 +97,9 @@ def quantize(tmp_path: Path) -> Quantize:
         sample = read_sample(gate.text)
         calibration = read_calibration(gate.calibration_text, gate.text)
         quiet = Console(quiet=True)
+        console_of = console or quiet
         quantizer = Quantizer(
-            model.checkpoint, precision, gate, sample, calibration, console or quiet, {}
+            model.checkpoint, precision, gate, sample, calibration, console_of, {}, StoredIntegers()
         )
         return quantizer.replace(Graphs(model.graph, None), path, Loaded(path))[0]
 

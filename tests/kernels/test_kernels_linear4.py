@@ -15,7 +15,7 @@ Open = Callable[..., ort.InferenceSession]
 Floats = NDArray[np.float32]
 Drawn = tuple[NDArray[np.uint8], Floats, Floats | None, NDArray[np.uint8] | None, Floats | None]
 """Weights, scales, and perhaps biases, zeros and minima."""
-Numbers = Literal["middle", "zeros", "minima"]
+Numbers = Literal["middle", "zeros", "minima", "multiples"]
 
 LARGEST = np.float32(127)
 LEAST_PEAK = np.float32(2.0**-120)
@@ -51,7 +51,7 @@ def product(
         exact = values @ weights.T - (sums * zero if minimum is None else 0)
         total = fma(exact.astype(np.float32) * scale[:, block], step, total)
         if minimum is not None:
-            total = fma(minimum[:, block], -sums.astype(np.float32) * step, total)
+            total = fma(minimum[block], -sums.astype(np.float32) * step, total)
     return total if bias is None else total + bias
 
 
@@ -73,7 +73,8 @@ def drawn(
 ) -> Drawn:
     """Weights with many of the extremes, and scales of both signs as exported ones have.
 
-    Scales are numbers of 16 bits with ``halves``, among them denormal ones.
+    Scales are numbers of 16 bits with ``halves``, among them denormal ones. Of "multiples", eight
+    blocks each have scales and minima of 6 bits times a float16, as Q4_K.
     """
     num_blocks = -(-num_inputs // block_size)
     shape = num_outputs, num_blocks, block_size // 2
@@ -88,8 +89,15 @@ def drawn(
     zeros = minimum = None
     if numbers == "zeros":
         zeros = rng.integers(0, 256, (num_outputs, -(-num_blocks // 2))).astype(np.uint8)
+    elif numbers == "multiples":
+        groups = -(-num_blocks // 8)
+        steps = rng.standard_normal((2, num_outputs, groups, 1)).astype(np.float16)
+        times = rng.integers(0, 64, (2, num_outputs, groups, 8)).astype(np.float32)
+        times[:, ::3] = 0
+        both = (steps.astype(np.float32) * times).reshape(2, num_outputs, -1)[..., :num_blocks]
+        scale, minimum = both[0].copy(), both[1].T.copy()
     elif numbers == "minima":
-        minimum = rng.standard_normal(scale.shape, np.float32)
+        minimum = rng.standard_normal(scale.T.shape, np.float32)
     return weight, scale, biases, zeros, minimum
 
 
@@ -129,6 +137,7 @@ def linear4(linear: Open) -> Open:
         (6, 129, 64, 128),
         (12, 63, 16, 32),
         (13, 66, 65, 64),
+        (14, 513, 70, 32),
         (17, 257, 1, 256),
         (25, 127, 47, 128),
         (40, 577, 100, 128),
@@ -145,6 +154,7 @@ def test_products_are_numpys_to_the_last_bit(
         (False, True, "zeros"),
         (True, False, "zeros"),
         (True, False, "minima"),
+        (True, False, "multiples"),
     ]
     for bias, halves, numbers in cases:
         weights = drawn(

@@ -63,19 +63,23 @@ class Blocks:
         scale: float32 (outputs, num_blocks), numbers of 16 bits unless some are too small.
         zero: uint8 (outputs, num_blocks).
         num_inputs: without the padding.
+        minimum: float32 (outputs, num_blocks): a weight is ``scale * integer - minimum`` in blocks
+            of a file that has them; None otherwise. Zeros are then 0.
     """
 
     integers: NDArray[np.uint8]
     scale: NDArray[np.float32]
     zero: NDArray[np.uint8]
     num_inputs: int
+    minimum: NDArray[np.float32] | None = None
 
     def weight(self) -> NDArray[np.float32]:
         """The matrix (inputs, outputs) in float32."""
         values = self.integers.astype(np.float32) - self.zero[..., None]
-        rounded: NDArray[np.float32] = (
-            (values * self.scale[..., None]).reshape(len(values), -1)[:, : self.num_inputs].T
-        )
+        values *= self.scale[..., None]
+        if self.minimum is not None:
+            values -= self.minimum[..., None]
+        rounded: NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.num_inputs].T
         return rounded
 
 

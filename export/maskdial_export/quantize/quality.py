@@ -22,6 +22,7 @@ from maskdial_export.quantize.int4 import Blocks
 from maskdial_export.quantize.observe import observe_moments
 from maskdial_export.quantize.quantize import HALF, Precision, projections, quantize
 from maskdial_export.quantize.sensitivity import Errors, layer_errors, rank
+from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.quantize.table import sharing, word_embedding
 from maskdial_export.session import Ids, Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
@@ -128,8 +129,12 @@ class Quantizer:
         calibration: Sample,
         console: Console,
         made: dict[str, Blocks],
+        stored: StoredIntegers,
     ) -> None:
         """``made`` has the int4 matrices that another graph of the model shares.
+
+        With int4, integers of 4 bits that the checkpoint's file has are kept, and its other layers
+        are int8.
 
         Raises:
             ExportError: a pattern of the gate matches no layer.
@@ -141,12 +146,17 @@ class Quantizer:
         self.calibration = calibration
         self.console = console
         self.made = made
+        self.stored = stored
         self.projections = [] if precision == "fp16" else projections(checkpoint.model)
         # CUDA looks up float16 rows as they are
         self.embedding = None if precision in HALF else word_embedding(checkpoint.model)
         self.names = [*filter(None, [self.embedding]), *self.projections]
         self.named = gate.kept(self.names)
         self.raised = gate.raised(self.projections)
+        kept = set(stored.names(self.projections)) if precision == "int4" else set()
+        self.keeps_integers = bool(kept)
+        if kept:
+            self.raised += [each for each in self.projections if each not in {*kept, *self.raised}]
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
@@ -184,6 +194,10 @@ class Quantizer:
             with phase(self.console, "Checking quality") as show:
                 answers = self.evaluation.answers(quantized, show)
                 comparison = self.evaluation.compare(reference, answers)
+            if self.keeps_integers:
+                count, total = len(self.stored.kept), len(self.projections)
+                text = f"{count} of {total} layers keep the integers of the file; others are int8"
+                finding(self.console, text)
             finding(self.console, _describe(comparison, attempt, self.kept_as))
             if comparison.loss <= self.gate.max_loss:
                 return self._report(comparison, attempt), quantized
@@ -209,6 +223,7 @@ class Quantizer:
             raised=raised,
             moments=self._moments_read(),
             made=self.made,
+            stored=self.stored.find if self.keeps_integers else None,
         )
 
     def _parts(self, attempt: _Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -264,7 +279,7 @@ class Quantizer:
 
     def _moments_read(self) -> Mapping[str, Tensor]:
         """What int4 layers read of the calibration text; computed once."""
-        if self.precision != "int4" or not self.gate.calibrate:
+        if self.precision != "int4" or self.keeps_integers or not self.gate.calibrate:
             return {}
         if self._moments is None:
             texts = evenly(self._calibration_texts(), _CALIBRATION_TEXTS)

@@ -18,7 +18,7 @@ int4-fp16.
 Both operators are specified in onnxruntime's docs/ContribOperators.md.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from maskdial.bundle.manifest import BLOCK_SUMS
 from maskdial_export.quantize.int4 import INT4, Blocks, Int4, to_blocks
 from maskdial_export.quantize.table import LARGEST, quantize_table, to_int8
 from maskdial_export.tracing.rewrite import (
@@ -44,6 +45,8 @@ Precision = Literal["int8", "int4", "int4-fp16"]
 
 HALF = frozenset({"fp16", "int4-fp16"})
 """Precisions whose activations and KV cache are float16."""
+
+Find = Callable[[Sequence[str], NDArray[np.float32]], Blocks | None]
 
 _REDUCED = 63
 _ZERO_POINT = 128
@@ -76,6 +79,7 @@ def quantize(
     raised: Collection[str] = (),
     moments: Mapping[str, Tensor] = MappingProxyType({}),
     made: dict[str, Blocks] | None = None,
+    stored: Find | None = None,
 ) -> ir.Model:
     """Quantizes the projections and the embedding table of a graph in place; returns the graph.
 
@@ -87,17 +91,18 @@ def quantize(
             represents.
         embedding: the module that looks up tokens; None to leave its table unchanged.
         reduce_range: whether int8 weights have 7 bits, so that a pair of products fits in 16 bits
-            and sums are exact on CPUs without VNNI, too. Those of int4 always do.
+            and sums are exact on CPUs without VNNI, too.
         raised: for int4, modules that are int8, along with those packed with one of them.
         moments: for int4, the mean products of modules' inputs with each other, float32 (inputs,
             inputs), by which their integers are chosen.
         made: for int4, matrices that were rounded before, by their modules' names; others are
             added.
+        stored: for int4, returns the blocks of a file that are exactly some modules' weight.
     """
     graph = model.graph
-    largest = _REDUCED if reduce_range or precision != "int8" else LARGEST
+    largest = _REDUCED if reduce_range else LARGEST
     int8 = _Int8(ranges, largest)
-    int4 = None if precision == "int8" else _Int4(INT4[precision], moments, made)
+    int4 = None if precision == "int8" else _Int4(INT4[precision], moments, made, stored)
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -267,11 +272,16 @@ class _Int4:
     """Builds products with 4-bit weights."""
 
     def __init__(
-        self, kind: Int4, moments: Mapping[str, Tensor], made: dict[str, Blocks] | None
+        self,
+        kind: Int4,
+        moments: Mapping[str, Tensor],
+        made: dict[str, Blocks] | None,
+        stored: Find | None,
     ) -> None:
         self._kind = kind
         self._moments = moments
         self._made = {} if made is None else made
+        self._stored = stored
 
     def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
         """Inserts the quantized product before ``node``; returns its result."""
@@ -279,7 +289,9 @@ class _Int4:
         modules = modules_of(node)
         name = ",".join(modules)
         if name not in self._made:
-            self._made[name] = to_blocks(weight, kind, self._moments.get(modules[0]))
+            found = self._stored(modules, weight) if self._stored is not None else None
+            moments = self._moments.get(modules[0])
+            self._made[name] = found or to_blocks(weight, kind, moments)
         blocks = self._made[name]
         inputs = [
             node.inputs[0],
@@ -297,7 +309,24 @@ class _Int4:
         }
         product = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
         graph.insert_before(node, [product])
-        return product.outputs[0]
+        if blocks.minimum is None:
+            return product.outputs[0]
+        # Less the sum of each block's inputs times its minimum
+        members = np.repeat(
+            np.eye(blocks.scale.shape[1], dtype=np.float32), kind.block_size, axis=0
+        )
+        sums = ir.node(
+            "MatMul",
+            [
+                node.inputs[0],
+                add_initializer(graph, f"{BLOCK_SUMS}{num_inputs}", members[:num_inputs]),
+            ],
+        )
+        minima = add_initializer(graph, f"{name}.minimum", blocks.minimum.T.copy())
+        least = ir.node("MatMul", [sums.outputs[0], minima])
+        difference = ir.node("Sub", [product.outputs[0], least.outputs[0]])
+        graph.insert_before(node, [sums, least, difference])
+        return difference.outputs[0]
 
 
 def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -6,7 +6,7 @@ A bundle holds everything the server needs and nothing else::
     model.onnx        the graph (its weights are in model.onnx.data)
     tokenizer.json    a `tokenizers` file
     encoder.onnx      the encoder's graph of an encoder-decoder model
-    kernel_check.onnx if int8: a product that shows whether a processor adds exactly
+    kernel_check.onnx if any layer is int8: a product that shows whether a processor adds exactly
     chat_template.jinja, generation_config.json      if the checkpoint has them
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools

@@ -29,7 +29,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import NodeProto, TensorProto, helper
 
-from maskdial.bundle.manifest import CACHE_HEADERS, CacheChoice, CacheInteger
+from maskdial.bundle.manifest import BLOCK_SUMS, CACHE_HEADERS, CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.fuse import fuse_biases, fuse_products, fuse_rms_norms
 from maskdial.kernels.graph import (
@@ -409,8 +409,26 @@ def _product4(graph: Graph, node: NodeProto) -> _Product | None:
         return None
     if any(each and each.data_type == TensorProto.FLOAT16 for each in constants):
         return None
+    settings = {"num_inputs": num_inputs}
+    difference = graph.only_user(node.output[0])
+    minimum = _minimum(graph, difference, source, node.output[0])
+    if minimum and difference is not None:
+        weights = (weight, scale, bias, "", minimum)
+        return _Product("Linear4", source, weights, settings, difference.output[0], difference)
     weights = (weight, scale, bias, zero_points, "")
-    return _Product("Linear4", source, weights, {"num_inputs": num_inputs}, node.output[0], node)
+    return _Product("Linear4", source, weights, settings, node.output[0], node)
+
+
+def _minimum(graph: Graph, node: NodeProto | None, source: str, product: str) -> str:
+    """The minima that a node subtracts from a product, times sums of blocks; or an empty name."""
+    if node is None or node.op_type != "Sub" or node.input[0] != product:
+        return ""
+    least = graph.producer(node.input[1], "MatMul")
+    sums = None if least is None else graph.producer(least.input[0], "MatMul")
+    if least is None or sums is None or not graph.is_constant(least.input[1]):
+        return ""
+    adds_up = sums.input[0] == source and sums.input[1].startswith(BLOCK_SUMS)
+    return str(least.input[1]) if adds_up and graph.num_uses(least.output[0]) == 1 else ""
 
 
 def _transposed(graph: Graph, name: str) -> str:

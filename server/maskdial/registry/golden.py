@@ -143,7 +143,7 @@ def _remedy(bundle: Bundle) -> str:
         words += ["--mask", "both"]
     else:
         words += ["--task", manifest.task]
-    words += ["--precision", "int8", "--reduce-range"]
+    words += ["--precision", manifest.precision, "--reduce-range"]
     if manifest.quality is not None and manifest.quality.max_loss is None:
         words += ["--max-loss", "inf"]
     return shlex.join(words)

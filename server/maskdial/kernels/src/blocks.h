@@ -218,8 +218,12 @@ template <BlockNumbers kNumbers>
 struct ColumnNumbers {
   Floats scale, other;
 
-  ColumnNumbers(const uint8_t* block, size_t column) {
-    if constexpr (kNumbers == BlockNumbers::kHalfZero) {
+  ColumnNumbers(const uint8_t* block, const uint8_t* group, size_t column) {
+    if constexpr (kNumbers == BlockNumbers::kByteMinimum) {
+      const auto* steps = reinterpret_cast<const float*>(group);
+      scale = mul(load_bytes(block + column), load(steps + column));
+      other = mul(load_bytes(block + kPanel4 + column), load(steps + kPanel4 + column));
+    } else if constexpr (kNumbers == BlockNumbers::kHalfZero) {
       const auto* scales = reinterpret_cast<const uint16_t*>(block);
       scale = load_halves(scales + column);
       other = load_bytes(block + kPanel4 * sizeof(uint16_t) + column);
@@ -234,7 +238,8 @@ struct ColumnNumbers {
 
   // Adds a block's part of a product, whose integers' sum is `sum`.
   Floats add(Sums sum, float step, float row_sum, Floats total) const {
-    if constexpr (kNumbers == BlockNumbers::kFloatMinimum) {
+    if constexpr (kNumbers == BlockNumbers::kFloatMinimum ||
+                  kNumbers == BlockNumbers::kByteMinimum) {
       total = fma(mul(to_floats(sum), scale), splat(step), total);
       return fma(other, splat(row_sum * step), total);
     } else {
@@ -271,7 +276,12 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
   UNROLL for (size_t r = 0; r < kRows; ++r) {
     UNROLL for (size_t v = 0; v < kVectors; ++v) totals[r][v] = splat(0.0f);
   }
+  const uint8_t* group = nullptr;
   for (size_t block = 0, chunk = 0; block < num_blocks; ++block) {
+    if (group_bytes_per_column(kNumbers) > 0 && block % kBlockGroup == 0) {
+      group = weights - first * kQuad;
+      weights += kPanel4 * group_bytes_per_column(kNumbers);
+    }
     Sums sums[kRows][kVectors];
     UNROLL for (size_t r = 0; r < kRows; ++r) {
       UNROLL for (size_t v = 0; v < kVectors; ++v) sums[r][v] = splat_sum(0);
@@ -285,7 +295,7 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
     } while (++chunk < end && !kSingle);
     const uint8_t* numbers = weights - first * kQuad;
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
-      const ColumnNumbers<kNumbers> column(numbers, first + v * kWidth);
+      const ColumnNumbers<kNumbers> column(numbers, group, first + v * kWidth);
       UNROLL for (size_t r = 0; r < kRows; ++r) {
         const size_t at = r * num_blocks + block;
         totals[r][v] = column.add(sums[r][v], steps[at], row_sums[at], totals[r][v]);
@@ -345,6 +355,8 @@ void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& p
       return multiply_all_blocks<BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
     case BlockNumbers::kFloatMinimum:
       return multiply_all_blocks<BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+    case BlockNumbers::kByteMinimum:
+      return multiply_all_blocks<BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
   }
 }
 

@@ -8,7 +8,7 @@
 //   bias         float (num_outputs); constant
 //   zero         uint8 (num_outputs, ceil(num_blocks / 2)), the weights that are zero, two in a byte, the
 //                first one low; 8 without it; constant
-//   minimum      float (num_outputs, num_blocks), in place of zero: subtracted from weight * scale; constant
+//   minimum      float (num_blocks, num_outputs), in place of zero: subtracted from weight * scale; constant
 //   up_*         the same for a second product; then y = silu(first) * second
 //   num_inputs   attribute
 //   gelu         attribute: 0 or 1; applies to a single product
@@ -29,7 +29,32 @@ namespace {
 
 // A weight matrix as panels of kPanel4 columns of nibbles. The padding of the last panel and of
 // the last chunk of inputs is zero, as are the inputs there. A panel is in memory as it is read: each
-// block's weights and numbers, and perhaps biases. Scales are of 16 bits where that changes none.
+// block's weights and numbers, and perhaps biases. Scales are of 16 bits where that changes none, and
+// scales and minima of bytes where groups of them are multiples of floats, as llama.cpp's Q4_K has them.
+// Writes up to kBlockGroup numbers, `stride` apart, as multiples up to 255 of a step; false if they are
+// none of a step that gives the largest of them up to 6 bits.
+bool find_step(const float* numbers, size_t stride, size_t count, float& step, uint8_t* multiples) {
+  constexpr int kLargestMultiple = 63;
+  float largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float number = numbers[i * stride];
+    if (std::abs(number) > std::abs(largest)) largest = number;
+  }
+  if (!std::isfinite(largest)) return false;
+  for (int multiple = kLargestMultiple; multiple > 0; --multiple) {
+    step = largest / static_cast<float>(multiple);
+    bool fits = step * static_cast<float>(multiple) == largest;
+    for (size_t i = 0; i < count && fits; ++i) {
+      const float number = numbers[i * stride];
+      const float times = largest == 0 ? 0 : std::nearbyint(number / step);
+      fits = times >= 0 && times <= 255 && times * step == number;
+      multiples[i] = fits ? static_cast<uint8_t>(times) : 0;
+    }
+    if (fits) return true;
+  }
+  return false;
+}
+
 class Int4Matrix {
  public:
   static constexpr size_t kColumns = kPanel4;
@@ -76,7 +101,7 @@ class Int4Matrix {
     }
     if (minimum_.data != nullptr) {
       if (zero_.data != nullptr) throw Error("a Linear4 has zeros or minima, not both");
-      numbers_ = BlockNumbers::kFloatMinimum;
+      numbers_ = are_multiples() ? BlockNumbers::kByteMinimum : BlockNumbers::kFloatMinimum;
     } else {
       uint16_t half;
       const float *scales = scale_.floats(), *end = scales + scale_.size();
@@ -90,7 +115,8 @@ class Int4Matrix {
   size_t num_chunks() const { return (num_inputs_ + kChunk - 1) / kChunk; }
   size_t num_panels() const { return (num_outputs_ + kPanel4 - 1) / kPanel4; }
   size_t panel_bytes() const {
-    return num_chunks() * kChunkBytes + num_blocks_ * number_bytes() + (has_bias_ ? kBiasBytes : 0);
+    return num_chunks() * kChunkBytes + num_blocks_ * number_bytes() + num_groups() * group_bytes() +
+           (has_bias_ ? kBiasBytes : 0);
   }
 
   // Writes the panels, each `stride` bytes after the one before, to zeros.
@@ -100,7 +126,14 @@ class Int4Matrix {
     for (size_t column = 0; column < num_outputs_; ++column) {
       const size_t its = column % kPanel4;
       uint8_t* to = out + column / kPanel4 * stride;
+      Group group;
       for (size_t block = 0; block < num_blocks_; ++block) {
+        if (numbers_ == BlockNumbers::kByteMinimum && block % kBlockGroup == 0) {
+          group = group_of(column, block);
+          std::memcpy(to + its * sizeof(float), &group.scale_step, sizeof(float));
+          std::memcpy(to + (kPanel4 + its) * sizeof(float), &group.minimum_step, sizeof(float));
+          to += group_bytes();
+        }
         const size_t first = block * block_size;
         const size_t left = num_inputs_ - first, size = left < block_size ? left : block_size;
         const uint8_t* in = weights + (column * num_blocks_ + block) * block_size / 2;
@@ -111,7 +144,12 @@ class Int4Matrix {
               static_cast<uint8_t>(nibble << (high * 4));
         }
         to += (size + kChunk - 1) / kChunk * kChunkBytes;
-        pack_numbers(column, block, to, its);
+        if (numbers_ == BlockNumbers::kByteMinimum) {
+          to[its] = group.scales[block % kBlockGroup];
+          to[kPanel4 + its] = group.minima[block % kBlockGroup];
+        } else {
+          pack_numbers(column, block, to, its);
+        }
         to += number_bytes();
       }
       if (has_bias_) std::memcpy(to + its * sizeof(float), bias_.floats() + column, sizeof(float));
@@ -172,6 +210,34 @@ class Int4Matrix {
 
   size_t zero_stride() const { return (num_blocks_ + 1) / 2; }
   size_t number_bytes() const { return kPanel4 * bytes_per_column(numbers_); }
+  size_t num_groups() const { return (num_blocks_ + kBlockGroup - 1) / kBlockGroup; }
+  size_t group_bytes() const { return kPanel4 * group_bytes_per_column(numbers_); }
+
+  // The scales and minima of some blocks of a column, as multiples of two steps.
+  struct Group {
+    bool fits = false;
+    float scale_step = 0, minimum_step = 0;
+    uint8_t scales[kBlockGroup] = {}, minima[kBlockGroup] = {};
+  };
+
+  Group group_of(size_t column, size_t block) const {
+    Group group;
+    const size_t count = std::min(kBlockGroup, num_blocks_ - block);
+    group.fits = find_step(scale_.floats() + column * num_blocks_ + block, 1, count,
+                           group.scale_step, group.scales) &&
+                 find_step(minimum_.floats() + block * num_outputs_ + column, num_outputs_, count,
+                           group.minimum_step, group.minima);
+    return group;
+  }
+
+  bool are_multiples() const {
+    for (size_t column = 0; column < num_outputs_; ++column) {
+      for (size_t block = 0; block < num_blocks_; block += kBlockGroup) {
+        if (!group_of(column, block).fits) return false;
+      }
+    }
+    return true;
+  }
 
   // Writes the numbers of a column, `its` in its panel.
   void pack_numbers(size_t column, size_t block, uint8_t* to, size_t its) const {
@@ -187,7 +253,8 @@ class Int4Matrix {
       to += kPanel4 * sizeof(scale);
     }
     if (numbers_ == BlockNumbers::kFloatMinimum) {
-      std::memcpy(to + its * sizeof(float), minimum_.floats() + index, sizeof(float));
+      const float* minima = minimum_.floats() + block * num_outputs_;
+      std::memcpy(to + its * sizeof(float), minima + column, sizeof(float));
     } else if (zero_.data == nullptr) {
       to[its] = kMiddle;
     } else {

@@ -66,8 +66,10 @@ constexpr size_t kChunk = 32;
 constexpr float kLargestInput = 127.0f;
 
 // What follows the weights of a block, for each column of its panel: a scale, and the weight that is zero
-// or the minimum, which is subtracted from the scaled weights.
-enum class BlockNumbers { kFloatZero, kHalfZero, kFloatMinimum };
+// or the minimum, which is subtracted from the scaled weights. Scales and minima of bytes are multiples of
+// two floats, which come before every group of blocks.
+enum class BlockNumbers { kFloatZero, kHalfZero, kFloatMinimum, kByteMinimum };
+constexpr size_t kBlockGroup = 8;
 constexpr size_t bytes_per_column(BlockNumbers numbers) {
   switch (numbers) {
     case BlockNumbers::kFloatZero:
@@ -76,13 +78,18 @@ constexpr size_t bytes_per_column(BlockNumbers numbers) {
       return sizeof(uint16_t) + sizeof(uint8_t);
     case BlockNumbers::kFloatMinimum:
       return 2 * sizeof(float);
+    case BlockNumbers::kByteMinimum:
+      return 2 * sizeof(uint8_t);
   }
   return 0;
 }
+constexpr size_t group_bytes_per_column(BlockNumbers numbers) {
+  return numbers == BlockNumbers::kByteMinimum ? 2 * sizeof(float) : 0;
+}
 
 // One panel of 4-bit weights, block after block: [chunks_per_block][kChunk / 8][kPanel4][kQuad] (fewer
-// chunks in the last one), and its numbers: the scales [kPanel4], then the others. And a bias per column
-// or null.
+// chunks in the last one), and its numbers: the scales [kPanel4], then the others. A group's numbers are
+// before its first block. And a bias per column or null.
 struct BlockPanel {
   const uint8_t* weights;
   size_t num_chunks, chunks_per_block;

@@ -1,0 +1,139 @@
+"""int4 bundles of GGUF files keep the integers of the file, to the last bit of each weight."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK
+from maskdial.kernels.installed import Kernels, find_kernels
+from maskdial.kernels.rewrite import rewrite
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+from maskdial_export.checkpoint.gguf.convert import read_contents
+from maskdial_export.export import export
+from maskdial_export.quantize.quality import Gate
+from tests.export.test_gguf_models import write
+
+Floats = NDArray[np.float32]
+
+TYPES = {
+    "blk.0.attn_q.weight": "Q4_1",
+    "blk.0.attn_k.weight": "Q4_1",
+    "blk.0.attn_v.weight": "Q4_1",
+    "blk.1.attn_q.weight": "Q4_1",
+    "blk.1.attn_k.weight": "Q4_1",
+    "blk.1.attn_v.weight": "Q8_0",  # the product of all three is int8
+    "attn_output.weight": "Q4_0",
+    "ffn_gate.weight": "Q4_1",
+    "ffn_up.weight": "Q4_1",
+    "blk.0.ffn_down.weight": "Q4_0",
+    "blk.1.ffn_down.weight": "Q5_0",
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A file and its bundle."""
+    folder = tmp_path_factory.mktemp("integers")
+    write("llama", folder / "model.gguf", quantize=TYPES)
+    gate = Gate(max_loss=math.inf)
+    export(str(folder / "model.gguf"), folder / "bundle", precision="int4", gate=gate)
+    return folder / "model.gguf", folder / "bundle"
+
+
+@pytest.fixture
+def kernels() -> Kernels:
+    found = find_kernels("auto")
+    if found is None:
+        pytest.skip("there are no kernels")
+    return found
+
+
+def weights_of(graph: onnx.GraphProto, node: onnx.NodeProto) -> Floats:
+    """The weights (outputs, inputs) that a ``MatMulNBits`` and what follows it multiply by."""
+    arrays = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    users = {name: each for each in graph.node for name in each.input}
+    makers = {name: each for each in graph.node for name in each.output}
+    packed, scale, zeros = (arrays[name] for name in node.input[1:4])
+
+    def pairs(array: NDArray[Any]) -> Floats:
+        both = np.stack([array & 15, array >> 4], axis=-1)
+        return both.reshape(*array.shape[:-1], -1).astype(np.float32)
+
+    zero = pairs(zeros)[:, : scale.shape[1], None]
+    weights = (pairs(packed) - zero) * scale[..., None]
+    after = users[node.output[0]]
+    if after.op_type == "Sub":
+        assert not zero.any()
+        least = makers[after.input[1]]
+        sums = makers[least.input[0]]
+        members = arrays[sums.input[1]]
+        assert sums.input[0] == node.input[0]
+        np.testing.assert_array_equal(members, np.repeat(np.eye(members.shape[1]), 32, axis=0))
+        weights = weights - arrays[least.input[1]].T[..., None]
+    result: Floats = weights.reshape(len(weights), -1)
+    return result
+
+
+def test_weights_of_the_graph_are_those_of_the_file(bundle: tuple[Path, Path]) -> None:
+    path, folder = bundle
+    stored = {each.name: each.values() for each in read_contents([path]).weights}
+    graph = onnx.load(folder / GRAPH).graph
+    kinds = Counter(node.op_type for node in graph.node)
+    products = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    assert len(products) == 8  # gate and up are two
+    for node in products:
+        modules = node.input[1].removesuffix(".int4").split(",")
+        expected = np.concatenate([stored[f"{name}.weight"] for name in modules])
+        np.testing.assert_array_equal(weights_of(graph, node), expected)
+    assert kinds["Sub"] >= 5
+    quality = load_bundle("mine", folder).manifest.quality
+    assert quality is not None
+    down, *rest = sorted(name for name in quality.raised if "layers" in name)
+    assert down == "model.layers.1.mlp.down_proj"
+    assert rest == ["model.layers.1.self_attn.v_proj"]
+    assert quality.loss < 0.02
+    assert (folder / KERNEL_CHECK).is_file()
+
+
+def test_the_kernels_subtract_minima(bundle: tuple[Path, Path], kernels: Kernels) -> None:
+    """Every product is replaced, and rows have the same bits in any company."""
+    _, folder = bundle
+    about = load_bundle("mine", folder).manifest
+    rewritten = onnx.load_from_string(rewrite(folder / GRAPH).model).graph
+    kinds = Counter(node.op_type for node in rewritten.node)
+    assert not kinds.keys() & {"MatMulNBits", "MatMulIntegerToFloat", "Sub"}
+    linears = [node for node in rewritten.node if node.op_type in ("Linear4", "NormLinear4")]
+    minima = [name for node in linears for name in node.input if name.endswith(".minimum")]
+    assert len(minima) == len(set(minima)) == 5
+    assert about.kv is not None
+    tokens = np.arange(20, 57)
+    logits: list[Floats] = []
+    for used in (None, kernels):
+        session = Session(folder / GRAPH, SessionOptions(intra_op_threads=1, kernels=used))
+        run = Runner(session, about.kv, slots=2, max_length=64, vocab_size=about.vocab_size)
+        logits.append(np.array(run.prefill(0, tokens, 0, len(tokens))))
+    plain, ours = logits
+    np.testing.assert_allclose(ours, plain, atol=0.05 * np.abs(plain).max())
+    half = np.array(run.prefill(1, tokens[:18], 0, 18))
+    np.testing.assert_array_equal(half, ours[:18])
+
+
+def test_a_file_without_4_bits_is_quantized_as_any_other(tmp_path: Path) -> None:
+    write("llama", tmp_path / "model.gguf", quantize={"attn_q.weight": "Q8_0"})
+    gate = Gate(max_loss=math.inf, keep_worst=0)
+    manifest = export(
+        str(tmp_path / "model.gguf"), tmp_path / "bundle", precision="int4", gate=gate
+    )
+    assert manifest.quality is not None
+    assert manifest.quality.raised == ()
+    graph = onnx.load(tmp_path / "bundle" / GRAPH, load_external_data=False).graph
+    assert not any(node.op_type == "MatMulIntegerToFloat" for node in graph.node)
