@@ -77,10 +77,6 @@ def test_experts_are_quantized(export_as: Export, tmp_path: Path) -> None:
     assert len(products) == 2 * (2 + 2 * 4) + 1
 
 
-def test_int4_is_not_batch_invariant(export_as: Export) -> None:
-    assert not export_as("llama", "int4").batch_invariant
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "mixtral"])
 def test_fp16_has_a_cache_of_its_own(export_as: Export, name: str) -> None:
     manifest = export_as(name, "fp16")

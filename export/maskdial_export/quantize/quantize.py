@@ -6,8 +6,8 @@
   row's result is batch-invariant.
 * ``int4`` stores weights as 4-bit integers in blocks of 32 with a scale and a zero each
   (``MatMulNBits``, which quantizes activations itself; `maskdial_export.quantize.int4`), and some
-  layers as int8. It is not batch-invariant: ONNX Runtime has a separate kernel for one row, the
-  server's own kernels do not.
+  layers as int8. ONNX Runtime has a separate kernel for one row, which on some processors gives
+  other last bits; the server's own kernels do not.
 * ``int4-fp16`` is W4A16, for CUDA: 4-bit integers in blocks of 64 in a float16 graph. The rows of
   some models, such as a 135M Llama's 576 columns, are no multiple of 128, and CUDA's product of
   several rows (``ep.cuda.fpa_intb_gemm``) needs whole blocks.
