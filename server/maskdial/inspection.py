@@ -22,7 +22,7 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
     tasks = [task.name for task in dialects.TASKS if task.serves(manifest)]
     size = sum((folder / name).stat().st_size for name in manifest.files)
     lines = {
-        "model": f"{manifest.architecture}, {_KINDS[manifest.family]} ({manifest.graph})",
+        "model": f"{manifest.architecture}, {_kind(manifest)} ({manifest.graph})",
         "can do": ", ".join(tasks),
         "reads": f"up to {manifest.max_length:,} tokens; the vocabulary has "
         f"{manifest.vocab_size:,}",
@@ -40,10 +40,12 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
     return {name: text for name, text in lines.items() if text}
 
 
-_KINDS = {
-    "masked": "reads a text in both directions",
-    "causal": "reads from left to right and writes",
-}
+def _kind(manifest: Manifest) -> str:
+    if manifest.family == "encoder-decoder":
+        return "reads a text and writes another"
+    if manifest.family == "causal":
+        return "reads from left to right and writes"
+    return f"reads a text {'from left to right' if manifest.reads_left else 'in both directions'}"
 
 
 def _of_task(manifest: Manifest) -> dict[str, str]:
@@ -83,8 +85,9 @@ def _quality(quality: QualityReport) -> str:
         f"{name.replace('_', ' ')} {value:.4g}" for name, value in quality.figures.items()
     )
     limit = "any was accepted" if quality.max_loss is None else f"at most {quality.max_loss:.2%}"
-    kept = f"; {len(quality.kept)} modules keep their precision" if quality.kept else ""
-    return f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}"
+    kept = f"; layers not quantized: {len(quality.kept)}" if quality.kept else ""
+    raised = f"; layers in int8: {len(quality.raised)}" if quality.raised else ""
+    return f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}{raised}"
 
 
 def _parity(parity: ParityReport) -> str:

@@ -1,0 +1,37 @@
+"""What ``maskdial inspect`` says of bundles of every family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import maskdial
+from maskdial.bundle.bundle import load_bundles
+from maskdial.inspection import describe
+
+STARTERS = Path(maskdial.__file__).parent / "starter"
+
+
+@pytest.mark.parametrize(
+    ("folder", "changes", "words"),
+    [
+        ("sentiment", {}, "reads a text in both directions"),
+        ("sentiment", {"reads_left": True}, "reads a text from left to right"),
+        ("hybrid", {}, "reads from left to right and writes"),
+        ("hybrid", {"family": "encoder-decoder"}, "reads a text and writes another"),
+    ],
+)
+def test_what_a_bundle_is(folder: str, changes: dict[str, Any], words: str) -> None:
+    manifest = load_bundles(folder, STARTERS / folder)[0].manifest.model_copy(update=changes)
+    lines = describe(manifest, STARTERS / folder, {})
+    assert lines["model"] == f"{manifest.architecture}, {words} (model.onnx)"
+    assert all(lines.values())
+
+
+def test_layers_that_int4_has_in_8_bits() -> None:
+    manifest = load_bundles("hybrid", STARTERS / "hybrid")[0].manifest
+    assert manifest.quality is not None
+    quality = manifest.quality.model_copy(update={"raised": ("a", "b"), "kept": ("c",)})
+    changed = manifest.model_copy(update={"quality": quality})
+    text = describe(changed, STARTERS / "hybrid", {})["quality"]
+    assert text.endswith("; layers not quantized: 1; layers in int8: 2")
