@@ -96,10 +96,9 @@ def quantize(tmp_path: Path) -> Quantize:
         save(model.graph.clone(), path)
         sample = read_sample(gate.text)
         calibration = read_calibration(gate.calibration_text, gate.text)
-        quiet = Console(quiet=True)
-        console_of = console or quiet
+        shown = console or Console(quiet=True)
         quantizer = Quantizer(
-            model.checkpoint, precision, gate, sample, calibration, console_of, {}, StoredIntegers()
+            model.checkpoint, precision, gate, sample, calibration, shown, {}, StoredIntegers()
         )
         return quantizer.replace(Graphs(model.graph, None), path, Loaded(path))[0]
 

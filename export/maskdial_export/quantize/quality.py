@@ -156,7 +156,8 @@ class Quantizer:
         kept = set(stored.names(self.projections)) if precision == "int4" else set()
         self.keeps_integers = bool(kept)
         if kept:
-            self.raised += [each for each in self.projections if each not in {*kept, *self.raised}]
+            kept |= {*self.named, *self.raised}
+            self.raised += [each for each in self.projections if each not in kept]
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
@@ -229,7 +230,7 @@ class Quantizer:
     def _parts(self, attempt: _Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The layers that an attempt keeps, and those that are int8 with int4."""
         if self.precision == "int4":
-            return (*self.named,), (*self.raised, *attempt.worst)
+            return (*self.named,), (*dict.fromkeys([*self.raised, *attempt.worst]),)
         return (*self.named, *attempt.worst), ()
 
     def _table(self, graph: ir.Model, kept: Collection[str]) -> str | None:
@@ -320,6 +321,10 @@ class Quantizer:
 
     def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
         kept, raised = self._parts(attempt)
+        if self.keeps_integers:  # also those whose product is one with a layer that is int8
+            fits = self.stored.names(self.projections)
+            more = (name for name in fits if name not in {*kept, *raised, *self.stored.kept})
+            raised = (*raised, *more)
         return QualityReport(
             text=self.sample.name,
             text_sha256=self.sample.sha256,

@@ -97,12 +97,13 @@ def quantize(
             inputs), by which their integers are chosen.
         made: for int4, matrices that were rounded before, by their modules' names; others are
             added.
-        stored: for int4, returns the blocks of a file that are exactly some modules' weight.
+        stored: for int4, returns the blocks of a file that are exactly some modules' weight; where
+            it has none, they are int8.
     """
     graph = model.graph
     largest = _REDUCED if reduce_range else LARGEST
     int8 = _Int8(ranges, largest)
-    int4 = None if precision == "int8" else _Int4(INT4[precision], moments, made, stored)
+    int4 = None if precision == "int8" else _Int4(INT4[precision], moments, made)
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -112,10 +113,12 @@ def quantize(
             continue
         _part_bias(graph, node)
         _part_factor(graph, node)
-        if int4 is None or any(module in raised for module in modules):
+        is_int8 = int4 is None or any(module in raised for module in modules)
+        blocks = None if is_int8 or stored is None else stored(modules, weight)
+        if int4 is None or is_int8 or (stored is not None and blocks is None):
             output = int8.project(graph, node, weight)
         else:
-            output = int4.project(graph, node, weight)
+            output = int4.project(graph, node, weight, blocks)
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     if embedding is not None and embedding not in keep:
@@ -276,23 +279,29 @@ class _Int4:
         kind: Int4,
         moments: Mapping[str, Tensor],
         made: dict[str, Blocks] | None,
-        stored: Find | None,
     ) -> None:
         self._kind = kind
         self._moments = moments
         self._made = {} if made is None else made
-        self._stored = stored
 
-    def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
-        """Inserts the quantized product before ``node``; returns its result."""
+    def project(
+        self,
+        graph: ir.Graph,
+        node: ir.Node,
+        weight: NDArray[np.float32],
+        blocks: Blocks | None = None,
+    ) -> ir.Value:
+        """Inserts the quantized product before ``node``; returns its result.
+
+        ``blocks`` are the weight's, if they are known.
+        """
         kind, (num_inputs, num_outputs) = self._kind, weight.shape
         modules = modules_of(node)
         name = ",".join(modules)
-        if name not in self._made:
-            found = self._stored(modules, weight) if self._stored is not None else None
-            moments = self._moments.get(modules[0])
-            self._made[name] = found or to_blocks(weight, kind, moments)
-        blocks = self._made[name]
+        if blocks is None:
+            if name not in self._made:
+                self._made[name] = to_blocks(weight, kind, self._moments.get(modules[0]))
+            blocks = self._made[name]
         inputs = [
             node.inputs[0],
             add_initializer(graph, f"{name}.int4", _pairs(blocks.integers)),

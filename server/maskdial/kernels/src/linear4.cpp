@@ -27,10 +27,6 @@
 
 namespace {
 
-// A weight matrix as panels of kPanel4 columns of nibbles. The padding of the last panel and of
-// the last chunk of inputs is zero, as are the inputs there. A panel is in memory as it is read: each
-// block's weights and numbers, and perhaps biases. Scales are of 16 bits where that changes none, and
-// scales and minima of bytes where groups of them are multiples of floats, as llama.cpp's Q4_K has them.
 // Writes up to kBlockGroup numbers, `stride` apart, as multiples up to 255 of a step; false if they are
 // none of a step that gives the largest of them up to 6 bits.
 bool find_step(const float* numbers, size_t stride, size_t count, float& step, uint8_t* multiples) {
@@ -55,6 +51,10 @@ bool find_step(const float* numbers, size_t stride, size_t count, float& step, u
   return false;
 }
 
+// A weight matrix as panels of kPanel4 columns of nibbles. The padding of the last panel and of
+// the last chunk of inputs is zero, as are the inputs there. A panel is in memory as it is read: each
+// block's weights and numbers, and perhaps biases. Scales are of 16 bits where that changes none, and
+// scales and minima of bytes where groups of them are multiples of floats, as llama.cpp's Q4_K has them.
 class Int4Matrix {
  public:
   static constexpr size_t kColumns = kPanel4;
