@@ -30,11 +30,11 @@ TYPES = {
     "blk.0.attn_v.weight": "Q4_1",
     "blk.1.attn_q.weight": "Q4_1",
     "blk.1.attn_k.weight": "Q4_1",
-    "blk.1.attn_v.weight": "Q8_0",  # the product of all three is int8
+    "blk.1.attn_v.weight": "Q4_0",  # has no minima, so the product of all three is int8
     "attn_output.weight": "Q4_0",
     "ffn_gate.weight": "Q4_1",
     "ffn_up.weight": "Q4_1",
-    "blk.0.ffn_down.weight": "Q4_0",  # has no minima
+    "blk.0.ffn_down.weight": "Q4_0",
     "blk.1.ffn_down.weight": "Q5_0",
 }
 
