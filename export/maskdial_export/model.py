@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from rich.console import Console
@@ -24,6 +25,7 @@ from maskdial.bundle.manifest import (
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
 from maskdial_export.checkpoint.gliner import read_entities
+from maskdial_export.checkpoint.gliner_labels import label_pooler, label_source
 from maskdial_export.checkpoint.hybrid import read_hybrid
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
@@ -34,6 +36,7 @@ from maskdial_export.checkpoint.text_to_text import read_text_to_text
 from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
 from maskdial_export.checkpoint.weights import load_model, map_widened
 from maskdial_export.checks.evaluation import (
+    LABELS,
     Classify,
     ClassifyAll,
     Cosine,
@@ -46,12 +49,17 @@ from maskdial_export.checks.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.checks.parity import CausalParity, EncoderDecoderParity, MaskedParity
+from maskdial_export.checks.parity import (
+    CausalParity,
+    EncoderDecoderParity,
+    MaskedParity,
+    expected_output,
+)
 from maskdial_export.checks.reach import NEAR, Reach, Snapshot, find_reach
 from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
-from maskdial_export.session import Graph
+from maskdial_export.session import Floats, Graph
 from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked, two_parts
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
@@ -70,8 +78,9 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair. ``entities`` is set for GLiNER models. ``doubt``: why the model may
-    not be the one that was trained.
+    the parts of a text pair. ``entities`` is set for GLiNER models, ``label_vectors`` for those
+    with an encoder of labels: its output for `LABELS`. ``doubt``: why the model may not be the one
+    that was trained.
     ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 
@@ -94,6 +103,7 @@ class Checkpoint:
     left_out: Sequence[str] = ()
     media_tokens: Sequence[int] = ()
     entities: Entities | None = None
+    label_vectors: Floats | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -159,7 +169,7 @@ class Checkpoint:
         if self.task == "fill-mask" and self.tokens.mask is not None:
             return FillMask(*text, config.vocab_size, self.tokens.mask)
         if self.entities is not None:
-            return FindEntities(*text, self.entities)
+            return FindEntities(*text, self.entities, self.label_vectors)
         if self.task in ("token-classify", "decide"):
             return TokenClassify(*text)
         if self.task == "question-answering":
@@ -215,10 +225,13 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
-    entities = None
+    entities, label_vectors = None, None
     if source.task == "entities":
         entities = read_entities(source, tokenizer, model)
-        model.words.separator = entities.separator[0]
+        if entities.encodes_labels:
+            label_vectors = _label_vectors(source, sample)
+        else:
+            model.words.separator = entities.separator[0]
     initial = Snapshot(model)
     if source.family == "encoder-decoder":
         pair = _load_pair(source, model, loaded, tokens, positions, limit, initial)
@@ -246,7 +259,7 @@ def load_checkpoint(
         positions = longest_text(source, positions)
     if source.task in ("embed", "embed-sparse"):
         columns = config.hidden_size if source.task == "embed" else config.vocab_size
-        pooler = read_pooler(source, columns)
+        pooler = read_pooler(source, columns) if source.finder is None else label_pooler(source)
         positions = longest_text(source, positions)
     positions = _limited(source, positions, limit)
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
@@ -272,7 +285,20 @@ def load_checkpoint(
         left_out=read.left_out,
         media_tokens=read.media_tokens,
         entities=entities,
+        label_vectors=label_vectors,
     )
+
+
+def _label_vectors(source: Source, sample: Sample) -> Floats:
+    """What a GLiNER model's encoder of labels makes of `LABELS`, (num_labels, columns)."""
+    encoder = label_source(source)
+    assert encoder is not None, "the model encodes its labels"
+    checkpoint = load_checkpoint(encoder, sample=sample, strict=False)
+    vectors = []
+    for label in LABELS:
+        inputs = {"input_ids": torch.tensor([checkpoint.tokenizer.encode(label).ids])}
+        vectors.append(expected_output(checkpoint.model, checkpoint.pooler, inputs))
+    return np.stack(vectors)
 
 
 def _reach(model: PreTrainedModel, positions: int, initial: Snapshot, console: Console) -> Reach:

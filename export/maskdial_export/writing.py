@@ -19,6 +19,8 @@ from maskdial.bundle.manifest import (
     ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
+    LABEL_ENCODER,
+    MANIFEST,
     GoldenCheck,
     Manifest,
     ParityReport,
@@ -27,6 +29,7 @@ from maskdial.bundle.manifest import (
 from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
+from maskdial_export.checkpoint.gliner_labels import label_source
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
@@ -182,6 +185,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         with phase(console, "Sharing the weights"):
             share_weights(folder, (GRAPH, ENCODER_GRAPH))
             names.remove(data_file(ENCODER_GRAPH))
+    names += _write_label_encoder(source, folder, settings)
     kv = checkpoint.kv
     if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
@@ -218,6 +222,18 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         write_manifest(folder, manifest)
     return Written(manifest, packs_of(graphs.graph.graph))
+
+
+def _write_label_encoder(source: Source, folder: Path, settings: Settings) -> list[str]:
+    """Writes the bundle of a GLiNER model's second encoder; returns the names of its files."""
+    encoder = label_source(source)
+    if encoder is None:
+        return []
+    finding(settings.console, "the encoder of labels:")
+    inside = folder / LABEL_ENCODER
+    inside.mkdir()
+    manifest = write_bundle(encoder, inside, settings).manifest
+    return [f"{LABEL_ENCODER}/{name}" for name in (MANIFEST, *manifest.files)]
 
 
 def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:

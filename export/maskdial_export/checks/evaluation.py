@@ -308,24 +308,35 @@ class TokenClassify(Agreement):
         self.asked = [_words(window) for window in windows]
 
 
-class FindEntities(Agreement):
-    """The best of some labels for each word, and for each two words where spans are scored."""
+LABELS = ("person", "place", "organization", "date", "object", "event", "number", "animal")
 
-    labels = ("person", "place", "organization", "date", "object", "event", "number", "animal")
+
+class FindEntities(Agreement):
+    """The best of `LABELS` for each word, and for each two words where spans are scored.
+
+    ``vectors`` are those of the labels, (num_labels, columns), where another model encodes them.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, sample: Sample, max_length: int, entities: Entities
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        max_length: int,
+        entities: Entities,
+        vectors: Floats | None = None,
     ) -> None:
+        self.vectors = vectors
         self.scores_pairs = entities.scores == "token"
         self.columns = entities.num_columns
         ends = tokenizer.encode("a")
         own = _words(ends)
         before, after = ends.ids[: own[0]], ends.ids[own[-1] + 1 :]
         prompt, marks = [*before], []
-        for label in self.labels:
-            marks.append(len(prompt) + int(entities.reads_label))
-            encoded = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False)
-            prompt += [entities.label_token, *encoded.ids]
+        if entities.label_token is not None:
+            for label in LABELS:
+                marks.append(len(prompt) + int(entities.reads_label))
+                encoded = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False)
+                prompt += [entities.label_token, *encoded.ids]
         prompt += entities.separator
         room = max(min(_WINDOW, max_length - len(prompt) - len(after)), 1)
         encoded = tokenizer.encode(
@@ -343,15 +354,17 @@ class FindEntities(Agreement):
             self.pairs.append(np.stack([each.ravel() for each in pairs], axis=1))
 
     def choose(self, output: Floats) -> Answers:
-        count = len(self.labels)
+        count = len(LABELS)
         if self.scores_pairs:
             scores = output.reshape(-1, count, output.shape[1])
             return _best(np.concatenate([*np.moveaxis(scores, 2, 0)]))
-        width = (output.shape[1] - 1) // 3
-        start, end, query = (output[:, at : at + width] for at in (0, width, 2 * width))
-        query, bias, start, end = query[:count], output[:count, -1], start[count:], end[count:]
+        labels = self.vectors
+        if labels is None:
+            width = (output.shape[1] - 1) // 3
+            labels, output = output[:count, 2 * width :], output[count:, : 2 * width]
+        start, end = np.split(output, 2, axis=1)
         spans = [np.maximum(start + end, 0), np.maximum(start[:-1] + end[1:], 0)]
-        return _best(np.concatenate(spans) @ query.T + bias)
+        return _best(np.concatenate(spans) @ labels[:, :-1].T + labels[:, -1])
 
 
 class QuestionAnswering(Agreement):

@@ -10,6 +10,7 @@ A bundle holds everything the server needs and nothing else::
     chat_template.jinja, generation_config.json      if the checkpoint has them
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
+    labels/           of a model that finds entities, if another one encodes the labels: a bundle
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
 ``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
@@ -64,6 +65,7 @@ from maskdial.bundle.manifest import (
     ENCODER_GRAPH,
     FULL_MANIFEST,
     GRAPH,
+    LABEL_ENCODER,
     MANIFEST,
     SCHEMA_VERSION,
     TOKENIZER,
@@ -114,6 +116,18 @@ class Bundle:
     def encoder(self) -> Path:
         """The encoder's graph of an encoder-decoder model."""
         return self.path / ENCODER_GRAPH
+
+    def label_encoder(self) -> "Bundle | None":
+        """The bundle that turns labels into vectors, whose files were verified with its own.
+
+        Raises:
+            BundleError: its manifest is invalid.
+        """
+        entities = self.manifest.entities
+        if entities is None or not entities.encodes_labels:
+            return None
+        path = self.path / LABEL_ENCODER
+        return Bundle(f"{self.name}:labels", path, _read_manifest(self.name, path / MANIFEST))
 
     @property
     def label(self) -> str:
@@ -223,13 +237,16 @@ def _verify(
 ) -> Bundle:
     """``hashes`` holds hash and stamp of the files that were read before, and gets the new ones."""
     stamps: dict[str, Stamp] = {}
-    encoder = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    encoder: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    if manifest.entities is not None and manifest.entities.encodes_labels:
+        own = (MANIFEST, GRAPH, TOKENIZER)
+        encoder = tuple(f"{LABEL_ENCODER}/{each}" for each in own)
     for required in (manifest.graph, TOKENIZER, *encoder):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():
         file = path / file_name
-        if Path(file_name).name != file_name.removeprefix(f"{ADDITIONAL_TEMPLATES}/"):
+        if Path(file_name).name != _below(file_name):
             raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
@@ -242,6 +259,13 @@ def _verify(
                 f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
             )
     return Bundle(name, path, manifest, stamps)
+
+
+def _below(file_name: str) -> str:
+    """A file's name within the folder of a bundle that it may lie in."""
+    for folder in (f"{LABEL_ENCODER}/", f"{ADDITIONAL_TEMPLATES}/"):
+        file_name = file_name.removeprefix(folder)
+    return file_name
 
 
 def _read_manifest(name: str, path: Path) -> Manifest:

@@ -21,6 +21,8 @@ DECISION_TEMPLATE = "decision_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
+LABEL_ENCODER = "labels"
+"""The folder of the bundle that turns labels into vectors."""
 
 
 CacheInteger = Literal["int8", "int16"]
@@ -325,20 +327,28 @@ class Entities(_Frozen):
     a span from word i to word j has for a label the score relu(start_i + end_j) . query + bias.
     ``token``: the graph gives three scores of each pair of a word and a label: as the entity's
     start, as its end, and inside.
+
+    A model without ``label_token`` reads the words alone. The graph gives (start, end) of each,
+    and the bundle in `LABEL_ENCODER` (query, bias) of a label.
     """
 
     scores: Literal["span", "token"]
     max_words: int = Field(gt=0, description="of a text that the model reads at once")
     max_width: int = Field(gt=0, description="of an entity in words, where spans are scored")
     splitter: Literal["whitespace"] = "whitespace"
-    label_token: _TokenId
-    separator: tuple[_TokenId, ...]
-    markers: tuple[str, ...] = Field(description="spellings that a label may not contain")
+    label_token: _TokenId | None = None
+    separator: tuple[_TokenId, ...] = ()
+    markers: tuple[str, ...] = Field((), description="spellings that a label may not contain")
     reads_label: bool = Field(
         False, description="whether a label's vector is that of the token after the one for it"
     )
     subtoken: Literal["first", "last"] = Field("first", description="whose vector is the word's")
     num_columns: int = Field(gt=0, description="of the graph's output")
+
+    @property
+    def encodes_labels(self) -> bool:
+        """Whether a second model turns labels into vectors."""
+        return self.label_token is None
 
 
 class GoldenCheck(_Frozen):

@@ -31,6 +31,7 @@ async def answer(
     check_num_texts(request.num_texts, config)
     request.check(model)
     model.engine.check_room(request.num_inputs)
+    request = await request.prepared(model, deadline)
     started = time.perf_counter()
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)

@@ -6,21 +6,24 @@ differences: a text longer than the model is read in windows, where gliner cuts 
 without tokens, such as an invisible character, does not shift the words after it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Entities, TaskName
 from maskdial.bundle.texts import check_media, tokenizing_seconds
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.entity_prompt import LabelPrompt, TextWords, WordWindow
 from maskdial.masked.tasks.entity_spans import (
     Candidates,
     choose,
+    prompt_span_scores,
     span_candidates,
     span_scores,
     token_candidates,
@@ -47,6 +50,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         flat: whether no two entities may overlap; otherwise one may lie within another.
         multi_label: whether one span may be several entities.
         stride: tokens at most that neighboring windows share; None: a quarter of a window.
+        vectors: of the labels, (num_labels, columns), where the model has an encoder for them.
     """
 
     task: ClassVar[str] = "token-classify"
@@ -58,6 +62,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
     flat: bool = True
     multi_label: bool = False
     stride: int | None = None
+    vectors: NDArray[np.float32] | None = None
 
     @property
     def num_texts(self) -> int:
@@ -83,6 +88,11 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
                 )
             seen.add(label)
 
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> "EntitiesRequest":
+        if model.label_encoder is None:
+            return self
+        return replace(self, vectors=await model.label_encoder.vectors(self.labels, deadline))
+
     def read(self, model: TaskModel) -> Reading[list[list[Entity]]]:
         entities = model.manifest.entities
         assert entities is not None, "`check` has seen to it"
@@ -107,7 +117,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         plans = [words.windows(room, entities.max_words, self.stride) for words in texts]
         self._check_windows(model, plans)
         inputs = [
-            _window_input(words, window, prompt, entities, after)
+            self._window_input(words, window, prompt, entities, after)
             for words, plan in zip(texts, plans, strict=True)
             for window in plan
         ]
@@ -176,25 +186,33 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
             scores.append(token_probabilities(result.logits, count)[own])
         return token_candidates(np.concatenate(scores), self.threshold)
 
+    def _window_input(
+        self,
+        words: TextWords,
+        window: WordWindow,
+        prompt: LabelPrompt,
+        entities: Entities,
+        after: Sequence[int],
+    ) -> MaskedInput:
+        """A window after the labels; its rows are those of the labels and of its words."""
+        first, end = words.firsts[window.words.start], words.firsts[window.words.stop]
+        tokens = words.firsts[window.words.start : window.words.stop + 1] - first + len(prompt.ids)
+        places = tokens[:-1] if entities.subtoken == "first" else tokens[1:] - 1
+        return MaskedInput(
+            (*prompt.ids, *words.ids[first:end].tolist(), *after),
+            (*prompt.rows, *places.tolist()),
+            num_labels=len(prompt.rows),
+            reduce=self._reduce(entities),
+        )
 
-def _window_input(
-    words: TextWords,
-    window: WordWindow,
-    prompt: LabelPrompt,
-    entities: Entities,
-    after: Sequence[int],
-) -> MaskedInput:
-    """A window after the labels; its rows are those of the labels and of its words."""
-    first, end = words.firsts[window.words.start], words.firsts[window.words.stop]
-    tokens = words.firsts[window.words.start : window.words.stop + 1] - first + len(prompt.ids)
-    count = len(prompt.rows)
-    places = tokens[:-1] if entities.subtoken == "first" else tokens[1:] - 1
-    return MaskedInput(
-        (*prompt.ids, *words.ids[first:end].tolist(), *after),
-        (*prompt.rows, *places.tolist()),
-        num_labels=count,
-        # A word has thousands of columns
-        reduce=partial(span_scores, num_labels=count, max_width=entities.max_width)
-        if entities.scores == "span"
-        else None,
-    )
+    def _reduce(
+        self, entities: Entities
+    ) -> Callable[[NDArray[np.float32]], NDArray[np.float32]] | None:
+        """What makes scores of a window's rows, as a word has thousands of columns."""
+        if entities.scores != "span":
+            return None
+        if self.vectors is None:
+            return partial(
+                prompt_span_scores, num_labels=len(self.labels), max_width=entities.max_width
+            )
+        return partial(span_scores, labels=self.vectors, max_width=entities.max_width)

@@ -31,13 +31,16 @@ class LabelPrompt:
     def read(
         cls, labels: Sequence[str], entities: Entities, tokenizer: Tokenizer, max_length: int
     ) -> "LabelPrompt":
-        """Tokenizes labels; the special tokens before them are included.
+        """Tokenizes labels; the special tokens before them are included. There are only those where
+        another model encodes the labels.
 
         Raises:
             ValidationError: a label has no tokens or a marker of the model in it, or they leave
                 next to no room for a text.
         """
         before, after = tokenizer.ends()
+        if entities.label_token is None:
+            return cls((*before,), ())
         encoded = tokenizer.encode_words(labels)
         parts: list[list[int]] = [[] for _ in labels]
         for token_id, place in zip(*(each.tolist() for each in encoded), strict=True):

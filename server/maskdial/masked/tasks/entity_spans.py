@@ -46,28 +46,47 @@ class Candidates:
         return cls(starts[order], ends[order], labels[order], scores[order])
 
 
-def span_scores(
+def prompt_span_scores(
     columns: NDArray[np.float32], num_labels: int, max_width: int
 ) -> NDArray[np.float32]:
-    """The logits (num_words, max_width, num_labels) of the spans that begin at each word, by their
-    length; minus infinity where a span would end after the last word.
+    """`span_scores` of a model that has read labels and words.
 
     Args:
         columns: (num_labels + num_words, 3 * n + 1): of each label and word its start, end and
-            query of n columns each, and its bias. A logit is relu(start + end) . query + bias.
+            query of n columns each, and its bias.
         num_labels: rows of labels.
         max_width: of a span, in words.
 
     Raises:
         InferenceError: a column is not a finite number.
     """
-    _check_finite(columns)
     width = (columns.shape[1] - 1) // 3
-    starts, ends = columns[num_labels:, :width], columns[num_labels:, width : 2 * width]
-    queries = np.ascontiguousarray(columns[:num_labels, 2 * width : -1].T)
-    bias = columns[:num_labels, -1]
+    words, labels = columns[num_labels:, : 2 * width], columns[:num_labels, 2 * width :]
+    return span_scores(words, labels, max_width)
+
+
+def span_scores(
+    words: NDArray[np.float32], labels: NDArray[np.float32], max_width: int
+) -> NDArray[np.float32]:
+    """The logits (num_words, max_width, num_labels) of the spans that begin at each word, by their
+    length; minus infinity where a span would end after the last word.
+
+    Args:
+        words: (num_words, 2 * n): start and end of each word, of n columns each.
+        labels: (num_labels, n + 1): query and bias of each label. A logit is
+            relu(start + end) . query + bias.
+        max_width: of a span, in words.
+
+    Raises:
+        InferenceError: a column is not a finite number.
+    """
+    _check_finite(words)
+    _check_finite(labels)
+    width = words.shape[1] // 2
+    starts, ends = words[:, :width], words[:, width:]
+    queries, bias = np.ascontiguousarray(labels[:, :-1].T), labels[:, -1]
     count = len(starts)
-    scores = np.full((count, max_width, num_labels), -np.inf, np.float32)
+    scores = np.full((count, max_width, len(labels)), -np.inf, np.float32)
     for more in range(min(max_width, count)):  # words after the first one
         spans = starts[: count - more] + ends[more:]
         np.maximum(spans, 0, out=spans)

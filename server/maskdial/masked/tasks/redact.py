@@ -1,10 +1,14 @@
 """Redaction: the entities of a text are found, and something else is put in their place."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from maskdial.bundle.manifest import Manifest, TaskName
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.entities import THRESHOLD, EntitiesRequest
@@ -81,6 +85,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
         keep_original: whether replacements say what was there.
         aggregation_strategy: how tokens with a model's own labels become entities.
         stride: tokens that neighboring windows share; None: a quarter of a window.
+        vectors: of the labels, (num_labels, columns), where the model has an encoder for them.
     """
 
     task: ClassVar[str] = "redact"
@@ -93,6 +98,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
     keep_original: bool = False
     aggregation_strategy: AggregationStrategy = "simple"
     stride: int | None = None
+    vectors: NDArray[np.float32] | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
@@ -138,6 +144,15 @@ class RedactRequest(TaskRequest[list[Redaction]]):
                     field=field,
                 )
 
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> "RedactRequest":
+        if model.label_encoder is None:
+            return self
+        try:
+            with_vectors = await self._any_labels().prepared(model, deadline)
+        except ValidationError as error:
+            raise _about_labels(error) from error
+        return replace(self, vectors=with_vectors.vectors)
+
     def read(self, model: TaskModel) -> Reading[list[Redaction]]:
         reading: Reading[Any]
         if model.manifest.entities is None:
@@ -172,7 +187,10 @@ class RedactRequest(TaskRequest[list[Redaction]]):
 
     def _any_labels(self) -> EntitiesRequest:
         threshold = THRESHOLD if self.threshold is None else self.threshold
-        return EntitiesRequest(self.texts, self.labels or (), threshold, stride=self.stride)
+        labels = self.labels or ()
+        return EntitiesRequest(
+            self.texts, labels, threshold, stride=self.stride, vectors=self.vectors
+        )
 
 
 def _about_labels(error: ValidationError) -> ValidationError:

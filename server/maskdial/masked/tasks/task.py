@@ -6,8 +6,10 @@
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest, Side, TaskName
@@ -19,6 +21,7 @@ from maskdial.bundle.texts import (
     check_media,
 )
 from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 
@@ -28,11 +31,19 @@ TextOrPair = tuple[str, str | None]
 """A text, or two that the model reads as one input."""
 
 
+class LabelVectors(Protocol):
+    """What a task needs of `maskdial.masked.label_encoder.LabelEncoder`."""
+
+    async def vectors(self, labels: Sequence[str], deadline: Deadline) -> NDArray[np.float32]: ...
+
+
 class TaskModel(ReadingModel, Protocol):
     """What a task needs to know of its model."""
 
     @property
     def max_queue(self) -> int: ...
+    @property
+    def label_encoder(self) -> LabelVectors | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +118,15 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         Raises:
             ValidationError: the request does not fit the model.
         """
+
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> Self:
+        """The request with what its model has to compute before the texts are read.
+
+        Raises:
+            ValidationError: the request does not fit the model.
+            DeadlineError: the time is up.
+        """
+        return self
 
     @abc.abstractmethod
     def read(self, model: TaskModel) -> Reading[T_co]:
