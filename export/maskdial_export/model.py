@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from maskdial.bundle.manifest import (
     Entities,
+    Extraction,
     KVLayout,
     PairTemplate,
     SpecialTokens,
@@ -25,6 +26,7 @@ from maskdial.bundle.manifest import (
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
 from maskdial_export.checkpoint.gliner import read_entities
+from maskdial_export.checkpoint.gliner2 import read_extraction
 from maskdial_export.checkpoint.gliner_labels import label_pooler, label_source
 from maskdial_export.checkpoint.hybrid import read_hybrid
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
@@ -42,6 +44,7 @@ from maskdial_export.checks.evaluation import (
     Cosine,
     Evaluation,
     FillMask,
+    FindBySchema,
     FindEntities,
     GreedyText,
     Order,
@@ -60,7 +63,14 @@ from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
 from maskdial_export.session import Floats, Graph
-from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked, two_parts
+from maskdial_export.tracing import (
+    bidirectional,
+    causal,
+    counts,
+    encoder_decoder,
+    masked,
+    two_parts,
+)
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
 from maskdial_export.tracing.positions import check_sizes, max_length
@@ -79,8 +89,8 @@ class Checkpoint:
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
     the parts of a text pair. ``entities`` is set for GLiNER models, ``label_vectors`` for those
-    with an encoder of labels: its output for `LABELS`. ``doubt``: why the model may not be the one
-    that was trained.
+    with an encoder of labels: its output for `LABELS`. ``extraction`` is set for GLiNER2 models.
+    ``doubt``: why the model may not be the one that was trained.
     ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 
@@ -104,6 +114,7 @@ class Checkpoint:
     media_tokens: Sequence[int] = ()
     entities: Entities | None = None
     label_vectors: Floats | None = None
+    extraction: Extraction | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -137,6 +148,18 @@ class Checkpoint:
             self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
         )
 
+    def trace_counts(self) -> ir.Model | None:
+        """The traced graph of a GLiNER2 model's queries; None if it is no such model."""
+        return None if self.extraction is None else counts.trace(self.model)
+
+    def check_counts(self, graph: Path, tolerance: float) -> None:
+        """Compares a graph of `trace_counts` with torch.
+
+        Raises:
+            ExportError: they differ by more than the tolerance.
+        """
+        counts.check(self.model, graph, tolerance)
+
     def trace_encoder(self) -> ir.Model | None:
         """The traced graph of the encoder, if the model has one beside its decoder."""
         if self.text_to_text is None or self.kv is None:
@@ -168,6 +191,8 @@ class Checkpoint:
             return Cosine(*text)
         if self.task == "fill-mask" and self.tokens.mask is not None:
             return FillMask(*text, config.vocab_size, self.tokens.mask)
+        if self.extraction is not None:
+            return FindBySchema(*text, self.extraction, self.model)
         if self.entities is not None:
             return FindEntities(*text, self.entities, self.label_vectors)
         if self.task in ("token-classify", "decide"):
@@ -225,7 +250,9 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
-    entities, label_vectors = None, None
+    entities, label_vectors, extraction = None, None, None
+    if source.task == "extract":
+        extraction = read_extraction(source, model)
     if source.task == "entities":
         entities = read_entities(source, tokenizer, model)
         if entities.encodes_labels:
@@ -286,6 +313,7 @@ def load_checkpoint(
         media_tokens=read.media_tokens,
         entities=entities,
         label_vectors=label_vectors,
+        extraction=extraction,
     )
 
 

@@ -15,6 +15,7 @@ from maskdial.bundle.bundle import hash_files, write_manifest
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
+    COUNT_GRAPH,
     DECISION_TEMPLATE,
     ENCODER_GRAPH,
     GRAPH,
@@ -186,6 +187,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             share_weights(folder, (GRAPH, ENCODER_GRAPH))
             names.remove(data_file(ENCODER_GRAPH))
     names += _write_label_encoder(source, folder, settings)
+    names += _write_counts(checkpoint, folder, settings)
     kv = checkpoint.kv
     if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
@@ -209,6 +211,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             pair_template=checkpoint.pair_template,
             decision=decision,
             entities=checkpoint.entities,
+            extraction=checkpoint.extraction,
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),
@@ -234,6 +237,17 @@ def _write_label_encoder(source: Source, folder: Path, settings: Settings) -> li
     inside.mkdir()
     manifest = write_bundle(encoder, inside, settings).manifest
     return [f"{LABEL_ENCODER}/{name}" for name in (MANIFEST, *manifest.files)]
+
+
+def _write_counts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[str]:
+    """Writes what makes queries of a GLiNER2 model's fields, in fp32; returns its files' names."""
+    graph = checkpoint.trace_counts()
+    if graph is None:
+        return []
+    files = save(optimize(graph), folder / COUNT_GRAPH)
+    with _onnxruntime_errors():
+        checkpoint.check_counts(folder / COUNT_GRAPH, settings.tolerance)
+    return files
 
 
 def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:

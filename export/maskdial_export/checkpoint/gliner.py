@@ -134,7 +134,7 @@ class _Finder:
     """The forward function of an encoder with such a head: columns for every token."""
 
     model: PreTrainedModel
-    head: SpanHead | TokenHead | WordHead
+    head: nn.Module
     projection: nn.Module
     words: nn.Module
 
@@ -158,7 +158,7 @@ def load_finder(source: Source, **_: Any) -> tuple[PreTrainedModel, dict[str, An
     body, info = load_body(encoder, stored, _BODY)
     if getattr(encoder, "position_biased_input", True) is False and encoder.relative_attention:
         body.config.max_position_embeddings = _UNBOUNDED
-    finder = _as_finder(body)
+    finder = as_finder(body)
     finder.projection = stored_linear(stored, _PROJECTION) or nn.Identity()
     two = config.labels_encoder is not None
     head = WordHead if two else SpanHead if config.is_span else TokenHead
@@ -202,8 +202,11 @@ def load_body(
     }
 
 
-def _as_finder(body: Any) -> Any:
-    """In a class of the encoder's own file, whose functions the tracing replaces."""
+def as_finder(body: Any) -> Any:
+    """A model of an encoder, which is to get a head, a projection and a context of words.
+
+    It is in a class of the encoder's own file, whose functions the tracing replaces.
+    """
     family = next(each for each in type(body).__mro__ if each.__name__.endswith("PreTrainedModel"))
     names = {"__module__": type(body).__module__, "base_model_prefix": "model"}
     finder: Any = type(f"{type(body).__name__}ForEntities", (_Finder, family), names)(body.config)

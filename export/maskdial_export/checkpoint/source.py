@@ -25,7 +25,7 @@ Mask = Literal["full", "causal"]
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
 GLINER_CONFIG = "gliner_config.json"
-GLINER = "GLiNER"
+GLINER, GLINER2 = "GLiNER", "GLiNER2"
 _MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -166,6 +166,12 @@ def find(
         finder = Source(source, path, GLINER, "entities")
         _check_weights(finder, allow_pickle)
         return finder
+    if config.get("model_type") == "extractor":
+        if task not in ("auto", "extract"):
+            raise ExportError(f"{source} is a GLiNER2 model, which can only extract")
+        extractor = Source(source, path, GLINER2, "extract")
+        _check_weights(extractor, allow_pickle)
+        return extractor
     if not config:
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from maskdial.bundle.manifest import Entities, KVLayout, TextToText
+from maskdial.bundle.manifest import Entities, Extraction, KVLayout, SpecialTokens, TextToText
+from maskdial.bundle.tokenizer import Tokenizer as ServedTokenizer
+from maskdial.masked.tasks.extraction_prompt import SchemaPrompt
+from maskdial.masked.tasks.extraction_schema import Field, Schema
+from maskdial.masked.tasks.text_words import TextWords
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.phase import Progress, silent
 from maskdial_export.session import (
@@ -363,6 +368,42 @@ class FindEntities(Agreement):
             width = (output.shape[1] - 1) // 3
             labels, output = output[:count, 2 * width :], output[count:, : 2 * width]
         start, end = np.split(output, 2, axis=1)
+        spans = [np.maximum(start + end, 0), np.maximum(start[:-1] + end[1:], 0)]
+        return _best(np.concatenate(spans) @ labels[:, :-1].T + labels[:, -1])
+
+
+class FindBySchema(Agreement):
+    """The best of `LABELS` for each word and each two words, of a schema of entities."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        max_length: int,
+        extraction: Extraction,
+        model: Any,
+    ) -> None:
+        self.columns = extraction.num_columns
+        self.hidden_size = extraction.hidden_size
+        self.head = model.count_head
+        own = ServedTokenizer(tokenizer, SpecialTokens())
+        prompt = SchemaPrompt.read(Schema(entities=tuple(map(Field, LABELS))), own)
+        room = max(min(_WINDOW, max_length - len(prompt.ids)), 1)
+        words = TextWords.read_sentence(sample.text, own, len(sample.text)).cut(room)
+        self.texts, self.asked = [], []
+        for start in range(0, min(len(words.ids), _MAX_TOKENS), room):
+            ids = words.ids[start : start + room]
+            places = words.firsts - start
+            places = places[(places >= 0) & (places < len(ids))]
+            self.texts.append(np.concatenate([prompt.ids, ids]).astype(np.int64))
+            self.asked.append(np.concatenate([prompt.rows, len(prompt.ids) + places]))
+
+    def choose(self, output: Floats) -> Answers:
+        count = 1 + len(LABELS)
+        fields = torch.from_numpy(output[1:count, -self.hidden_size :].copy())
+        with torch.no_grad():
+            labels = self.head(fields, torch.zeros(1, dtype=torch.int64))[0].numpy()
+        start, end = np.split(output[count:, : 8 * self.hidden_size], 2, axis=1)
         spans = [np.maximum(start + end, 0), np.maximum(start[:-1] + end[1:], 0)]
         return _best(np.concatenate(spans) @ labels[:, :-1].T + labels[:, -1])
 

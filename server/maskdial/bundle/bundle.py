@@ -10,6 +10,7 @@ A bundle holds everything the server needs and nothing else::
     chat_template.jinja, generation_config.json      if the checkpoint has them
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
+    counts.onnx       of a model that finds what a schema names: the queries of its fields
     labels/           of a model that finds entities, if another one encodes the labels: a bundle
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
@@ -19,18 +20,22 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
   of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
-  (fill-mask, token-classify, entities, question-answering, embed-all, embed-hybrid, decide)
-  ``rows`` int64 (num_rows,), flat indices ``b * length + position`` of the tokens in question; for
-  entities whose scores are those of tokens also ``pairs`` int64 (num_pairs, 2), of a word and a
-  label by their places in ``rows``.
+  (fill-mask, token-classify, entities, extract, question-answering, embed-all, embed-hybrid,
+  decide) ``rows`` int64 (num_rows,), flat indices ``b * length + position`` of the tokens in
+  question; for entities whose scores are those of tokens also ``pairs`` int64 (num_pairs, 2), of a
+  word and a label by their places in ``rows``.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
-  num_labels), entities (num_rows, num_columns) or (num_pairs, 3), decide (num_rows, num_scores),
+  num_labels), entities (num_rows, num_columns) or (num_pairs, 3), extract (num_rows, num_columns)
+  of `Extraction`, decide (num_rows, num_scores),
   question-answering (num_rows, 2) for start and end,
   classify (batch, num_labels), multiple-choice (batch, 1), where each text is a prompt with one
   choice, rerank (batch, 1), where it is a query and a document in the manifest's `PairTemplate`.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;
   embed-all (num_rows, dimension), also of rows after the valid tokens; embed-hybrid (num_rows,
   dimension + token_dimension + 1), `maskdial.masked.tasks.hybrid_rows`.
+  ``counts.onnx`` takes ``fields`` float32 (num_fields, hidden_size) and ``steps`` int64
+  (num_steps,), 0 to n - 1, and returns ``queries`` float32 (num_steps, num_fields,
+  4 * hidden_size + 1).
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
@@ -62,6 +67,7 @@ import pydantic
 
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
+    COUNT_GRAPH,
     ENCODER_GRAPH,
     FULL_MANIFEST,
     GRAPH,
@@ -237,11 +243,13 @@ def _verify(
 ) -> Bundle:
     """``hashes`` holds hash and stamp of the files that were read before, and gets the new ones."""
     stamps: dict[str, Stamp] = {}
-    encoder: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    others: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    if manifest.extraction is not None:
+        others = (COUNT_GRAPH,)
     if manifest.entities is not None and manifest.entities.encodes_labels:
         own = (MANIFEST, GRAPH, TOKENIZER)
-        encoder = tuple(f"{LABEL_ENCODER}/{each}" for each in own)
-    for required in (manifest.graph, TOKENIZER, *encoder):
+        others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)
+    for required in (manifest.graph, TOKENIZER, *others):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():

@@ -21,6 +21,7 @@ DECISION_TEMPLATE = "decision_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
+COUNT_GRAPH = "counts.onnx"
 LABEL_ENCODER = "labels"
 """The folder of the bundle that turns labels into vectors."""
 
@@ -44,6 +45,7 @@ TaskName = Literal[
     "classify",
     "token-classify",
     "entities",
+    "extract",
     "question-answering",
     "multiple-choice",
     "decide",
@@ -351,6 +353,28 @@ class Entities(_Frozen):
         return self.label_token is None
 
 
+class Extraction(_Frozen):
+    """How a model finds what a schema names (GLiNER2).
+
+    It reads the schema, whose parts have markers (`maskdial.masked.tasks.extraction_prompt`), and
+    the words of a text. The graph gives of each marker and word the columns (start, end, label,
+    counts, hidden): ``start`` and ``end`` of a word, 4 * ``hidden_size`` each; the logit of a
+    label, one; those of how often a task's fields occur, ``max_count``; and the hidden state.
+    `COUNT_GRAPH` makes of the hidden states of a task's fields a query and a bias for each field of
+    each occurrence. A span from word i to word j has for these the score
+    relu(start_i + end_j) . query + bias.
+    """
+
+    hidden_size: int = Field(gt=0)
+    max_width: int = Field(gt=0, description="of a span in words")
+    max_count: int = Field(gt=0, description="of occurrences, plus one")
+
+    @property
+    def num_columns(self) -> int:
+        """Of the graph's output."""
+        return 9 * self.hidden_size + 1 + self.max_count
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
@@ -441,6 +465,9 @@ class Manifest(_Frozen):
     entities: Entities | None = Field(
         None, description="of a model that finds entities of any labels"
     )
+    extraction: Extraction | None = Field(
+        None, description="of a model that finds what a schema names"
+    )
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
@@ -484,6 +511,8 @@ class Manifest(_Frozen):
             return self.decision.num_scores
         if self.entities is not None:
             return self.entities.num_columns
+        if self.extraction is not None:
+            return self.extraction.num_columns
         return None if self.embedding is None else self.embedding.num_outputs
 
     @property

@@ -231,6 +231,25 @@ class Tokenizer:
         none = np.zeros(0, np.int64)
         return np.concatenate([none, *ids]), np.concatenate([none, *places])
 
+    def encode_each(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokenizes short texts, each as one by itself, without special tokens.
+
+        A word is tokenized as one within a text by `encode_words`, and as a text here.
+
+        Returns:
+            The tokens' ids, and the place of each one's text; a text may have no tokens.
+
+        Raises:
+            ValidationError: as `encode`.
+        """
+        try:
+            encodings = self._unprocessed.encode_batch(list(texts))
+        except BaseException as error:
+            raise _refused(error) from error
+        counts = [len(encoding) for encoding in encodings]
+        ids = [token_id for encoding in encodings for token_id in encoding.ids]
+        return np.array(ids, np.int64), np.repeat(np.arange(len(texts)), counts)
+
     def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before a text, and those after it."""
         text = self._backend.post_process(self._one_token(self.id_to_token(0)))

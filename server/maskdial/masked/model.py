@@ -5,17 +5,20 @@ from dataclasses import dataclass, field
 from maskdial.engine.model import Model
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
+from maskdial.masked.tasks.task import Queries
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedModel(Model):
     """A masked model being served.
 
-    ``label_encoder`` is the second model of one that finds entities of labels by their vectors.
+    ``label_encoder`` is the second model of one that finds entities of labels by their vectors,
+    ``queries`` what makes queries of fields in one that finds what a schema names.
     """
 
     engine: MaskedEngine
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
+    queries: Queries | None = field(default=None, kw_only=True)
 
     @property
     def max_length(self) -> int:

@@ -30,7 +30,7 @@ async def answer(
     """
     check_num_texts(request.num_texts, config)
     request.check(model)
-    model.engine.check_room(request.num_inputs)
+    model.engine.check_room(request.least_inputs(model))
     request = await request.prepared(model, deadline)
     started = time.perf_counter()
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)

@@ -7,7 +7,7 @@ from math import lcm
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
-from maskdial.bundle.manifest import KVLayout, Manifest
+from maskdial.bundle.manifest import COUNT_GRAPH, KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
@@ -28,6 +28,7 @@ from maskdial.engine.model import max_length, max_source_length
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
+from maskdial.masked.count_queries import CountQueries
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.model import MaskedModel
@@ -151,6 +152,9 @@ def _start_masked(
     prompts = None
     if bundle.manifest.decision is not None:
         prompts = DecisionPrompts(bundle, read_chat_template(bundle, tokenizer))
+    queries = None
+    if bundle.manifest.extraction is not None:
+        queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
     if label_encoder is not None:
         label_encoder.engine.start()
     return MaskedModel(
@@ -163,6 +167,7 @@ def _start_masked(
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
         label_encoder=label_encoder,
+        queries=queries,
     )
 
 

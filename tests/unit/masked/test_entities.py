@@ -13,7 +13,6 @@ from tokenizers import models, pre_tokenizers, processors
 from maskdial.bundle.manifest import SpecialTokens
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.entity_prompt import TextWords, WordWindow
 from maskdial.masked.tasks.entity_spans import (
     Candidates,
     choose,
@@ -22,6 +21,7 @@ from maskdial.masked.tasks.entity_spans import (
     token_candidates,
 )
 from maskdial.masked.tasks.redact import Cover, redact
+from maskdial.masked.tasks.text_words import TextWords, WordWindow
 from maskdial.masked.tasks.token_classify import Entity
 
 SPANS = st.tuples(st.integers(0, 7), st.integers(0, 3), st.integers(0, 2), st.integers(1, 5))

@@ -1,6 +1,6 @@
 """What the native routes reply, for the OpenAPI document; tests compare real replies with it."""
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -48,6 +48,8 @@ class RedactedText(TypedDict):
     replacements: list[ReplacedSpan]
 
 
+_Extracted = dict[str, Any]
+ExtractReply = _Extracted | list[_Extracted]
 RedactReply = RedactedText | list[RedactedText]
 _Answers = Answer | list[Answer]
 QuestionAnsweringReply = _Answers | list[_Answers]

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.entity_prompt import WordWindow
 from maskdial.masked.tasks.logits import sigmoid
+from maskdial.masked.tasks.text_words import WordWindow
 
 MAX_CANDIDATES = 200_000
 
@@ -30,6 +30,11 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Candidates":
+        """Those for which ``chosen`` (num_candidates,) is true."""
+        starts, ends, labels = (each[chosen] for each in (self.starts, self.ends, self.labels))
+        return Candidates(starts, ends, labels, self.scores[chosen])
 
     @classmethod
     def join(cls, parts: Sequence["Candidates"], *, label_first: bool = False) -> "Candidates":
@@ -113,7 +118,7 @@ def span_candidates(
     middles = first + words + widths // 2
     owned = (middles >= window.own.start) & (middles < window.own.stop)
     owned &= words + widths < scores.shape[0]
-    probabilities = _probabilities(scores)
+    probabilities = span_probabilities(scores)
     at, more, labels = np.nonzero((probabilities > threshold) & owned[:, :, None])
     _check_number(len(at))
     return Candidates(first + at, first + at + more, labels, probabilities[at, more, labels])
@@ -160,7 +165,7 @@ def token_probabilities(logits: NDArray[np.float32], num_labels: int) -> NDArray
         InferenceError: one is not a finite number.
     """
     _check_finite(logits)
-    return _probabilities(logits.reshape(-1, num_labels, 3))
+    return span_probabilities(logits.reshape(-1, num_labels, 3))
 
 
 def choose(candidates: Candidates, *, flat: bool, multi_label: bool) -> list[int]:
@@ -220,7 +225,8 @@ def _check_finite(logits: NDArray[np.float32]) -> None:
         raise InferenceError("the model returned scores that are not finite numbers")
 
 
-def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def span_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The sigmoid of logits of any shape."""
     # Rounded as gliner's, whose equal scores are in the order of the text
     return sigmoid(logits.astype(np.float64)).astype(np.float32).astype(np.float64)
 

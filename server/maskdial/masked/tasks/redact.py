@@ -113,7 +113,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
         return self._own_labels().read_seconds
 
     def check(self, model: TaskModel) -> None:
-        if model.manifest.entities is not None:
+        if EntitiesRequest.serves(model.manifest):
             if self.labels is None:
                 raise ValidationError(
                     f"model {model.name!r} has no labels of its own; name those to redact",
@@ -139,7 +139,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
                 more = ", ..." if len(known) > _MAX_LISTED else ""
                 raise ValidationError(
                     f"{label!r} is none of the labels of model {model.name!r}: {listed}{more}"
-                    if model.manifest.entities is None
+                    if not EntitiesRequest.serves(model.manifest)
                     else f"{label!r} is none of the labels to redact",
                     field=field,
                 )
@@ -155,7 +155,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
 
     def read(self, model: TaskModel) -> Reading[list[Redaction]]:
         reading: Reading[Any]
-        if model.manifest.entities is None:
+        if not EntitiesRequest.serves(model.manifest):
             reading = self._own_labels().read(model)
         else:
             try:

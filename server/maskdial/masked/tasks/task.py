@@ -37,6 +37,14 @@ class LabelVectors(Protocol):
     async def vectors(self, labels: Sequence[str], deadline: Deadline) -> NDArray[np.float32]: ...
 
 
+class Queries(Protocol):
+    """What makes queries of the hidden states of a task's fields (`maskdial.bundle.bundle`)."""
+
+    def __call__(self, fields: NDArray[np.float32], num_steps: int) -> NDArray[np.float32]:
+        """Of fields (num_fields, hidden_size): (num_steps, num_fields, 4 * hidden_size + 1)."""
+        ...
+
+
 class TaskModel(ReadingModel, Protocol):
     """What a task needs to know of its model."""
 
@@ -44,6 +52,8 @@ class TaskModel(ReadingModel, Protocol):
     def max_queue(self) -> int: ...
     @property
     def label_encoder(self) -> LabelVectors | None: ...
+    @property
+    def queries(self) -> Queries | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,10 @@ class TaskRequest(abc.ABC, Generic[T_co]):
     def num_inputs(self) -> int:
         """Inputs that they make at least: entries of the engine's queue."""
         return self.num_texts
+
+    def least_inputs(self, model: TaskModel) -> int:
+        """The same of a model, where it depends on that."""
+        return self.num_inputs
 
     @property
     @abc.abstractmethod
