@@ -11,6 +11,7 @@ import pytest
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import seq2seq_bodies, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
 from maskdial.dialects.native.span_bodies import (
     QuestionAnsweringBody,
@@ -18,8 +19,10 @@ from maskdial.dialects.native.span_bodies import (
     TokenClassifyBody,
 )
 from maskdial.dialects.native.vector_bodies import (
+    ChunkEmbedBody,
     EmbedAllBody,
     EmbedBody,
+    HybridEmbedBody,
     RerankBody,
     SimilarityBody,
 )
@@ -27,6 +30,7 @@ from maskdial_client import (
     Answer,
     Classification,
     Entity,
+    HybridEmbedding,
     LabelScore,
     NotFoundError,
     PromptToken,
@@ -97,6 +101,28 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         {
             "inputs": "a",
             "parameters": {"labels": ["PER"], "threshold": 0.5, "replacement": {"PER": "x"}},
+        },
+    ),
+    "/extract": (
+        lambda client: client.extract(
+            "a",
+            {"entities": ["b"]},
+            threshold=0.5,
+            include_confidence=True,
+            include_spans=False,
+            **CUT,
+            **COMMON,
+        ),
+        ExtractBody,
+        {
+            "inputs": "a",
+            "parameters": {
+                "schema": {"entities": ["b"]},
+                "threshold": 0.5,
+                "include_confidence": True,
+                "include_spans": False,
+                **CUT,
+            },
         },
     ),
     "/question-answering": (
@@ -171,6 +197,18 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         lambda client: client.embed_all("a", prompt_name="query", **CUT, **COMMON),
         EmbedAllBody,
         {"inputs": "a", "parameters": {"prompt_name": "query", **CUT}},
+    ),
+    "/embed-hybrid": (
+        lambda client: client.embed_hybrid("a", outputs=["dense", "sparse"], **CUT, **COMMON),
+        HybridEmbedBody,
+        {"inputs": "a", "parameters": {"outputs": ["dense", "sparse"], **CUT}},
+    ),
+    "/embed-chunks": (
+        lambda client: client.embed_chunks(
+            "a b", [(0, 1), (2, 3)], normalize=False, **CUT, **COMMON
+        ),
+        ChunkEmbedBody,
+        {"inputs": "a b", "chunks": [[0, 1], [2, 3]], "normalize": False, **CUT},
     ),
     "/similarity": (
         lambda client: client.similarity("a", ["b", "c"], **CUT, **COMMON),
@@ -252,6 +290,15 @@ def test_redact_returns_texts_and_their_replacements(driver: Any, fake: Any) -> 
     assert driver.wait(client.redact(["Anna sang.", "b"])) == [anna, Redaction("b", ())]
 
 
+def test_extract_returns_what_the_schema_names(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    found = {"entities": {"b": ["Anna"]}, "trip": [{"to": None}]}
+    fake.answer(found)
+    assert driver.wait(client.extract("Anna sang.", {"entities": ["b"]})) == found
+    fake.answer([found, {}])
+    assert driver.wait(client.extract(["a", "b"], {"entities": ["b"]})) == [found, {}]
+
+
 def test_token_classify_returns_entities_or_tokens(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     anna = Entity("PER", 0.5, "Anna", 0, 4)
@@ -321,6 +368,20 @@ def test_embed_all_returns_a_vector_per_token(driver: Any, fake: Any) -> None:
     assert driver.wait(client.embed_all(["a b", "c"])) == vectors
     fake.answer(vectors[:1])
     assert driver.wait(client.embed_all("a b")) == vectors[0]
+
+
+def test_embed_hybrid_and_embed_chunks(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    entry = {"dense": [1, 0.5], "sparse": [{"index": 3, "value": 0.25}], "multi_vector": [[1.0]]}
+    whole = HybridEmbedding([1.0, 0.5], {3: 0.25}, [[1.0]])
+    fake.answer(entry)
+    assert driver.wait(client.embed_hybrid("a")) == whole
+    fake.answer([entry, {"dense": [0.0]}])
+    dense = HybridEmbedding([0.0], None, None)
+    assert driver.wait(client.embed_hybrid(["a", "b"])) == [whole, dense]
+    fake.answer([[1, 2], [3, 4]])
+    chunks = [(0, 1), (2, 3)]
+    assert driver.wait(client.embed_chunks("a b", chunks)) == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_similarity_and_rerank_keep_the_order_of_the_reply(driver: Any, fake: Any) -> None:

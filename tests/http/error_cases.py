@@ -36,6 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/": {"model": "sentiment", "inputs": TEXT},
     "/token-classify": {"model": "tags", "inputs": TEXT},
     "/redact": {"model": "tags", "inputs": TEXT},
+    "/extract": {"inputs": TEXT, "parameters": {"schema": {"entities": ["person"]}}},
     "/question-answering": {"inputs": {"question": "Who?", "context": TEXT}},
     "/embed": {"model": "embed", "inputs": TEXT},
     "/embed-sparse": {"model": "embed-sparse", "inputs": TEXT},
@@ -103,6 +104,7 @@ ADMIN = ("/models/load", "/models/unload", "/v2/repository/models/")
 REFUSED = (
     "/token-classify",
     "/redact",
+    "/extract",
     "/question-answering",
     "/embed-all",
     "/embed_all",
@@ -461,6 +463,33 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"parameters": {"mask_character": "**"}},
         {"parameters": {"mask_character": "*", "replacement": "x"}},
         {"parameters": {"aggregation_strategy": "none"}},
+        {"model": "sentiment"},
+    ],
+    "/extract": [
+        *_SHORT_TASK,
+        {"parameters": {}},
+        *(
+            {"parameters": {"schema": schema}}
+            for schema in (
+                None,
+                {},
+                {"entities": []},
+                {"entities": ["a", "a"]},
+                {"entities": ["a", " "]},
+                {"entities": {"a": {"dtype": "int"}}},
+                {"entities": {"a": {"threshold": 2}}},
+                {"relations": ["a", "a"]},
+                {"structures": {"a": {"fields": []}}},
+                {"structures": {"a": {"fields": [{"name": "b"}, {"name": "b"}]}}},
+                {"structures": {"a": {"fields": [{"name": "b", "choices": ["c", "c"]}]}}},
+                {"structures": {"entities": {"fields": [{"name": "b"}]}}},
+                {"structures": {"a": {"fields": [{"name": "b"}], "mode": "latent"}}},
+                {"classifications": [{"task": "a", "labels": ["b"]}]},
+                {"classifications": [{"task": "a", "labels": ["b", "c"], "top_k": 0}]},
+                {"classifications": [{"task": "a", "labels": ["b", "c"]}] * 2},
+            )
+        ),
+        {"parameters": {"schema": {"entities": ["a"]}, "threshold": -1}},
         {"model": "sentiment"},
     ],
     "/question-answering": [

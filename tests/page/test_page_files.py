@@ -99,6 +99,7 @@ NOT_SERVED = (
     "/embed-chunks",
     "/embed-hybrid",
     "/embed-sparse",
+    "/extract",
     "/summarize",
     "/translate",
 )

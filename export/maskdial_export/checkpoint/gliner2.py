@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from maskdial.bundle.manifest import Extraction
-from maskdial.masked.tasks.extraction_prompt import MARKERS
+from maskdial.bundle.manifest import SCHEMA_MARKERS, Extraction
 from maskdial_export.checkpoint.count_head import CountHead
 from maskdial_export.checkpoint.entity_heads import Weights, WordContext, WordHead
 from maskdial_export.checkpoint.gliner import as_finder, load_body, stored_linear, stored_weights
@@ -123,7 +122,7 @@ def gliner2_tokenizer(source: Source) -> Any:
         raise ExportError(
             f"the tokenizer of {source.name} cannot be loaded: {first_line(error)}"
         ) from error
-    made.add_special_tokens({"additional_special_tokens": [*MARKERS]})
+    made.add_special_tokens({"additional_special_tokens": [*SCHEMA_MARKERS]})
     return made
 
 

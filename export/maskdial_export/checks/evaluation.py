@@ -15,11 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from maskdial.bundle.manifest import Entities, Extraction, KVLayout, SpecialTokens, TextToText
-from maskdial.bundle.tokenizer import Tokenizer as ServedTokenizer
-from maskdial.masked.tasks.extraction_prompt import SchemaPrompt
-from maskdial.masked.tasks.extraction_schema import Field, Schema
-from maskdial.masked.tasks.text_words import TextWords
+from maskdial.bundle.manifest import Entities, Extraction, KVLayout, TextToText
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.phase import Progress, silent
 from maskdial_export.session import (
@@ -386,17 +382,20 @@ class FindBySchema(Agreement):
         self.columns = extraction.num_columns
         self.hidden_size = extraction.hidden_size
         self.head = model.count_head
-        own = ServedTokenizer(tokenizer, SpecialTokens())
-        prompt = SchemaPrompt.read(Schema(entities=tuple(map(Field, LABELS))), own)
-        room = max(min(_WINDOW, max_length - len(prompt.ids)), 1)
-        words = TextWords.read_sentence(sample.text, own, len(sample.text)).cut(room)
+        pieces = ["(", "[P]", "entities", "("]
+        for label in LABELS:
+            pieces += ["[E]", label]
+        prompt = _encode_each(tokenizer, [*pieces, ")", ")", "[SEP_TEXT]"])
+        marked = [place for place, piece in enumerate(pieces) if piece in ("[P]", "[E]")]
+        firsts = np.cumsum([0, *map(len, prompt)])
+        before = [token_id for ids in prompt for token_id in ids]
+        room = max(min(_WINDOW, max_length - len(before)), 1)
+        words = [ids[:room] for ids in _encode_each(tokenizer, sample.text.lower().split()) if ids]
         self.texts, self.asked = [], []
-        for start in range(0, min(len(words.ids), _MAX_TOKENS), room):
-            ids = words.ids[start : start + room]
-            places = words.firsts - start
-            places = places[(places >= 0) & (places < len(ids))]
-            self.texts.append(np.concatenate([prompt.ids, ids]).astype(np.int64))
-            self.asked.append(np.concatenate([prompt.rows, len(prompt.ids) + places]))
+        for line in _lines(words, room):
+            starts = np.cumsum([len(before), *map(len, line)])[:-1]
+            self.texts.append(np.array([*before, *(each for ids in line for each in ids)]))
+            self.asked.append(np.concatenate([firsts[marked], starts]))
 
     def choose(self, output: Floats) -> Answers:
         count = 1 + len(LABELS)
@@ -490,6 +489,26 @@ def _shares(tokens: Ids) -> NDArray[np.float64]:
 def _words(window: Encoding) -> Ids:
     """The positions of the text's own tokens, without special ones."""
     return np.flatnonzero(np.array(window.special_tokens_mask) == 0)
+
+
+def _encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of short texts, each by itself, without special tokens."""
+    return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def _lines(words: Sequence[list[int]], room: int) -> list[list[list[int]]]:
+    """The words of a text in lines of at most ``room`` tokens, about `_MAX_TOKENS` together."""
+    lines: list[list[list[int]]] = [[]]
+    left = room
+    for word in words:
+        if len(word) > left:
+            if len(lines) * room >= _MAX_TOKENS:
+                break
+            lines.append([])
+            left = room
+        lines[-1].append(word)
+        left -= len(word)
+    return lines
 
 
 def evenly(items: Sequence[Item], max_items: int) -> list[Item]:

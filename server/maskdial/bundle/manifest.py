@@ -22,6 +22,19 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
 COUNT_GRAPH = "counts.onnx"
+SCHEMA_MARKERS = (
+    "[SEP_STRUCT]",
+    "[SEP_TEXT]",
+    "[P]",
+    "[C]",
+    "[E]",
+    "[R]",
+    "[L]",
+    "[EXAMPLE]",
+    "[OUTPUT]",
+    "[DESCRIPTION]",
+)
+"""gliner2's tokens for the parts of a schema, in its order."""
 LABEL_ENCODER = "labels"
 """The folder of the bundle that turns labels into vectors."""
 

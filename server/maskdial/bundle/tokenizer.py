@@ -242,12 +242,16 @@ class Tokenizer:
         Raises:
             ValidationError: as `encode`.
         """
-        try:
-            encodings = self._unprocessed.encode_batch(list(texts))
-        except BaseException as error:
-            raise _refused(error) from error
-        counts = [len(encoding) for encoding in encodings]
-        ids = [token_id for encoding in encodings for token_id in encoding.ids]
+        ids: list[int] = []
+        counts: list[int] = []
+        for first in range(0, len(texts), _MAX_WORDS):
+            try:
+                encodings = self._unprocessed.encode_batch(list(texts[first : first + _MAX_WORDS]))
+            except BaseException as error:
+                raise _refused(error) from error
+            for encoding in encodings:
+                ids += encoding.ids
+                counts.append(len(encoding))
         return np.array(ids, np.int64), np.repeat(np.arange(len(texts)), counts)
 
     def ends(self) -> tuple[list[int], list[int]]:

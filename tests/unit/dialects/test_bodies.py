@@ -17,6 +17,7 @@ from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.span_bodies import (
@@ -59,6 +60,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     tei.PredictBody: {"inputs": "a"},
     tei.VertexBody: {"instances": [{}]},
     RedactBody: {"inputs": "a"},
+    ExtractBody: {"inputs": "a", "parameters": {"schema": {"entities": ["b"]}}},
     QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     EmbedBody: {"inputs": "a"},

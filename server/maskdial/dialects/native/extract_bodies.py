@@ -4,10 +4,10 @@ The answer is gliner2's own: for each name of the schema what was found, with sc
 they are wanted.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import TextsBody, Wire, example
@@ -44,11 +44,21 @@ class StructureField(EntityType):
         None, description="Values of which the field has some, that need not be in the text."
     )
 
+    @model_validator(mode="after")
+    def _chooses_from_each_once(self) -> Self:
+        _check_once(self.choices or ())
+        return self
+
 
 class StructureType(Wire):
     """Records to find, each with values for some of the fields."""
 
     fields: Annotated[list[StructureField], Size(1, 256, "fields")]
+
+    @model_validator(mode="after")
+    def _names_each_once(self) -> Self:
+        _check_once(each.name for each in self.fields)
+        return self
 
 
 class RelationType(Wire):
@@ -60,17 +70,47 @@ class RelationType(Wire):
     )
 
 
-DescribedT = TypeVar("DescribedT", EntityType, RelationType)
+def _each_described(value: object) -> object:
+    """Types by name, from a list of names, or from an object with descriptions for some."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return {
+            name: {"description": each} if isinstance(each, str) else each
+            for name, each in value.items()
+        }
+    return {name: {} for name in _names(value)}
+
+
+def _labels(value: object) -> object:
+    """Descriptions by label, empty where there is none."""
+    return value if isinstance(value, dict) else dict.fromkeys(_names(value), "")
+
+
+def _names(value: object) -> list[str]:
+    if not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise ValueError("must be a list of names, or an object with what is said of each")
+    _check_once(value)
+    return value
+
+
+def _check_once(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{shortened(name)!r} is there twice; name it once")
+        seen.add(name)
 
 
 class ClassificationTask(Wire):
     """A classification of the text."""
 
     task: Name = Field(description="Its name.")
-    labels: (
-        Annotated[list[Name], Size(2, 1024, "labels")]
-        | Annotated[dict[Name, Description], Size(2, 1024, "labels")]
-    ) = Field(description="Labels to choose from, or descriptions by label.")
+    labels: Annotated[
+        dict[Name, Annotated[str, Size(0, 4096, "characters")]],
+        Size(2, 1024, "labels"),
+        BeforeValidator(_labels, json_schema_input_type=list[Name] | dict[Name, str]),
+    ] = Field(description="Labels to choose from, or descriptions by label.")
     multi_label: bool = Field(False, description="Whether several labels may fit.")
     cls_threshold: Threshold = Field(0.5, description="Score that one of several must reach.")
     top_k: Annotated[int, Range(1)] | None = Field(
@@ -88,19 +128,23 @@ class ClassificationTask(Wire):
 class ExtractionSchema(Wire):
     """What to find."""
 
-    entities: (
-        Annotated[list[Name], Size(1, 1024, "types")]
-        | Annotated[dict[Name, Description | EntityType], Size(1, 1024, "types")]
-        | None
-    ) = Field(None, description="Types of entities, or what to find of each.")
+    entities: Annotated[
+        Annotated[dict[Name, EntityType], Size(1, 1024, "types")] | None,
+        BeforeValidator(
+            _each_described,
+            json_schema_input_type=list[Name] | dict[Name, Description | EntityType] | None,
+        ),
+    ] = Field(None, description="Types of entities, or what to find of each.")
     structures: Annotated[dict[Name, StructureType], Size(1, 64, "structures")] | None = Field(
         None, description="Records to find, by name."
     )
-    relations: (
-        Annotated[list[Name], Size(1, 256, "relations")]
-        | Annotated[dict[Name, Description | RelationType], Size(1, 256, "relations")]
-        | None
-    ) = Field(None, description="Relations, or what to find of each.")
+    relations: Annotated[
+        Annotated[dict[Name, RelationType], Size(1, 256, "relations")] | None,
+        BeforeValidator(
+            _each_described,
+            json_schema_input_type=list[Name] | dict[Name, Description | RelationType] | None,
+        ),
+    ] = Field(None, description="Relations, or what to find of each.")
     classifications: Annotated[list[ClassificationTask], Size(1, 64, "classifications")] | None = (
         Field(None, description="Classifications of the text.")
     )
@@ -109,19 +153,11 @@ class ExtractionSchema(Wire):
     def _asks_for_something(self) -> Self:
         if not self.given("entities", "structures", "relations", "classifications"):
             raise ValueError("must have entities, structures, relations or classifications to find")
-        _check_once("entities", self.entities or ())
-        _check_once("relations", self.relations or ())
         names = [*(self.structures or ()), *(each.task for each in self.classifications or ())]
-        _check_once("structures and classifications", names)
+        _check_once(names)
         for name in names:
             if name in _RESERVED:
                 raise ValueError(f"{name!r} has another meaning in the answer; choose another name")
-        for structure in (self.structures or {}).values():
-            _check_once("fields", [each.name for each in structure.fields])
-            for each in structure.fields:
-                _check_once("choices", each.choices or ())
-        for task in self.classifications or ():
-            _check_once("labels", task.labels)
         return self
 
     def neutral(self) -> neutral.Schema:
@@ -131,10 +167,10 @@ class ExtractionSchema(Wire):
                 neutral.Structure(name, tuple(_field(each.name, each) for each in one.fields))
                 for name, one in (self.structures or {}).items()
             ),
-            tuple(_field(name, one) for name, one in _described(self.entities, EntityType)),
+            tuple(_field(name, one) for name, one in (self.entities or {}).items()),
             tuple(
                 neutral.Relation(name, one.description, one.threshold)
-                for name, one in _described(self.relations, RelationType)
+                for name, one in (self.relations or {}).items()
             ),
             tuple(map(_choice, self.classifications or ())),
         )
@@ -247,26 +283,6 @@ class _Writer:
         return {"label": labels.label, "confidence": labels.score}
 
 
-def _check_once(what: str, names: Any) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"{shortened(name)!r} is there twice among the {what}; name it once")
-        seen.add(name)
-
-
-def _described(
-    given: list[str] | Mapping[str, str | DescribedT] | None, kind: type[DescribedT]
-) -> list[tuple[str, DescribedT]]:
-    """The types of a list, or those of an object with what it says of them."""
-    if isinstance(given, Mapping):
-        return [
-            (name, kind(description=each) if isinstance(each, str) else each)
-            for name, each in given.items()
-        ]
-    return [(name, kind()) for name in given or ()]
-
-
 def _field(name: str, given: EntityType) -> neutral.Field:
     choices = given.choices if isinstance(given, StructureField) else None
     return neutral.Field(
@@ -278,7 +294,7 @@ def _choice(given: ClassificationTask) -> neutral.Choice:
     return neutral.Choice(
         given.task,
         tuple(given.labels),
-        given.labels if isinstance(given.labels, dict) else {},
+        {label: text for label, text in given.labels.items() if text},
         given.multi_label,
         given.cls_threshold,
         given.top_k,

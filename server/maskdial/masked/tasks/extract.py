@@ -25,7 +25,7 @@ from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, 
 from maskdial.masked.tasks.text_words import TextWords
 
 _THRESHOLD = 0.5
-_MAX_WORDS = 2**20
+_MAX_WORDS = 2**16
 _SECONDS_PER_WORD = 50e-6
 
 
@@ -125,9 +125,9 @@ class ExtractRequest(TaskRequest[list[Extracted]]):
         num_tokens = len(words.ids)
         if num_tokens > room and not cuts:
             raise ValidationError(
-                f"the text has {num_tokens:,} tokens; the schema leaves room for {room:,} of model "
-                f"{model.name!r}'s {model.manifest.max_length:,}; shorten it, ask for less at "
-                'once, or set "truncate"'
+                f"the text has {num_tokens:,} tokens; the schema leaves room for {room:,} of the "
+                f"{model.manifest.max_length:,} that model {model.name!r} reads; shorten it, ask "
+                'for less at once, or set "truncate"'
             )
         words = words.cut(room)
         at_left = self.truncation.side(model) == "left"

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from maskdial.bundle.manifest import SCHEMA_MARKERS
 from maskdial.bundle.texts import check_media
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import ValidationError, shortened
@@ -18,15 +19,15 @@ from maskdial.masked.tasks.task import TaskModel
 from maskdial.masked.tasks.text_words import TextWords
 
 Kind = Literal["structure", "entities", "relation", "choice"]
-_TASK, _BETWEEN, _END = "[P]", "[SEP_STRUCT]", "[SEP_TEXT]"
-_DESCRIPTION, _EXAMPLE, _OUTPUT = "[DESCRIPTION]", "[EXAMPLE]", "[OUTPUT]"
+_BETWEEN, _END, _TASK, _FIELD, _TYPE, _ROLE, _LABEL, _EXAMPLE, _OUTPUT, _DESCRIPTION = (
+    SCHEMA_MARKERS
+)
 _MARKERS: dict[Kind, str] = {
-    "structure": "[C]",
-    "entities": "[E]",
-    "relation": "[R]",
-    "choice": "[L]",
+    "structure": _FIELD,
+    "entities": _TYPE,
+    "relation": _ROLE,
+    "choice": _LABEL,
 }
-MARKERS = (_TASK, _BETWEEN, _END, _DESCRIPTION, _EXAMPLE, _OUTPUT, *_MARKERS.values())
 ENTITIES = "entities"
 _MIN_ROOM = 8  # part of the model's length that a schema leaves for the text
 HEAD_AND_TAIL = (Field("head", single=True), Field("tail", single=True))
@@ -76,7 +77,7 @@ class SchemaPrompt:
             ValidationError: a text of it contains a marker.
         """
         for text in schema.texts():
-            marker = next((each for each in MARKERS if each in text), None)
+            marker = next((each for each in SCHEMA_MARKERS if each in text), None)
             if marker is not None:
                 raise ValidationError(
                     f"{shortened(text)!r} contains {marker}, which marks parts of the schema in "

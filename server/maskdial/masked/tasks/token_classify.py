@@ -94,7 +94,8 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
         return tokenizing_seconds(self.texts)
 
     def check(self, model: TaskModel) -> None:
-        if model.manifest.task != self.head:
+        manifest = model.manifest
+        if manifest.entities is not None or manifest.extraction is not None:
             raise ValidationError(
                 f"model {model.name!r} has no labels of its own; name those to find",
                 field="candidate_labels",
