@@ -285,7 +285,7 @@ def load_checkpoint(
         pooler = read_hybrid(source, config.hidden_size, tokenizer, tokens)
         positions = longest_text(source, positions)
     if source.task in ("embed", "embed-sparse"):
-        columns = config.hidden_size if source.task == "embed" else config.vocab_size
+        columns = _output_width(model) if source.task == "embed" else config.vocab_size
         pooler = read_pooler(source, columns) if source.finder is None else label_pooler(source)
         positions = longest_text(source, positions)
     positions = _limited(source, positions, limit)
@@ -315,6 +315,13 @@ def load_checkpoint(
         label_vectors=label_vectors,
         extraction=extraction,
     )
+
+
+def _output_width(model: PreTrainedModel) -> int:
+    """The columns of an encoder's output, which may be a projection of its hidden states."""
+    with torch.no_grad():
+        output: torch.Tensor = model(input_ids=torch.ones(1, 1, dtype=torch.int64))[0]
+    return output.shape[-1]
 
 
 def _label_vectors(source: Source, sample: Sample) -> Floats:
