@@ -21,6 +21,9 @@ PANELS = {
     "hybrid/score": ".written .piece",
     "sentiment/classify": ".bar",
     "tagger/token-classify": ".marked",
+    "tagger/redact": ".marked",
+    "finder/token-classify": ".marked",
+    "finder/redact": ".marked",
     "reader/question-answering": ".marked",
     "nli/zero-shot-classify": ".bar",
     "ranker/rerank": ".bar",
@@ -184,6 +187,12 @@ def test_no_text_becomes_markup(visit: Visits) -> None:
         "token-classify": [
             {"entity_group": HOSTILE, "score": 1, "word": "A", "start": 0, "end": 1}
         ],
+        "redact": {
+            "text": "A",
+            "replacements": [
+                {"label": HOSTILE, "score": 1, "redacted_start": 0, "redacted_end": 1}
+            ],
+        },
         "question-answering": {"answer": HOSTILE, "score": 1, "start": 0, "end": 3},
     }
     for task, reply in replies.items():

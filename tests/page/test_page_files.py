@@ -105,6 +105,7 @@ NOT_SERVED = (
 )
 # Where several models here do what only one of the starters does.
 CLASSIFIES = ("/classify", "/predict", "/vertex")
+TAGS = ("/token-classify", "/redact")
 
 
 def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> None:
