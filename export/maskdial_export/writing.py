@@ -39,6 +39,7 @@ from maskdial_export.quantize.int4 import Blocks
 from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize.quantize import HALF
 from maskdial_export.quantize.stored import StoredIntegers
+from maskdial_export.quantize.table import tied_head
 from maskdial_export.session import Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.heads import labels_of
@@ -236,7 +237,7 @@ def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Qu
         settings.calibration,
         settings.console,
         settings.made,
-        StoredIntegers(source.gguf),
+        StoredIntegers(source.gguf, precision=settings.precision, head=tied_head(checkpoint.model)),
     )
 
 

@@ -207,3 +207,6 @@ _READERS: Mapping[str, Callable[[Bytes], Blocks]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
+
+READABLE = frozenset(_READERS)
+"""The types of tensors whose integers `read_blocks` returns."""
