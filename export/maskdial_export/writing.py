@@ -195,6 +195,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             precision=precision,
             batch_invariant=checked.batch_invariant,
             vocab_size=config.vocab_size,
+            num_parameters=sum(each.numel() for each in checkpoint.model.parameters()),
             max_length=checkpoint.max_length,
             special_tokens=checkpoint.tokens,
             tokenization=checkpoint.tokenization,
