@@ -16,13 +16,13 @@ import httpx
 import pytest
 
 from maskdial import cli
+from maskdial.batches.answers import Answers
+from maskdial.batches.batch import Batch
+from maskdial.batches.lines import open_input
+from maskdial.batches.output import Files
 from maskdial.config import Config
 from maskdial.errors import UnavailableError
-from maskdial.offline.answers import Answers
 from maskdial.offline.application import Application
-from maskdial.offline.batch import Batch
-from maskdial.offline.lines import open_input
-from maskdial.offline.output import Files
 from maskdial.registry.catalog import STARTER_FOLDER
 
 TEXTS = [

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from maskdial import logs
+from maskdial.batches.answers import Answers
+from maskdial.batches.batch import Batch
+from maskdial.batches.lines import Format, Input, format_of, open_input
+from maskdial.batches.output import Files, Output, Pipe
 from maskdial.bundle.bundle import read_manifests
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
-from maskdial.offline.answers import Answers
 from maskdial.offline.application import Application, models_setting
-from maskdial.offline.batch import Batch
-from maskdial.offline.lines import Format, Input, format_of, open_input
-from maskdial.offline.output import Files, Output, Pipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
+from maskdial.batches.answers import Answer, Answers
+from maskdial.batches.lines import Input, Line, Position
+from maskdial.batches.output import Output
 from maskdial.errors import ConfigError
-from maskdial.offline.answers import Answer, Answers
-from maskdial.offline.lines import Input, Line, Position
-from maskdial.offline.output import Output
 
 T = TypeVar("T")
 
@@ -91,12 +92,12 @@ class Batch:
                     more, reading = reading.result(), None
                 if reading is None or is_stuck:  # those of a slow pipe do not wait for the next
                     self._begin([self._read_ahead.popleft() for _ in range(len(self._read_ahead))])
-                self._write()
-            self._checkpoint(complete=True)
+                await self._write()
+            await self._checkpoint(complete=True)
         except BaseException:
             with contextlib.suppress(ConfigError):  # as the disk may be full
-                self._write()
-                self._checkpoint()
+                await self._write()
+                await self._checkpoint()
             raise
         finally:
             for task in self._running:
@@ -175,7 +176,7 @@ class Batch:
         for place, answer in zip(places, found, strict=True):
             place.answer = answer
 
-    def _write(self) -> None:
+    async def _write(self) -> None:
         num_written = 0
         for place in self._finished():
             assert place.answer is not None, "it is finished"
@@ -186,16 +187,23 @@ class Batch:
         if self._last is not None:
             self._progress(num_written, self._last.done)
         if self._output.is_due:
-            self._checkpoint()
+            await self._checkpoint()
 
     def _finished(self) -> Iterator[_Place]:
         while self._waiting and self._waiting[0].answer is not None:
             yield self._waiting.popleft()
 
-    def _checkpoint(self, *, complete: bool = False) -> None:
+    async def _checkpoint(self, *, complete: bool = False) -> None:
+        """In a thread, as the disk may be slow; one that was begun ends before this does."""
         last = self._last
         number, fingerprint = (0, "") if last is None else (last.number, last.fingerprint)
-        self._output.checkpoint(number, fingerprint, complete=complete)
+        flush = partial(self._output.checkpoint, number, fingerprint, complete=complete)
+        flushing = _in_thread(flush)
+        try:
+            await asyncio.shield(flushing)
+        except asyncio.CancelledError:
+            await asyncio.wait({flushing})
+            raise
 
 
 def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":

@@ -15,6 +15,8 @@ from pydantic_core import from_json
 
 from maskdial import dialects
 from maskdial import score as scoring
+from maskdial.batches.lines import Line
+from maskdial.batches.requests import Reply, Requests
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import tasks
 from maskdial.dialects.native.task_bodies import MaskedBody, ScoreBody
@@ -25,8 +27,6 @@ from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import SimilarityRequest
 from maskdial.masked.tasks.rerank import RerankRequest
-from maskdial.offline.application import Application, Reply
-from maskdial.offline.lines import Line
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel, Task
 
@@ -67,7 +67,7 @@ class Answers:
     """Answers the lines of one file.
 
     Args:
-        application: has the models.
+        requests: to the models.
         task: the route of lines that name none, such as ``embed``.
         parameters: of lines that have none.
 
@@ -76,10 +76,10 @@ class Answers:
     """
 
     def __init__(
-        self, application: Application, task: str | None, parameters: Mapping[str, Any] | None
+        self, requests: Requests, task: str | None, parameters: Mapping[str, Any] | None
     ) -> None:
-        self._application = application
-        self._context = application.context
+        self._requests = requests
+        self._context = requests.context
         self._task = task
         self._parameters = parameters
         self._ids: set[int] = set()
@@ -163,7 +163,7 @@ class Answers:
             return 'method must be "POST"'
         if not isinstance(content.get("body"), dict):
             return "body must be an object"
-        if not isinstance(url, str) or url not in self._application.task_paths:
+        if not isinstance(url, str) or url not in self._requests.task_paths:
             return 'url must be the path of a task, such as "/v1/embeddings"'
         if content["body"].get("stream"):
             return "body.stream: a batch has whole replies; leave it out"
@@ -241,7 +241,7 @@ class Answers:
         return _succeeded(line, {"output": content})
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        reply = await self._application.post(path, encode_json(body))
+        reply = await self._requests.post(path, encode_json(body))
         if reply.status == UnavailableError.status:
             raise UnavailableError(_sentence_of(_json_of(reply.body)))
         return reply

@@ -1,0 +1,139 @@
+"""Requests: what this process asks its own models, through the routes and without a socket."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.types import Message, Receive
+
+from maskdial import dialects
+from maskdial.engine.fairness import ClientUsage, usage_of_request
+from maskdial.errors import InternalError, MaskdialError
+from maskdial.http.context import ServerContext
+from maskdial.http.route import TaskRoute
+
+_log = logging.getLogger("maskdial.requests")
+_IDS = random.Random()  # ids are no secrets
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole reply: status, headers in lower case, body."""
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Requests:
+    """Asks the models of an application; use it in the application's event loop.
+
+    There is no guard: no key is asked for, and no limit of clients, access log or count of requests
+    applies.
+
+    Args:
+        app: the application.
+        client: on whose behalf, as the engines' fairness has it.
+        key: the name of its key, whose cached prefixes it may use.
+        background: whether the engines answer these requests only while nothing else waits.
+    """
+
+    def __init__(
+        self, app: FastAPI, client: str = "local", key: str = "", *, background: bool = False
+    ) -> None:
+        context = app.state.context
+        assert isinstance(context, ServerContext)
+        self._app = app
+        self.context = context
+        self._client = client
+        self._key = key
+        self._background = background
+        self._routes = {
+            route.path: route
+            for route in dialects.ROUTES
+            if isinstance(route, TaskRoute) and not route.param_convertors and not route.admin
+        }
+
+    @property
+    def task_paths(self) -> frozenset[str]:
+        """The paths of requests that models answer."""
+        return frozenset(self._routes)
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """The reply to a request with a JSON body, to one of the paths; a stream comes as a whole.
+
+        Errors are replies in the form of the route's dialect.
+        """
+        route = self._routes[path]
+        request_id = f"{_IDS.getrandbits(128):032x}"
+        scope = self.scope("POST", path)
+        scope["app"] = self._app
+        usage = ClientUsage(self._client, self._key, background=self._background)
+        scope["state"] = state = {"client": self._client, "usage": usage}
+        reply, parts = Reply(), []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                reply.headers = {"x-request-id": request_id} | {
+                    name.decode("latin-1").lower(): value.decode("latin-1")
+                    for name, value in message["headers"]
+                }
+            else:
+                parts.append(message.get("body", b""))
+
+        receive = receiving(body)
+        token = usage_of_request.set(usage)
+        try:
+            try:
+                self.context.lifecycle.check_accepting()
+                response = await route.endpoint(Request(scope, receive))
+            except MaskdialError as error:
+                response = route.error_reply(error)
+            except Exception:
+                _log.exception("request %s of a batch failed", request_id)
+                why = f"internal error; search the server log for request {request_id}"
+                response = route.error_reply(InternalError(why))
+            await response(scope, receive, send)
+        finally:
+            usage_of_request.reset(token)
+            if (lease := state.pop("lease", None)) is not None:
+                lease.release()
+        reply.body = b"".join(parts)
+        return reply
+
+    @staticmethod
+    def scope(method: str, path: str) -> dict[str, Any]:
+        """The ASGI scope of a request with a JSON body."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+        }
+
+
+def receiving(body: bytes) -> Receive:
+    """Gives the body to the route; the client stays until the request is cancelled."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
