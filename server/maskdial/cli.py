@@ -35,6 +35,7 @@ _CONNECT_SECONDS = 1.0
 
 _METAVARS = {
     "model_dir": "DIR",
+    "batch_dir": "DIR",
     "uds": "FILE",
     "ssl_certfile": "FILE",
     "ssl_keyfile": "FILE",

@@ -325,6 +325,24 @@ class Config(BaseModel):
         description="maximum size of all replies that wait for their clients; beyond that, the "
         "connections that held most for longest are closed",
     )
+    batch_dir: Annotated[Path | None, _None] = Field(
+        None,
+        description="folder for OpenAI's Batch API: uploaded files, batches and their results, "
+        "which are computed while no other request is; none: /v1/files and /v1/batches are refused",
+    )
+    batch_max_file_bytes: int = Field(
+        200 * 2**20,
+        ge=1024,
+        le=_MAX_BYTES,
+        description="maximum size of an uploaded file; larger ones get 413",
+    )
+    batch_max_dir_bytes: int = Field(
+        10 * 2**30,
+        ge=2**20,
+        le=_MAX_BYTES,
+        description="maximum size of all files in --batch-dir; beyond that, uploads and batches "
+        "get 429. Results of batches that run are not stopped by it",
+    )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
         description="maximum number of sequences a causal model generates at once; auto: as many "
@@ -538,6 +556,7 @@ HEADINGS = {
     "provider": "processors",
     "max_batch_tokens": "requests",
     "max_connections": "connections",
+    "batch_dir": "batches",
     "slots": "text generation",
     "request_timeout": "deadlines and faults",
     "log_level": "logs and traces",

@@ -30,6 +30,8 @@ from maskdial.masked.tasks.rerank import RerankRequest
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel, Task
 
+DUPLICATE = "custom_id was given to a line before"
+
 _GROUPED = {
     name: task
     for task in tasks.TASKS
@@ -157,7 +159,7 @@ class Answers:
             return "custom_id must be a text that is not empty"
         key = int.from_bytes(hashlib.blake2b(custom_id.encode(), digest_size=8).digest())
         if key in self._ids:
-            return "custom_id was given to a line before; the first one is answered"
+            return DUPLICATE
         self._ids.add(key)
         if content.get("method") != "POST":
             return 'method must be "POST"'
@@ -266,6 +268,20 @@ class Answers:
             ),
             reply.status != 200,
         )
+
+
+class Expired(Answers):
+    """What the lines get of a batch that has no time left, as OpenAI has it."""
+
+    def __init__(self, requests: Requests) -> None:
+        super().__init__(requests, None, None)
+
+    def fault_of(self, line: Line) -> str:
+        super().fault_of(line)
+        return "this request could not be executed before the completion window expired"
+
+    def failure(self, line: Line, fault: str) -> Answer:
+        return _failed(line, _Failure(fault, "batch_expired"))
 
 
 def _succeeded(line: Line, content: Mapping[str, Any]) -> Answer:

@@ -49,6 +49,20 @@ class Journal:
     error_bytes: int = 0
     complete: bool = False
 
+    @classmethod
+    def read(cls, path: Path) -> "Journal | None":
+        """The journal of a file; None if there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return cls(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"the journal {path} cannot be read: {error}") from error
+
 
 class Output(Protocol):
     """Where results and failures go."""
@@ -193,17 +207,12 @@ class Files:
         write_whole(self._journal_path, content)
 
     def _read_journal(self, options: Mapping[str, Any]) -> Journal:
-        try:
-            journal = Journal(**json.loads(self._journal_path.read_bytes()))
-        except FileNotFoundError as error:
+        journal = Journal.read(self._journal_path)
+        if journal is None:
             raise ConfigError(
                 f"there is no journal {self._journal_path}, so {self.path} cannot be gone on with; "
                 "replace it by --overwrite"
-            ) from error
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"the journal {self._journal_path} cannot be read: {error}"
-            ) from error
+            )
         for name, value in options.items():
             if journal.options.get(name) != value:
                 raise ConfigError(

@@ -12,21 +12,30 @@ from starlette.types import Message, Receive
 
 from maskdial import dialects
 from maskdial.engine.fairness import ClientUsage, usage_of_request
-from maskdial.errors import InternalError, MaskdialError
+from maskdial.errors import InternalError, MaskdialError, OverloadedError, UnavailableError
 from maskdial.http.context import ServerContext
 from maskdial.http.route import TaskRoute
 
 _log = logging.getLogger("maskdial.requests")
 _IDS = random.Random()  # ids are no secrets
+_MAX_OPEN = 64
+"""Requests of a batch that engines have at a time: what several passes of short texts hold."""
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Reply:
-    """A whole reply: status, headers in lower case, body."""
+    """A whole reply: status, headers in lower case, body.
+
+    ``model`` is the name of the one that was meant, empty if that is not known; ``outcome`` is
+    ``ok``, or the type of the error.
+    """
 
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    model: str = ""
+    outcome: str = "ok"
 
 
 class Requests:
@@ -73,7 +82,8 @@ class Requests:
         scope = self.scope("POST", path)
         scope["app"] = self._app
         usage = ClientUsage(self._client, self._key, background=self._background)
-        scope["state"] = state = {"client": self._client, "usage": usage}
+        state: dict[str, Any] = {"client": self._client, "usage": usage}
+        scope["state"] = state
         reply, parts = Reply(), []
 
         async def send(message: Message) -> None:
@@ -92,18 +102,15 @@ class Requests:
             try:
                 self.context.lifecycle.check_accepting()
                 response = await route.endpoint(Request(scope, receive))
-            except MaskdialError as error:
-                response = route.error_reply(error)
-            except Exception:
-                _log.exception("request %s of a batch failed", request_id)
-                why = f"internal error; search the server log for request {request_id}"
-                response = route.error_reply(InternalError(why))
+            except Exception as cause:
+                error = cause if isinstance(cause, MaskdialError) else _internal(request_id)
+                response, reply.outcome = route.error_reply(error), error.error_type
             await response(scope, receive, send)
         finally:
             usage_of_request.reset(token)
             if (lease := state.pop("lease", None)) is not None:
                 lease.release()
-        reply.body = b"".join(parts)
+        reply.body, reply.model = b"".join(parts), state.get("model", "")
         return reply
 
     @staticmethod
@@ -123,6 +130,43 @@ class Requests:
             "client": None,
             "server": None,
         }
+
+
+class BackgroundRequests(Requests):
+    """Requests of a batch, for which the engines have what is left.
+
+    One that has to make way is asked again. They begin one at a time, with the event loop's other
+    work between them.
+
+    Args:
+        app: the application.
+        owner: the name of the key that the batch belongs to; empty without keys.
+    """
+
+    def __init__(self, app: FastAPI, owner: str) -> None:
+        # No name of a key and no address has a space.
+        super().__init__(app, f"batch {owner}", owner, background=True)
+        self._room = asyncio.Semaphore(_MAX_OPEN)
+        self._turn = asyncio.Lock()
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        async with self._room:
+            while True:
+                async with self._turn:
+                    await asyncio.sleep(0)
+                reply = await super().post(path, body)
+                if reply.status != OverloadedError.status:
+                    break
+                await asyncio.sleep(_RETRY_SECONDS)
+        if reply.status != UnavailableError.status:  # it is asked again
+            self.context.metrics.count_batch_request(reply.model, reply.outcome)
+        return reply
+
+
+def _internal(request_id: str) -> InternalError:
+    """What a reply says of an exception that is being handled."""
+    _log.exception("request %s of a batch failed", request_id)
+    return InternalError(f"internal error; search the server log for request {request_id}")
 
 
 def receiving(body: bytes) -> Receive:

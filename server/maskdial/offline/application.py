@@ -14,7 +14,13 @@ from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
 from maskdial.http.lifecycle import Phase
 
-_OPEN = {"api_keys": (), "api_key_file": None, "admin_key": None, "otlp_endpoint": None}
+_OPEN = {
+    "api_keys": (),
+    "api_key_file": None,
+    "admin_key": None,
+    "otlp_endpoint": None,
+    "batch_dir": None,
+}
 # A caller in this process waits for its turn; nobody refuses it.
 _UNLIMITED = {
     "max_queue": 2**20,
