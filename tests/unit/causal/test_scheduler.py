@@ -84,10 +84,10 @@ class Simulation:
     def step(self) -> Plan:
         """One iteration; returns its plan. Nothing finishes by itself."""
         plan = self.scheduler.schedule()
-        for load in plan.loads:
-            self.cache[load.slot, load.start : load.start + len(load.block)] = load.block
         for move in plan.moves:
             self.cache[move.target, : move.num_tokens] = self.cache[move.source, : move.num_tokens]
+        for load in plan.loads:
+            self.cache[load.slot, load.start : load.start + len(load.block)] = load.block
         self.check(plan)
         for slot, sequence in enumerate(plan.rows):
             decodes = slot in plan.decoding_rows
