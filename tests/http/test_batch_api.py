@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -369,11 +370,9 @@ def test_a_server_without_a_folder_refuses(openai_client: openai.OpenAI) -> None
             ask()
 
 
-def test_a_batch_waits_for_others_and_can_be_cancelled(alice: openai.OpenAI, server: Any) -> None:
-    """While an online text runs or waits, none of a batch does."""
-    engine = engine_of(server, "sentiment")
+def test_a_batch_can_be_cancelled_while_it_is_answered(alice: openai.OpenAI, server: Any) -> None:
     content = encode(*(classify(number) for number in range(300)))
-    with engine._changed:  # as a pass of others would hold it up
+    with held(engine_of(server, "sentiment")):
         batch = begin(alice, content)
         wait_for(lambda: alice.batches.retrieve(batch.id).status == "in_progress")
         waiting = begin(alice, encode(classify(1)))
@@ -393,6 +392,41 @@ def test_a_batch_waits_for_others_and_can_be_cancelled(alice: openai.OpenAI, ser
     assert waiting.status == "completed"
     with pytest.raises(openai.BadRequestError, match="any more: it is completed"):
         alice.batches.cancel(waiting.id)
+
+
+def test_a_batch_that_had_to_make_way_has_the_same_answers(
+    alice: openai.OpenAI, server: Any
+) -> None:
+    """Others come while it generates, in more than all slots: it pauses, gives up, begins anew."""
+    bodies = [
+        {"model": "hybrid", "prompt": f"The {word} ship", "max_tokens": 40, "seed": seed}
+        for seed, word in enumerate(("old", "red", "lost", "new", "last", "first"))
+    ]
+    lines = [
+        {"custom_id": f"{body['seed']}", "method": "POST", "url": "/v1/completions", "body": body}
+        for body in bodies
+    ]
+
+    def ask(body: dict[str, Any]) -> str:
+        return alice.completions.create(**body).choices[0].text
+
+    with ThreadPoolExecutor(9) as pool:
+        with held(engine_of(server, "hybrid"), num_steps=4) as go_on:
+            batch = begin(alice, encode(*lines), "/v1/completions")
+            scheduler = engine_of(server, "hybrid")._scheduler
+            wait_for(lambda: any(each.num_generated > 1 for each in scheduler.running))
+            online = [pool.submit(ask, bodies[0] | {"max_tokens": 8}) for _ in range(9)]
+            wait_for(lambda: scheduler.num_waiting + len(scheduler.running) > 9)
+            go_on()
+            others = [each.result() for each in online]
+        batch = finish(alice, batch)
+        found = [
+            each["response"]["body"]["choices"][0]["text"]
+            for each in lines_of(alice, batch.output_file_id)
+        ]
+        assert found == list(pool.map(ask, bodies))
+    assert len(set(others)) == 1
+    assert found[0].startswith(others[0])
 
 
 def test_what_has_no_time_left_expires(
