@@ -1,9 +1,10 @@
 """Requests: what this process asks its own models, through the routes and without a socket."""
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,15 @@ from maskdial import dialects
 from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import InternalError, MaskdialError, OverloadedError, UnavailableError
 from maskdial.http.context import ServerContext
+from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.route import TaskRoute
 
 _log = logging.getLogger("maskdial.requests")
 _IDS = random.Random()  # ids are no secrets
-_MAX_OPEN = 64
-"""Requests of a batch that engines have at a time: what several passes of short texts hold."""
-_RETRY_SECONDS = 0.5
+_MAX_OPEN = 64  # what several passes of short texts hold
+_MAX_OPEN_BESIDE = 2  # one is prepared while another is computed
+_QUIET_SECONDS = 0.25
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -132,32 +135,67 @@ class Requests:
         }
 
 
+class Pace:
+    """How many requests of all batches are open.
+
+    The event loop has to read and to write each of them. So while other requests are open, and for
+    a moment after them, there are few, and they begin one at a time, with other work of the event
+    loop between them.
+
+    Args:
+        lifecycle: knows of the other requests.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._turn = asyncio.Lock()
+        self._left = asyncio.Event()
+        self._num_open = 0
+
+    @contextlib.asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Waits until one more may be open, which it is within the block."""
+        async with self._turn:
+            await asyncio.sleep(0)
+            while self._num_open >= self._limit:
+                self._left.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._left.wait()
+            self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._left.set()
+
+    @property
+    def _limit(self) -> int:
+        return _MAX_OPEN if self._lifecycle.idle_seconds > _QUIET_SECONDS else _MAX_OPEN_BESIDE
+
+
 class BackgroundRequests(Requests):
     """Requests of a batch, for which the engines have what is left.
 
-    One that has to make way is asked again. They begin one at a time, with the event loop's other
-    work between them.
+    One that has to make way is asked again.
 
     Args:
         app: the application.
         owner: the name of the key that the batch belongs to; empty without keys.
+        pace: of all batches.
     """
 
-    def __init__(self, app: FastAPI, owner: str) -> None:
+    def __init__(self, app: FastAPI, owner: str, pace: Pace) -> None:
         # No name of a key and no address has a space.
         super().__init__(app, f"batch {owner}", owner, background=True)
-        self._room = asyncio.Semaphore(_MAX_OPEN)
-        self._turn = asyncio.Lock()
+        self._pace = pace
 
     async def post(self, path: str, body: bytes) -> Reply:
-        async with self._room:
-            while True:
-                async with self._turn:
-                    await asyncio.sleep(0)
+        while True:
+            async with self._pace.admitted():
                 reply = await super().post(path, body)
-                if reply.status != OverloadedError.status:
-                    break
-                await asyncio.sleep(_RETRY_SECONDS)
+            if reply.status != OverloadedError.status:
+                break
         if reply.status != UnavailableError.status:  # it is asked again
             self.context.metrics.count_batch_request(reply.model, reply.outcome)
         return reply

@@ -17,7 +17,7 @@ from maskdial.batches.files import (
     new_file_id,
 )
 from maskdial.batches.jobs import Job, JobStore
-from maskdial.batches.requests import BackgroundRequests
+from maskdial.batches.requests import BackgroundRequests, Pace
 from maskdial.batches.storage import Storage, new_id
 from maskdial.batches.worker import Worker
 from maskdial.errors import ForbiddenError, OverloadedError, ValidationError
@@ -46,7 +46,8 @@ class BatchService:
         self.storage = Storage(folder)
         self.files = FileStore(self.storage, clock)
         self.jobs = JobStore(self.storage, clock)
-        requests = lru_cache(maxsize=None)(lambda owner: BackgroundRequests(app, owner))
+        pace = Pace(context.lifecycle)
+        requests = lru_cache(maxsize=None)(lambda owner: BackgroundRequests(app, owner, pace))
         self.task_paths = requests("").task_paths
         self.worker = Worker(self.storage, self.files, self.jobs, context, requests, clock)
         self.worker.remove_strays()
