@@ -204,8 +204,9 @@ class Config(BaseModel):
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,
-        description="file of more such keys, one NAME:KEY a line, read again on SIGHUP; logs and "
-        "metrics have the names. A name may have several keys, so that they can be exchanged",
+        description="file of keys that requests must send, or one of --api-key: one NAME:KEY a "
+        "line, read again on SIGHUP; logs and metrics have the names. A name may have several "
+        "keys, so that they can be exchanged",
     )
     admin_key: Annotated[_Key | None, _None] = Field(
         None,
@@ -552,8 +553,8 @@ variable ``MASKDIAL_API_KEY``, and the key ``api_key`` of the file."""
 HEADINGS = {
     "host": "network",
     "models": "models",
-    "api_keys": "keys",
-    "provider": "processors",
+    "api_keys": "security",
+    "provider": "engine",
     "max_batch_tokens": "requests",
     "max_connections": "connections",
     "batch_dir": "batches",
@@ -562,6 +563,13 @@ HEADINGS = {
     "log_level": "logs and traces",
 }
 """The headings of the help, each by the first field of `Config` below it."""
+
+
+BRIEF = (
+    *("host", "port", "model", "model_dir", "api_key_file", "threads", "slots", "max_context"),
+    *("request_timeout", "log_level"),
+)
+"""The settings that matter first, by name: those of the short help."""
 
 
 def default_text(field: str) -> str:
