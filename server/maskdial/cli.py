@@ -133,7 +133,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
-    ray = add("ray", "serve from the replicas of a Ray cluster", _ray)
+    ray = add("ray", "serve from the replicas of a Ray cluster, or answer a file there", _ray)
     if chosen == "ray":
         _add_ray_arguments(ray)
     inspect = add("inspect", "show the contents of a bundle", _inspect)
@@ -336,7 +336,7 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         import maskdial.ray.cli
     except ImportError as error:
-        raise ConfigError(f"this needs Ray Serve ({error}): pip install 'maskdial[ray]'") from error
+        raise ConfigError(f"this needs Ray ({error}): pip install 'maskdial[ray]'") from error
     maskdial.ray.cli.add_arguments(parser, _add_serve_arguments)
 
 

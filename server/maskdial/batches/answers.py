@@ -4,7 +4,6 @@ A line of OpenAI's batches goes through its route. Texts of a native task are an
 time, as one request with a list of them would be, and each gets its item of that reply.
 """
 
-import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from pydantic_core import from_json
 
 from maskdial import dialects
 from maskdial import score as scoring
-from maskdial.batches.lines import Line
+from maskdial.batches.lines import CustomIds, Line
 from maskdial.batches.requests import Reply, Requests
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import tasks
@@ -84,7 +83,7 @@ class Answers:
         self._context = requests.context
         self._task = task
         self._parameters = parameters
-        self._ids: set[int] = set()
+        self._ids = CustomIds()
         self._models: dict[ModelChoice, ServedModel] = {}
         if task is not None and task not in _TASK_NAMES:
             raise ConfigError(f"there is no task {task!r}; tasks are {', '.join(_TASK_NAMES)}")
@@ -157,10 +156,8 @@ class Answers:
         custom_id, url = content["custom_id"], content.get("url")
         if not (isinstance(custom_id, str) and custom_id):
             return "custom_id must be a text that is not empty"
-        key = int.from_bytes(hashlib.blake2b(custom_id.encode(), digest_size=8).digest())
-        if key in self._ids:
+        if not self._ids.add(custom_id):
             return DUPLICATE
-        self._ids.add(key)
         if content.get("method") != "POST":
             return 'method must be "POST"'
         if not isinstance(content.get("body"), dict):

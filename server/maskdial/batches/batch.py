@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 from maskdial.batches.answers import Answer, Answers
 from maskdial.batches.lines import Input, Line, Position
-from maskdial.batches.output import Output
+from maskdial.batches.output import Journal, Output
 from maskdial.errors import ConfigError
 
 T = TypeVar("T")
@@ -36,6 +36,42 @@ class _Place:
 
     line: Line
     answer: Answer | None = None
+
+
+def skip_done(
+    lines: Iterator[Line], journal: Journal, name: str, note: Callable[[Line], object]
+) -> Position | None:
+    """Reads the lines that a journal says are done, which must be as they were.
+
+    Args:
+        lines: the input, from its beginning.
+        journal: of the run to go on with.
+        name: of the input, for errors.
+        note: is told of each of them.
+
+    Returns:
+        Where the last one ends; None if none is done.
+
+    Raises:
+        ConfigError: the input is not what it was.
+    """
+    last: Position | None = None
+    number = 0
+    while number < journal.number:
+        line = next(lines, None)
+        if line is None:
+            raise ConfigError(
+                f"{name} has {number:,} lines, but {journal.number:,} were answered before; "
+                "begin anew with --overwrite"
+            )
+        number, last = line.number, line.end
+        note(line)
+        if number >= journal.number and last.fingerprint != journal.fingerprint:
+            raise ConfigError(
+                f"the {journal.number:,} lines of {name} that were answered before have changed; "
+                "begin anew with --overwrite"
+            )
+    return last
 
 
 class Batch:
@@ -105,24 +141,10 @@ class Batch:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     def _skip(self) -> None:
-        """Reads what is done, which must be as it was."""
-        journal = self._output.journal
-        number = 0
-        while number < journal.number:
-            line = next(self._lines, None)
-            if line is None:
-                raise ConfigError(
-                    f"{self._name} has {number:,} lines, but {journal.number:,} were answered "
-                    "before; begin anew with --overwrite"
-                )
-            number = line.number
-            self._answers.fault_of(line)  # which remembers its custom_id
-            if number >= journal.number and line.end.fingerprint != journal.fingerprint:
-                raise ConfigError(
-                    f"the {journal.number:,} lines of {self._name} that were answered before have "
-                    "changed; begin anew with --overwrite"
-                )
-            self._last = line.end
+        # Answers remember each custom_id.
+        self._last = skip_done(
+            self._lines, self._output.journal, self._name, self._answers.fault_of
+        )
 
     def _begin(self, lines: list[Line]) -> None:
         """Has some lines answered."""
