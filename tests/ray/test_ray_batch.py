@@ -1,4 +1,4 @@
-"""`maskdial ray batch` on a cluster of this machine: the files of `maskdial batch`, after a kill, too."""
+"""`maskdial ray batch` on a cluster of this machine: the files of `maskdial batch`."""
 
 import json
 import signal
