@@ -17,7 +17,7 @@ from maskdial.causal.sampling.candidates import narrow
 from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, TokenPenalties
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sampling.philox import Philox
+from maskdial.engine.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import MAX_CANDIDATES

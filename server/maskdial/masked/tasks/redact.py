@@ -152,7 +152,8 @@ class RedactRequest(TaskRequest[list[Redaction]]):
 
         def answer(results: Sequence[MaskedResult]) -> list[Redaction]:
             redactions = []
-            for text, found in zip(self.texts, reading.answer(results), strict=True):
+            answers: Any = reading.answer(results)
+            for text, found in zip(self.texts, answers, strict=True):
                 entities = [
                     each
                     for each in found

@@ -62,11 +62,13 @@ REFUSE = Truncation()
 class Reading(Generic[T_co]):
     """A request, tokenized: the inputs of its passes, and what their results mean.
 
-    ``seconds`` estimates how long ``answer`` takes, so that long work stays off the event loop.
+    ``answer`` makes the task's answer of the results, or another reading, whose inputs depend on
+    them and are queued next; see `maskdial.masked.tasks.passes`. ``seconds`` estimates how long it
+    takes, so that long work stays off the event loop.
     """
 
     inputs: Sequence[MaskedInput]
-    answer: Callable[[Sequence[MaskedResult]], T_co]
+    answer: "Callable[[Sequence[MaskedResult]], T_co | Reading[T_co]]"
     num_truncated: int = 0
     seconds: float = 0.0
 
