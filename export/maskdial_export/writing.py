@@ -12,6 +12,7 @@ from rich.console import Console
 
 import maskdial
 from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
@@ -20,6 +21,7 @@ from maskdial.bundle.manifest import (
     GRAPH,
     KERNEL_CHECK,
     GoldenCheck,
+    InfillTokens,
     Manifest,
     ParityReport,
     QualityReport,
@@ -205,6 +207,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             pair_template=checkpoint.pair_template,
             decision=decision,
             entities=checkpoint.entities,
+            infill=_infill(source, checkpoint),
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),
@@ -223,6 +226,13 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
 def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
     """Whether the tokens of a masked graph attend to earlier ones only."""
     return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
+
+
+def _infill(source: Source, checkpoint: Checkpoint) -> InfillTokens | None:
+    """The fill-in-the-middle tokens of a model that writes, if its tokenizer has any."""
+    if source.family != "causal":
+        return None
+    return find_infill_tokens(checkpoint.tokenizer.token_to_id)
 
 
 def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:

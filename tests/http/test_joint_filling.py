@@ -321,7 +321,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_beams": 2, "threshold": 0.5}, "parameters.num_beams: a search fills as many masks"),
     ({"targets": [["a"], None]}, "parameters.targets: targets for 2 blanks, but the text has 4"),
     ({"targets": ["a", None]}, "parameters.targets: send words for all masks, or a list of words"),
-    ({"targets": ["x" * 30, "y"]}, "with 62 tokens in its blanks the text has 81; model 'dial' takes"),
+    (
+        {"targets": ["x" * 30, "y"]},
+        "with 62 tokens in its blanks the text has 81; model 'dial' takes",
+    ),
     ({"targets": ["[MASK]"]}, "parameters.targets: the target '[MASK]' cannot be written with"),
     ({"joint": None, "steps": 2}, "parameters.steps: is for masks that are filled together; set"),
     ({"joint": False, "targets": [["a"]]}, "parameters.targets: must be words; lists for each"),

@@ -23,6 +23,7 @@ from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 
 T_co = TypeVar("T_co", covariant=True)
+OtherT = TypeVar("OtherT")
 
 TextOrPair = tuple[str, str | None]
 """A text, or two that the model reads as one input."""
@@ -71,6 +72,15 @@ class Reading(Generic[T_co]):
     answer: "Callable[[Sequence[MaskedResult]], T_co | Reading[T_co]]"
     num_truncated: int = 0
     seconds: float = 0.0
+
+    def map(self, change: Callable[[T_co], OtherT]) -> "Reading[OtherT]":
+        """The reading whose answer is made of this one's."""
+
+        def answer(results: Sequence[MaskedResult]) -> "OtherT | Reading[OtherT]":
+            content = self.answer(results)
+            return content.map(change) if isinstance(content, Reading) else change(content)
+
+        return Reading(self.inputs, answer, self.num_truncated, self.seconds)
 
 
 class TaskRequest(abc.ABC, Generic[T_co]):
