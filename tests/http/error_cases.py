@@ -407,7 +407,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"parameters": {"joint": True, "steps": 2}},
         {"parameters": {"joint": True, "order": [1]}},
         {"parameters": {"joint": True, "targets": [["a"], ["b"]]}},
-        {"parameters": {"joint": True, "targets": ["word " * 50]}},
+        {"inputs": "[MASK] a" * 6, "parameters": {"joint": True, "targets": ["word " * 50]}},
         {"parameters": {"joint": True, "targets": ["a", ["b"]]}},
         {"parameters": {"joint": True, "top_k": 33}},
         {"parameters": {"joint": True, "num_beams": 2, "threshold": 0.5}},

@@ -313,7 +313,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps": 5}, "parameters.steps: must be at most 4, the tokens to fill, not 5"),
     ({"steps": 0}, "parameters.steps: must be at least 1, not 0"),
     ({"steps": 2, "threshold": 0.5}, "parameters.threshold: with it, steps means nothing; send"),
-    ({"order": [0, 1]}, "parameters.order: must have the index of each of the text's 4 masks"),
+    (
+        {"order": [0, 1]},
+        "parameters.order: must have the index of each mask of the text once, from 0 to 3",
+    ),
     ({"order": "best"}, 'parameters.order: must be one of "confidence", '),
     ({"top_k": 33}, "parameters.top_k: must be between 1 and 32"),
     ({"top_k": 3, "num_beams": 2}, "parameters.top_k: a search with 2 beams finds as many texts"),

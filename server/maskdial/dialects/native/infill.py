@@ -269,7 +269,7 @@ async def _fill(call: Call[InfillBody], model: MaskedModel) -> Response:
         "model": model.name,
         "tokens_predicted": len(best.tokens),
         "tokens_evaluated": answer.timings.compute_tokens,
-        "truncated": False,
+        "truncated": answer.timings.truncated_tokens > 0,
         "stop_type": "none",
         "stopping_word": "",
         "fillings": fillings,

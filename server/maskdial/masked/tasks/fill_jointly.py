@@ -347,7 +347,6 @@ def _check_context(num_own: int, num_masks: int, tokenizer: Tokenizer) -> None:
 def _check_order(order: object, num_masks: int) -> None:
     if isinstance(order, tuple) and sorted(order) != list(range(num_masks)):
         raise ValidationError(
-            f"must have the index of each of the text's {num_masks} masks once, from 0 to "
-            f"{num_masks - 1}",
+            f"must have the index of each mask of the text once, from 0 to {num_masks - 1}",
             field="order",
         )

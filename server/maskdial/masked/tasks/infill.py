@@ -7,15 +7,17 @@ the fillings are ranked by their pseudo-log-likelihood per token.
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from tokenizers import Encoding
+
 from maskdial.bundle.manifest import TaskName
-from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointFilling, rank_fillings, spread
 from maskdial.masked.tasks.fill_mask import mask_positions, write_masks
-from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, read_text
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
 from maskdial.masked.tasks.unmasking import Unmasking
 
 MAX_GAP = 32
@@ -77,18 +79,41 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
             raise ValidationError(
                 "is empty, as the text after it is; one has to have a word", field="prefix"
             )
+        text = self.prefix + mask + self.suffix
         with about("prefix"):
-            encoding, _ = read_text(model, (self.prefix + mask + self.suffix, None), REFUSE)
-        whole = MaskedInput(tuple(encoding.ids), (), tuple(encoding.type_ids))
-        masks = mask_positions(encoding.ids, tokenizer)
+            check_characters(text, model.manifest.max_length, model)
+            encoding = tokenizer.encode(text)
+            check_media(encoding.ids, model)
+        whole, num_cut = _cut(encoding, model.manifest.max_length - self.max_tokens + 1, tokenizer)
+        masks = mask_positions(whole.input_ids, tokenizer)
         seed = draw_seed() if self.seed is None else self.seed
-        with about("max_tokens"):
-            canvases = [
-                replace(spread(whole, masks, [length], [None], model), seed=seed)
-                for length in range(1, self.max_tokens + 1)
-            ]
-        reading = rank_fillings([canvases], self.unmasking, self.n, model)
+        canvases = [
+            replace(spread(whole, masks, [length], [None], model), seed=seed)
+            for length in range(1, self.max_tokens + 1)
+        ]
+        reading = rank_fillings([canvases], self.unmasking, self.n, model, num_truncated=num_cut)
         return reading.map(lambda texts: texts[0])
+
+
+def _cut(encoding: Encoding, max_length: int, tokenizer: Tokenizer) -> tuple[MaskedInput, int]:
+    """A text with a mask, cut at its outer ends where it is too long, and how many tokens were cut.
+
+    Either side of the mask gets a half of the room, or what the other side leaves.
+    """
+    starts, ends = tokenizer.ends()
+    first, last = len(starts), len(encoding.ids) - len(ends)
+    (mask,) = mask_positions(encoding.ids, tokenizer)
+    num_before, num_after = mask - first, last - mask - 1
+    room = max_length - len(starts) - len(ends) - 1
+    num_kept = min(num_after, max(room // 2, room - num_before))
+    begin, end = mask - min(num_before, room - num_kept), mask + 1 + num_kept
+    kept = [*range(first), *range(begin, end), *range(last, len(encoding.ids))]
+    whole = MaskedInput(
+        tuple(encoding.ids[place] for place in kept),
+        (),
+        tuple(encoding.type_ids[place] for place in kept),
+    )
+    return whole, len(encoding.ids) - len(kept)
 
 
 def gap_text(filling: JointFilling, tokenizer: Tokenizer) -> str:
