@@ -144,11 +144,11 @@ def test_long_texts_are_cut_around_the_gap(http: httpx.Client) -> None:
     body = {"model": "hybrid", "input_prefix": "word " * 400, "input_suffix": " word" * 400}
     reply = http.post("/infill", json=body | {"n_predict": 2})
     assert reply.json()["truncated"] is True
-    # 512 tokens with two masks and the token before a text
-    whole = " word" * 254 + " " + "[MASK]" * reply.json()["tokens_predicted"] + " word" * 254
+    # 512 tokens with two masks and the token before a text; the mask takes the space before it
+    whole = " word" * 255 + "[MASK]" * reply.json()["tokens_predicted"] + " word" * 254
     written = post(http, "/fill-mask", model="hybrid", inputs=whole, parameters={"joint": True})
     assert reply.json()["fillings"][0]["tokens"] == written[0]["tokens"]
-    assert int(reply.headers["x-truncated-tokens"]) == 801 - 509
+    assert int(reply.headers["x-truncated-tokens"]) == 800 - 509
 
 
 def test_openai_s_client_and_ollama_s_api_send_a_suffix(url: str, http: httpx.Client) -> None:
