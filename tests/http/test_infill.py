@@ -151,7 +151,7 @@ def test_long_texts_are_cut_around_the_gap(http: httpx.Client) -> None:
     assert [(each["token"], each["score"]) for each in found] == [
         (each["token"], each["score"]) for each in expected
     ]
-    assert int(reply.headers["x-truncated-tokens"]) == 800 - 509
+    assert int(reply.headers["x-truncated-tokens"]) == 801 - 509
 
 
 def test_openai_s_client_and_ollama_s_api_send_a_suffix(url: str, http: httpx.Client) -> None:

@@ -37,8 +37,24 @@ async def answer(
     started = time.perf_counter()
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)
+    return await proceed(reading, model, deadline, further=False)
+
+
+async def proceed(
+    reading: Reading[T], model: MaskedModel, deadline: Deadline, *, further: bool = True
+) -> Timed[T]:
+    """Runs the passes of a reading, until its answer is none.
+
+    Args:
+        reading: of the request.
+        model: that it was read for.
+        deadline: of the request.
+        further: whether passes of the request have run before.
+
+    Raises:
+        As `answer`.
+    """
     timings = Timings(0.0, 0.0, 0)
-    further = False
     while True:
         try:
             results = await model.engine.submit_many(

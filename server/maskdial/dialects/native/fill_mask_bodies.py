@@ -118,7 +118,7 @@ class FillMaskParameters(TruncationParameters):
     @property
     def unmasking(self) -> Unmasking:
         """How masks are filled together."""
-        given = self.given("steps", "threshold", "temperature")
+        given = self.given("threshold", "temperature")
         samples = (self.temperature or 0.0) > 0
         num_beams = self.num_beams or (1 if samples else self.top_k or 1)
         order = tuple(self.order) if isinstance(self.order, list) else self.order
@@ -168,7 +168,7 @@ class FillMaskBody(TextsBody, MaskedBody):
             parameters.truncation,
             unmasking=parameters.unmasking,
             targets=parameters.words,
-            **parameters.given("top_k", "seed"),
+            **parameters.given("top_k", "steps", "seed"),
         )
 
 

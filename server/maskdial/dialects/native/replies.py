@@ -112,12 +112,15 @@ class PromptToken(TypedDict):
 
 
 class GeneratedToken(TypedDict):
-    """A generated token. Special tokens have no text."""
+    """A generated token. Special tokens have no text. Under the full mask, ``step`` is the pass
+    that unmasked it, counted from 0.
+    """
 
     id: int
     text: str
     logprob: float | None
     special: bool
+    step: NotRequired[int]
 
 
 class FinishDetails(TypedDict):

@@ -26,6 +26,16 @@ class Blank:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Blanks, by their places, that are filled before others, in so many passes; None: a pass for
+    each mask.
+    """
+
+    places: tuple[int, ...]
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A text with some of its masks filled, in the order of filling."""
 
@@ -48,13 +58,13 @@ class Draft:
 class Canvas:
     """A text whose masks are being filled, with the drafts that a search follows.
 
-    ``blocks`` are the places of the blanks in ``blanks`` that are filled before the next block is
-    begun; all masks after them are seen as such.
+    ``blocks`` are filled one after the other; the masks of later ones are seen as such. ``block``
+    is the one at work, ``step`` the number of the next pass.
     """
 
     drafts: list[Draft]
     blanks: tuple[Blank, ...]
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: tuple[Block, ...]
     token_type_ids: tuple[int, ...] | None = None
     seed: int = 0
     block: int = 0
@@ -74,7 +84,7 @@ class Canvas:
     @property
     def block_masks(self) -> frozenset[int]:
         """The positions of the block at work, filled or not."""
-        blanks = (self.blanks[place] for place in self.blocks[self.block])
+        blanks = (self.blanks[place] for place in self.blocks[self.block].places)
         return frozenset(position for blank in blanks for position in blank.positions)
 
     def left(self, draft: Draft) -> tuple[int, ...]:

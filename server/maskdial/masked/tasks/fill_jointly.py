@@ -18,7 +18,7 @@ from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks import passes
-from maskdial.masked.tasks.canvas import Blank, Canvas, Draft
+from maskdial.masked.tasks.canvas import Blank, Block, Canvas, Draft
 from maskdial.masked.tasks.fill_mask import check_masks_kept, mask_positions, write_masks
 from maskdial.masked.tasks.passes import Passes
 from maskdial.masked.tasks.pseudo_likelihood import Masking, log_probability, maskings
@@ -76,6 +76,7 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
     Attributes:
         top_k: filled texts to return for each: the best ones of a search, or as many drawn ones.
         unmasking: how to fill them.
+        steps: passes, over which the masks are spread; None: a pass for each mask.
         targets: the words that may stand in each blank, of one token or several, or one entry for
             all blanks. A blank gets as many masks as its word has tokens; all numbers are tried.
         seed: of a text's random numbers; its copy i has the seed plus i. None draws one.
@@ -88,6 +89,7 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
     truncation: Truncation = REFUSE
     top_k: int = 1
     unmasking: Unmasking = field(default_factory=Unmasking)
+    steps: int | None = None
     targets: Targets | None = None
     seed: int | None = None
 
@@ -107,7 +109,7 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
                 f"{self.top_k}",
                 field="top_k",
             )
-        if how.steps is not None and how.threshold is not None:
+        if self.steps is not None and how.threshold is not None:
             raise ValidationError(
                 "with it, steps means nothing; send one of them", field="threshold"
             )
@@ -174,11 +176,10 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
             )
         lengths = [[1] if each is None else sorted(each) for each in words]
         for chosen in product(*lengths):
-            canvas = spread(whole, masks, chosen, words, model)
-            if (self.unmasking.steps or 1) > canvas.num_masks:
+            canvas = spread(whole, masks, chosen, words, model, self.steps)
+            if (self.steps or 1) > canvas.num_masks:
                 raise ValidationError(
-                    f"must be at most {canvas.num_masks}, the tokens to fill, not "
-                    f"{self.unmasking.steps}",
+                    f"must be at most {canvas.num_masks}, the tokens to fill, not {self.steps}",
                     field="steps",
                 )
             yield canvas
@@ -222,8 +223,9 @@ def spread(
     lengths: Sequence[int],
     words: "Sequence[_Words | None]",
     model: TaskModel,
+    steps: int | None = None,
 ) -> Canvas:
-    """A text with so many masks in the place of each of its masks.
+    """A text with so many masks in the place of each of its masks, to be filled in so many passes.
 
     Raises:
         ValidationError: it does not fit the model.
@@ -246,7 +248,8 @@ def spread(
             f"{model.name!r} takes at most {max_length}; shorten it, or what fills it"
         )
     places = tuple(range(len(blanks)))
-    return Canvas([Draft(tuple(ids))], tuple(blanks), (places,), tuple(types) or None)
+    block = Block(places, steps)
+    return Canvas([Draft(tuple(ids))], tuple(blanks), (block,), tuple(types) or None)
 
 
 def rank_fillings(

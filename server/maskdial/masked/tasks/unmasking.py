@@ -36,17 +36,14 @@ class Unmasking:
             probable (LLaDA's ``low_confidence``, Dream's ``maskgit_plus``). ``topk_margin``: those
             whose likeliest token leads by most. ``entropy``: those whose distribution has the least
             entropy. Or the places of a text's blanks in the order to fill them.
-        steps: passes, over which the masks are spread evenly; those that are left over go to the
-            first ones. None: as many as there are masks.
-        threshold: in place of ``steps``, a pass fills every mask whose candidate is at least so
-            probable, and at least the first one.
+        threshold: in place of a number of passes, a pass fills every mask whose candidate is at
+            least so probable, and at least the first one.
         temperature: candidates are drawn from the softmax of the logits divided by it; 0 for the
             likeliest. Confidence is always the model's own probability.
         num_beams: fillings that a search follows; 1 for none.
     """
 
     order: Order | tuple[int, ...] = "confidence"
-    steps: int | None = None
     threshold: float | None = None
     temperature: float = 0.0
     num_beams: int = 1
@@ -65,11 +62,18 @@ class Unmasking:
             "entropy",
         )
 
-    def num_filled(self, num_masks: int, step: int) -> int:
-        """How many masks of ``num_masks`` the pass with this number fills, counted from 0."""
+    def num_filled(self, num_masks: int, steps: int | None, step: int) -> int:
+        """How many masks a pass fills.
+
+        Args:
+            num_masks: that there were before the first pass.
+            steps: passes over which they are spread evenly; those that are left over go to the
+                first ones (LLaDA's ``get_num_transfer_tokens``). None: as many as masks.
+            step: the pass, counted from 0.
+        """
         if self.threshold is not None:
             return num_masks
-        steps = min(self.steps or num_masks, num_masks)
+        steps = min(steps or num_masks, num_masks)
         return num_masks // steps + (step < num_masks % steps)
 
 
@@ -120,7 +124,8 @@ class Unmasker:
         return tuple(left[place] for place in sorted(first))
 
     def _num_filled(self, canvas: Canvas) -> int:
-        return self._how.num_filled(len(canvas.block_masks), canvas.step_in_block)
+        steps = canvas.blocks[canvas.block].steps
+        return self._how.num_filled(len(canvas.block_masks), steps, canvas.step_in_block)
 
     def _known_score(self, canvas: Canvas, position: int) -> float:
         """What the order says of a mask without a pass; greater is earlier."""
