@@ -283,7 +283,7 @@ def rank_fillings(
 
     def run() -> Passes[list[list[JointFilling]]]:
         never = tokenizer.special_ids | tokenizer.ids_without_token(vocab_size)
-        unmasker = Unmasker(unmasking, vocab_size, never)
+        unmasker = Unmasker(unmasking, never)
         yield from unmasker.run(everything)
         answers = []
         for variants in canvases:

@@ -82,15 +82,12 @@ class Unmasker:
 
     Args:
         unmasking: how.
-        vocab_size: the length of a row of logits.
         excluded: tokens that are never written unless a blank's words have them.
     """
 
-    def __init__(
-        self, unmasking: Unmasking, vocab_size: int, excluded: Collection[int] = ()
-    ) -> None:
+    def __init__(self, unmasking: Unmasking, excluded: Collection[int] = ()) -> None:
         self._how = unmasking
-        self._free = np.setdiff1d(np.arange(vocab_size), list(excluded))
+        self._excluded = np.fromiter(excluded, np.int64, len(excluded))
         self._random = Philox()
 
     def run(self, canvases: Sequence[Canvas]) -> Passes[None]:
@@ -148,7 +145,8 @@ class Unmasker:
     ) -> Iterator[Draft]:
         """The drafts that a pass makes of one, as many as there are beams at most."""
         rows = {
-            position: _Row(row, self._free) for position, row in zip(positions, logits, strict=True)
+            position: _Row(row, self._excluded)
+            for position, row in zip(positions, logits, strict=True)
         }
         pool = [draft]
         for position in self._chosen(canvas, draft, rows):
@@ -195,12 +193,12 @@ class Unmasker:
         self, canvas: Canvas, draft: Draft, position: int, row: "_Row"
     ) -> Iterator[FilledToken]:
         """The tokens that may fill a mask, best first: as many as there are beams, or one drawn."""
-        ids = row.ids(canvas.allowed(draft, position))
+        allowed = canvas.allowed(draft, position)
         if self._how.samples:
             u = self._uniform(canvas, position, 0)
-            tokens = [row.draw(ids, self._how.temperature, u)]
+            tokens = [row.draw(allowed, self._how.temperature, u)]
         else:
-            tokens = row.best(ids, self._how.num_beams)
+            tokens = row.best(allowed, self._how.num_beams)
         for token in tokens:
             yield FilledToken(position, token, row.logprob(token), canvas.step)
 
@@ -220,42 +218,50 @@ class Unmasker:
 
 
 class _Row:
-    """The logits of one mask, and what may stand there."""
+    """The logits of one mask, and what may stand there: some tokens, or any but the excluded."""
 
-    def __init__(self, logits: NDArray[np.float32], free: NDArray[np.int64]) -> None:
+    def __init__(self, logits: NDArray[np.float32], excluded: NDArray[np.int64]) -> None:
         largest, total = log_normalizer(logits)
         self._logits = logits
         self._log_total = largest + float(np.log(total))
-        self._free = free
+        self._written = logits.copy()
+        self._written[excluded] = -np.inf
 
     def logprob(self, token: int) -> float:
         """A token's log-probability under the softmax of all logits."""
         return float(self._logits[token]) - self._log_total
 
-    def ids(self, allowed: tuple[int, ...] | None) -> NDArray[np.int64]:
-        """The tokens that may stand there, ascending."""
-        return self._free if allowed is None else np.array(allowed, np.int64)
+    def best(self, allowed: tuple[int, ...] | None, num: int) -> list[int]:
+        """The likeliest tokens, best first, ties by id."""
+        values = self._values(allowed)
+        if num == 1:
+            places = [int(values.argmax())]
+        else:
+            places = largest_indices(values, min(num, len(values))).tolist()
+        return [self._token(place, allowed) for place in places if values[place] > -np.inf]
 
-    def best(self, ids: NDArray[np.int64], num: int) -> list[int]:
-        """The likeliest of some tokens, best first, ties by id."""
-        values = self._logits[ids]
-        tokens: list[int] = ids[largest_indices(values, min(num, len(values)))].tolist()
-        return tokens
-
-    def draw(self, ids: NDArray[np.int64], temperature: float, u: float) -> int:
+    def draw(self, allowed: tuple[int, ...] | None, temperature: float, u: float) -> int:
         """The token at a share ``u`` of the tempered distribution, in the order of ids."""
-        values = self._logits[ids].astype(np.float64)
+        values = self._values(allowed).astype(np.float64)
         heights = np.cumsum(np.exp((values - values.max()) / temperature))
+        # Rounded up to the whole, u would be beyond the last token.
         place = int(np.searchsorted(heights, u * heights[-1], side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        return self._token(min(place, int(np.searchsorted(heights, heights[-1]))), allowed)
 
     def margin(self, allowed: tuple[int, ...] | None) -> float:
         """By how much the likeliest token leads the next one, in probability."""
-        tokens = self.best(self.ids(allowed), 2)
-        first, *second = (float(np.exp(self.logprob(token))) for token in tokens)
+        first, *second = (float(np.exp(self.logprob(token))) for token in self.best(allowed, 2))
         return first - sum(second)
 
     def entropy(self, allowed: tuple[int, ...] | None) -> float:
         """-sum p log p over the tokens that may stand there, in nats."""
-        logprobs = self._logits[self.ids(allowed)].astype(np.float64) - self._log_total
+        values = self._values(allowed)
+        logprobs = values[values > -np.inf].astype(np.float64) - self._log_total
         return float(-(np.exp(logprobs) * logprobs).sum())
+
+    def _values(self, allowed: tuple[int, ...] | None) -> NDArray[np.float32]:
+        return self._written if allowed is None else self._logits[list(allowed)]
+
+    @staticmethod
+    def _token(place: int, allowed: tuple[int, ...] | None) -> int:
+        return place if allowed is None else allowed[place]
