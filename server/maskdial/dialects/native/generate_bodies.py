@@ -68,7 +68,7 @@ class GrammarParameter(Wire):
         return value
 
 
-class GenerateParameters(SamplingFields):
+class CausalParameters(SamplingFields):
     """Parameters of `/generate`, named as in text-generation-inference, vLLM and transformers."""
 
     max_new_tokens: NewTokens | None = Field(
@@ -189,7 +189,7 @@ class GenerateParameters(SamplingFields):
         )
 
 
-class TextParameters(GenerateParameters):
+class GenerateParameters(CausalParameters):
     """Parameters of `/generate` under either mask."""
 
     block_length: Annotated[int, Range(1)] | None = Field(
@@ -264,7 +264,7 @@ class GenerateBody(Scheduling, TaskBody):
     messages: Annotated[list[ChatMessage], Size(1, 1024, "messages")] | None = Field(
         None, description="A conversation, rendered with the model's chat template."
     )
-    parameters: TextParameters | None = None
+    parameters: GenerateParameters | None = None
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
@@ -289,7 +289,7 @@ class GenerateBody(Scheduling, TaskBody):
 
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""
-        parameters = self.parameters or TextParameters()
+        parameters = self.parameters or GenerateParameters()
         for name in parameters.given("block_length", "steps", "order", "threshold"):
             raise ValidationError("is for the full mask; set mask to full", field=name)
         prompts: list[str] = []

@@ -9,7 +9,7 @@ from fastapi import Response
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import IncrementalDecoder
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate_bodies import GenerateBody, TextParameters
+from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.engine.timing import Timed, Timings
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import encode_json, error_content, json_reply, timing_headers
@@ -61,7 +61,7 @@ class _Writer:
     def __init__(self, call: Call[GenerateBody], model: MaskedModel) -> None:
         self._call = call
         self._model = model
-        self._parameters = call.body.parameters or TextParameters()
+        self._parameters = call.body.parameters or GenerateParameters()
         self._decoder: IncrementalDecoder | None = None
         self._text = call.body.prompt if self._parameters.return_full_text else ""
         self._num_written = 0
@@ -130,7 +130,7 @@ class _Writer:
 
 
 def _request(body: GenerateBody, model: MaskedModel) -> UnmaskRequest:
-    parameters = body.parameters or TextParameters()
+    parameters = body.parameters or GenerateParameters()
     if body.messages is not None:
         raise ValidationError(
             "under the full mask, a text is written behind inputs", field="messages"
