@@ -347,5 +347,10 @@ def test_texts_without_words_and_with_too_many_masks_are_refused(http: httpx.Cli
     assert ask(http, "[MASK][MASK]", 422)["error"] == nothing
     many = ask(http, "a" + "[MASK]" * 64, 422)["error"]
     assert many.startswith("the text has 66 tokens; model 'dial' takes at most 64")
+    words = ["a", "bc"]
+    lengths = ask(http, "a" + "[MASK]" * 20, 422, targets=words)["error"]
+    assert lengths.startswith("parameters.targets: the words have 1,048,576 combinations of length")
+    masks = ask(http, ["a" + "[MASK]" * 50] * 7, 422, num_beams=32)["error"]
+    assert masks.startswith("11,200 masks to fill in all fillings; one request may ask for at most")
     several = ask(http, ["a [MASK]"] * 9, 422, num_beams=32)["error"]
     assert several.startswith("288 fillings to follow; one request may ask for at most 256")

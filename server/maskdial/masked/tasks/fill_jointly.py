@@ -7,6 +7,7 @@ Filled texts are ranked by the pseudo-log-likelihood of the tokens that were fil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -37,6 +38,7 @@ Targets = Sequence[Sequence[str] | None]
 
 MAX_BEAMS = 32
 _MAX_CANVASES = 256
+_MAX_MASKS = 10_000
 _MAX_SEED = 2**63
 _SECONDS_PER_LOGIT = 5e-9
 
@@ -175,6 +177,12 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
                 f"targets for {len(words)} blanks, but the text has {len(masks)}", field="targets"
             )
         lengths = [[1] if each is None else sorted(each) for each in words]
+        if (num_variants := prod(map(len, lengths))) > _MAX_CANVASES:
+            raise ValidationError(
+                f"the words have {num_variants:,} combinations of lengths in the text's masks; at "
+                f"most {_MAX_CANVASES} are tried: send fewer lengths for each",
+                field="targets",
+            )
         for chosen in product(*lengths):
             canvas = spread(whole, masks, chosen, words, model, self.steps)
             if (self.steps or 1) > canvas.num_masks:
@@ -279,6 +287,12 @@ def rank_fillings(
             f"{num_drafts} fillings to follow; one request may ask for at most {_MAX_CANVASES}: "
             "send fewer texts, lengths of words, beams or samples"
         )
+    num_masks = sum(canvas.num_masks for canvas in everything) * unmasking.num_beams
+    if num_masks > _MAX_MASKS:
+        raise ValidationError(
+            f"{num_masks:,} masks to fill in all fillings; one request may ask for at most "
+            f"{_MAX_MASKS:,}: send fewer texts, beams or samples"
+        )
     tokenizer, vocab_size = model.tokenizer, model.manifest.vocab_size
 
     def run() -> Passes[list[list[JointFilling]]]:
@@ -291,8 +305,7 @@ def rank_fillings(
             answers.append(ranked[:top_k])
         return answers
 
-    num_logits = vocab_size * sum(canvas.num_masks for canvas in everything[:MAX_WAVE])
-    return passes.reading(run(), num_truncated, num_logits * _SECONDS_PER_LOGIT)
+    return passes.reading(run(), num_truncated, num_masks * vocab_size * _SECONDS_PER_LOGIT)
 
 
 def _ranked(canvases: Sequence[Canvas], tokenizer: Tokenizer) -> Passes[list[JointFilling]]:
