@@ -207,7 +207,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             pair_template=checkpoint.pair_template,
             decision=decision,
             entities=checkpoint.entities,
-            infill=_infill(source, checkpoint),
+            infill=infill_tokens(source, checkpoint),
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),
@@ -228,7 +228,7 @@ def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
     return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
 
 
-def _infill(source: Source, checkpoint: Checkpoint) -> InfillTokens | None:
+def infill_tokens(source: Source, checkpoint: Checkpoint) -> InfillTokens | None:
     """The fill-in-the-middle tokens of a model that writes, if its tokenizer has any."""
     if source.family != "causal":
         return None
