@@ -49,3 +49,15 @@ def test_how_a_causal_model_infills() -> None:
         lines = describe(changed, STARTERS / "hybrid", {})
         assert lines["infills"] == line
         assert "infill" in lines["can do"]
+
+
+def test_bits_of_a_parameter() -> None:
+    folder = STARTERS / "hybrid"
+    manifest = load_bundles("hybrid", folder)[0].manifest
+    assert "bits" not in describe(manifest, folder, {})["size"]  # not in older manifests
+    size = sum((folder / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+    names = {"model.onnx", "model.onnx.data", "tokenizer.json"}
+    files = {name: digest for name, digest in manifest.files.items() if name in names}
+    changed = manifest.model_copy(update={"num_parameters": 2 * size, "files": files})
+    text = describe(changed, folder, {})["size"]
+    assert text.endswith(f"; {2 * size / 1e6:,.1f} million parameters in 4.00 bits each")
