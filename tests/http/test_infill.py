@@ -11,14 +11,9 @@ import openai
 import pytest
 import tokenizers
 
-from maskdial.bundle.bundle import (
-    FULL_MANIFEST,
-    MANIFEST,
-    hash_files,
-    read_manifests,
-    write_manifest,
-)
+from maskdial.bundle.bundle import hash_files, read_manifests, write_manifest
 from maskdial.bundle.infill import find_infill_tokens
+from maskdial.bundle.manifest import FULL_MANIFEST, MANIFEST
 from maskdial.registry.catalog import STARTER_FOLDER
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
@@ -81,7 +76,8 @@ def infill(http: httpx.Client, status: int = 200, **body: object) -> Any:
 
 def written(http: httpx.Client, prompt: str, num_tokens: int) -> str:
     """What the model writes behind a prompt with all marks in it."""
-    body = {"model": "coder", "prompt": prompt, "temperature": 0, "max_tokens": num_tokens}
+    body: dict[str, Any] = {"model": "coder", "prompt": prompt, "temperature": 0}
+    body["max_tokens"] = num_tokens
     return str(post(http, "/v1/completions", **body)["choices"][0]["text"])
 
 
@@ -161,7 +157,8 @@ def test_openai_s_client_and_ollama_s_api_send_a_suffix(url: str, http: httpx.Cl
         )
     assert completion.choices[0].text == written(http, WHOLE, 6)
     options = {"num_predict": 6, "temperature": 0}
-    body = {"model": "coder", "prompt": PREFIX, "suffix": SUFFIX, "options": options}
+    body: dict[str, Any] = {"model": "coder", "prompt": PREFIX, "suffix": SUFFIX}
+    body["options"] = options
     answer = post(http, "/api/generate", stream=False, **body)
     assert answer["response"] == written(http, WHOLE, 6)
     shown = post(http, "/api/show", model="coder")
@@ -195,7 +192,8 @@ def test_a_masked_model_tries_all_lengths(http: httpx.Client) -> None:
         length = len(filling["tokens"])
         masks = "[MASK]" * length
         parameters = {"joint": True, "top_k": 3}
-        body = {"model": "hybrid", "inputs": PREFIX + masks + SUFFIX, "parameters": parameters}
+        body: dict[str, Any] = {"model": "hybrid", "inputs": PREFIX + masks + SUFFIX}
+        body["parameters"] = parameters
         same = [
             each
             for each in post(http, "/fill-mask", **body)
@@ -237,7 +235,7 @@ def test_what_cannot_be_infilled_is_refused(
 
 
 def test_a_suffix_is_refused_where_it_means_nothing(http: httpx.Client) -> None:
-    body = {"model": "hybrid", "prompt": "a", "suffix": "b"}
+    body: dict[str, Any] = {"model": "hybrid", "prompt": "a", "suffix": "b"}
     error = post(http, "/v1/completions", 400, **body)["error"]
     assert error["message"].startswith("suffix: model 'hybrid' has no fill-in-the-middle tokens")
     error = post(http, "/api/generate", 400, **body)["error"]

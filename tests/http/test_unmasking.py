@@ -76,7 +76,7 @@ def sample(
 
 
 def write(http: httpx.Client, status: int = 200, **parameters: object) -> Any:
-    body = {"model": "dial", "mask": "full", "inputs": PROMPT}
+    body: dict[str, Any] = {"model": "dial", "mask": "full", "inputs": PROMPT}
     body["parameters"] = {"details": True, **parameters}
     reply = http.post("/generate", json=body)
     assert reply.status_code == status, reply.text
