@@ -18,7 +18,14 @@ from maskdial_client._async.embed import (
     SparseEmbedding,
     TokenEmbeddings,
 )
-from maskdial_client._async.fill_mask import Fill, FillMaskResult
+from maskdial_client._async.fill_mask import (
+    Fill,
+    FillMaskResult,
+    GapFill,
+    Infilled,
+    JointFill,
+    JointToken,
+)
 from maskdial_client._async.generate import Generation, GenerationDetails, Token
 from maskdial_client._async.server import Health, ModelInfo, ModelStatus, ServerInfo
 from maskdial_client._async.spans import Answer, Answers, Entity, Redaction, Replacement
@@ -65,12 +72,16 @@ __all__ = [
     "Fill",
     "FillMaskResult",
     "ForbiddenError",
+    "GapFill",
     "Generation",
     "GenerationDetails",
     "GenerationError",
     "Health",
     "HybridEmbedding",
     "InferenceError",
+    "Infilled",
+    "JointFill",
+    "JointToken",
     "LabelScore",
     "MaskdialClientError",
     "ModelInfo",

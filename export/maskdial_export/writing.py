@@ -12,6 +12,7 @@ from rich.console import Console
 
 import maskdial
 from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
@@ -23,6 +24,7 @@ from maskdial.bundle.manifest import (
     LABEL_ENCODER,
     MANIFEST,
     GoldenCheck,
+    InfillTokens,
     Manifest,
     ParityReport,
     QualityReport,
@@ -215,6 +217,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             decision=decision,
             entities=checkpoint.entities,
             extraction=checkpoint.extraction,
+            infill=infill_tokens(source, checkpoint),
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),
@@ -256,6 +259,13 @@ def _write_counts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> l
 def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
     """Whether the tokens of a masked graph attend to earlier ones only."""
     return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
+
+
+def infill_tokens(source: Source, checkpoint: Checkpoint) -> InfillTokens | None:
+    """The fill-in-the-middle tokens of a model that writes, if its tokenizer has any."""
+    if source.family != "causal":
+        return None
+    return find_infill_tokens(checkpoint.tokenizer.token_to_id)
 
 
 def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:

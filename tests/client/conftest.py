@@ -21,6 +21,7 @@ from maskdial_client import AsyncClient, Client, RetryPolicy
 
 TASK_ROUTES = (
     "/fill-mask",
+    "/infill",
     "/classify",
     "/token-classify",
     "/redact",

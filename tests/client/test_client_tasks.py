@@ -13,6 +13,7 @@ from maskdial.dialects.native import seq2seq_bodies, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
+from maskdial.dialects.native.infill import InfillBody
 from maskdial.dialects.native.span_bodies import (
     QuestionAnsweringBody,
     RedactBody,
@@ -30,7 +31,11 @@ from maskdial_client import (
     Answer,
     Classification,
     Entity,
+    GapFill,
     HybridEmbedding,
+    Infilled,
+    JointFill,
+    JointToken,
     LabelScore,
     NotFoundError,
     PromptToken,
@@ -461,3 +466,34 @@ def test_an_unexpected_reply_is_a_protocol_error(
     fake.answer(content)
     with pytest.raises(ProtocolError, match="is this a maskdial server"):
         driver.wait(ask(driver.client(fake.url)))
+
+
+JOINT_TOKEN = {"mask": 0, "token": 7, "token_str": " sea", "score": 0.5, "step": 1}
+FILLED = {"score": 0.25, "log_likelihood": -1.5, "tokens": [JOINT_TOKEN]}
+
+
+def test_texts_filled_whole_and_gaps(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    token = JointToken(0, 7, " sea", 0.5, 1)
+    filling = JointFill("a sea", 0.25, -1.5, (token,))
+    fake.answer([{"sequence": "a sea", **FILLED}])
+    words = [["sea"], None]
+    parameters: dict[str, Any] = {"top_k": 1, "num_beams": 2, "order": [0, 1], "steps": 1}
+    asked = client.fill_jointly("a [MASK]", targets=words, **parameters, **CUT, **COMMON)
+    assert driver.wait(asked) == [filling]
+    sent = {"targets": words, "joint": True, **parameters, **CUT}
+    assert fake.bodies == [{"inputs": "a [MASK]", "parameters": sent} | SENT_COMMON]
+    parse_body(FillMaskBody, json.dumps(fake.bodies[0]).encode())
+    fake.answer([[{"sequence": "a sea", **FILLED}], []])
+    assert driver.wait(client.fill_jointly(["a [MASK]", "b [MASK]"])) == [[filling], []]
+    reply = {"content": " sea", "stop_type": "none", "truncated": False}
+    fake.answer({**reply, "fillings": [{"content": " sea", **FILLED}]})
+    gap = GapFill(" sea", 0.25, -1.5, (token,))
+    asked = client.infill("a", ".", n_predict=3, input_extra=[{"text": "b"}], n=1, **COMMON)
+    assert driver.wait(asked) == Infilled(" sea", "none", False, (gap,))
+    sent = {"n_predict": 3, "input_extra": [{"text": "b"}], "n": 1}
+    body = {"input_prefix": "a", "input_suffix": ".", **sent} | SENT_COMMON
+    assert fake.bodies[-1] == body
+    parse_body(InfillBody, json.dumps(body).encode())
+    fake.answer({**reply, "stop_type": "eos"})
+    assert driver.wait(client.infill("a", ".")) == Infilled(" sea", "eos", False)

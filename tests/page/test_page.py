@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -164,6 +165,30 @@ def test_an_error_is_the_servers_sentence_beside_what_caused_it(visit: Visits) -
     )
     page.get_by_role("button", name="Read it").click()
     expect(page.locator(".try .error")).to_have_text("too long")
+
+
+def test_several_blanks_are_filled_in_place_pass_by_pass(visit: Visits) -> None:
+    one = visit()
+    page = open_dial(one)
+    panel = open_panel(page, "hybrid/fill-mask")
+    text = "The old [MASK] lived in a [MASK] by the [MASK]."
+    panel.get_by_label("Text").fill(text)
+    slider = panel.get_by_label("Blanks per pass")
+    for per_pass, steps in ((1, 3), (2, 2)):
+        body = {"inputs": text, "model": "hybrid", "parameters": {"joint": True, "steps": steps}}
+        (filling,) = httpx.post(f"{one.url}/fill-mask", json=body).json()
+        panel.locator("button.primary").click()
+        hint = f"Filled together in {steps} passes; {filling['score']:.0%} a word"
+        expect(panel.locator(".unmasked + .hint")).to_contain_text(hint)
+        words = panel.locator(".filled")
+        assert words.count() == 3
+        for index, token in enumerate(filling["tokens"]):
+            where = f"filled in pass {token['step'] + 1} of {steps}, "
+            expect(words.nth(index)).to_have_attribute("title", re.compile(f"^{where}"))
+            expect(words.nth(index)).to_contain_text(token["token_str"].strip())
+        assert panel.locator(".columns section").count() == 3
+        slider.press("ArrowRight")
+        expect(panel.locator(".reading")).to_have_text(str(per_pass + 1))
 
 
 def fulfill(route: Route, status: int, content: object) -> None:

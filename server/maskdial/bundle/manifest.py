@@ -101,6 +101,28 @@ class Tokenization(_Frozen):
     )
 
 
+class InfillTokens(_Frozen):
+    """The tokens before the parts of a prompt that asks for the text of a gap, as they are spelled.
+
+    Attributes:
+        prefix: before the text before the gap.
+        suffix: before the text after it.
+        middle: before the gap's own text, if there is such a token.
+        suffix_first: whether the text after the gap is read first.
+        repository: before the name of a repository.
+        file: before the name of a file.
+        ends: tokens that end the gap's text.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str | None = None
+    suffix_first: bool = False
+    repository: str | None = None
+    file: str | None = None
+    ends: tuple[str, ...] = ()
+
+
 class Heads(NamedTuple):
     """The heads of a layer's keys and values."""
 
@@ -482,6 +504,9 @@ class Manifest(_Frozen):
     )
     extraction: Extraction | None = Field(
         None, description="of a model that finds what a schema names"
+    )
+    infill: InfillTokens | None = Field(
+        None, description="of a causal model whose tokenizer has fill-in-the-middle tokens"
     )
     tool_format: dict[str, Any] | None = Field(
         None,

@@ -79,6 +79,7 @@ class Tokenizer:
         )
         # Pieces that continue a word are marked in the vocabulary (``##``), not by spaces.
         self.marks_subwords = bool(getattr(backend.model, "continuing_subword_prefix", None))
+        self._without_token: dict[int, frozenset[int]] = {}
         self._leading_code = settings.leading_code
         self.mask_token_id = special.mask
         self.mask_token = None if special.mask is None else backend.id_to_token(special.mask)
@@ -343,7 +344,10 @@ class Tokenizer:
 
     def ids_without_token(self, vocab_size: int) -> frozenset[int]:
         """The ids below ``vocab_size``, a model's, that are no token's."""
-        return frozenset(range(vocab_size)).difference(self._backend.get_vocab().values())
+        if vocab_size not in self._without_token:  # asking for a vocabulary takes milliseconds
+            every = frozenset(range(vocab_size))
+            self._without_token[vocab_size] = every.difference(self._backend.get_vocab().values())
+        return self._without_token[vocab_size]
 
     def is_text(self, token_id: int) -> bool:
         """Whether a token is in the vocabulary and not special; only such tokens become text."""

@@ -15,7 +15,7 @@ from maskdial.dialects import ROUTES, kserve, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
-from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
+from maskdial.dialects.native import admin, infill, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
@@ -55,6 +55,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     seq2seq_bodies.SummarizeBody: {"inputs": "a"},
     seq2seq_bodies.TranslateBody: {"inputs": "a"},
     FillMaskBody: {"inputs": "a [MASK]"},
+    infill.InfillBody: {"input_prefix": "a", "input_suffix": "b"},
     ClassifyBody: {"inputs": "a"},
     TokenClassifyBody: {"inputs": "a"},
     tei.PredictBody: {"inputs": "a"},

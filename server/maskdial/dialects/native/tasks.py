@@ -41,7 +41,7 @@ from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, HybridVectors
 from maskdial.masked.tasks.extract import ExtractRequest
-from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
+from maskdial.masked.tasks.fill_mask import MASK_ALIASES, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
 from maskdial.masked.tasks.redact import Redaction, RedactRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
@@ -131,8 +131,10 @@ class MaskedTask(Generic[BodyT]):
         return Timed(self.render(call.body, answer.content), answer.timings)
 
 
-def _render_fillings(body: FillMaskBody, answers: list[list[list[Filling]]]) -> object:
-    """The fillings of a text's only mask are not nested once more."""
+def _render_fillings(body: FillMaskBody, answers: list[list[Any]]) -> object:
+    """The fillings of a text's only mask are not nested once more; whole texts are not at all."""
+    if body.joint:
+        return _first_if_single(body, answers)
     texts = [masks[0] if len(masks) == 1 else masks for masks in answers]
     return _first_if_single(body, texts)
 
@@ -197,7 +199,8 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         FillMaskRequest,
         FillMaskBody,
         replies.FillMaskReply,
-        "Fills the masks of a text: for each mask, the best tokens with their probabilities.",
+        "Fills the masks of a text: for each mask, the best tokens with their probabilities; with "
+        "joint, all masks together, pass by pass.",
         _render_fillings,
         claims=_has_mask,
     ),

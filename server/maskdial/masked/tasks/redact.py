@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError
-from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.entities import THRESHOLD, EntitiesRequest
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
 from maskdial.masked.tasks.token_classify import (
@@ -165,9 +164,9 @@ class RedactRequest(TaskRequest[list[Redaction]]):
         least = self.threshold or 0.0
         chosen = None if self.labels is None else frozenset(self.labels)
 
-        def answer(results: Sequence[MaskedResult]) -> list[Redaction]:
+        def cover(answers: Sequence[Any]) -> list[Redaction]:
             redactions = []
-            for text, found in zip(self.texts, reading.answer(results), strict=True):
+            for text, found in zip(self.texts, answers, strict=True):
                 entities = [
                     each
                     for each in found
@@ -178,7 +177,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
                 redactions.append(redact(text, entities, self.cover, self.keep_original))
             return redactions
 
-        return Reading(reading.inputs, answer, seconds=reading.seconds)
+        return reading.map(cover)
 
     def _own_labels(self) -> TokenClassifyRequest:
         return TokenClassifyRequest(

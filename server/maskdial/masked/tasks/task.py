@@ -26,6 +26,7 @@ from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 
 T_co = TypeVar("T_co", covariant=True)
+OtherT = TypeVar("OtherT")
 
 TextOrPair = tuple[str, str | None]
 """A text, or two that the model reads as one input."""
@@ -83,13 +84,24 @@ REFUSE = Truncation()
 class Reading(Generic[T_co]):
     """A request, tokenized: the inputs of its passes, and what their results mean.
 
-    ``seconds`` estimates how long ``answer`` takes, so that long work stays off the event loop.
+    ``answer`` makes the task's answer of the results, or another reading, whose inputs depend on
+    them and are queued next; see `maskdial.masked.tasks.passes`. ``seconds`` estimates how long it
+    takes, so that long work stays off the event loop.
     """
 
     inputs: Sequence[MaskedInput]
-    answer: Callable[[Sequence[MaskedResult]], T_co]
+    answer: "Callable[[Sequence[MaskedResult]], T_co | Reading[T_co]]"
     num_truncated: int = 0
     seconds: float = 0.0
+
+    def map(self, change: Callable[[T_co], OtherT]) -> "Reading[OtherT]":
+        """The reading whose answer is made of this one's."""
+
+        def answer(results: Sequence[MaskedResult]) -> "OtherT | Reading[OtherT]":
+            content = self.answer(results)
+            return content.map(change) if isinstance(content, Reading) else change(content)
+
+        return Reading(self.inputs, answer, self.num_truncated, self.seconds)
 
 
 class TaskRequest(abc.ABC, Generic[T_co]):

@@ -24,7 +24,7 @@ from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.errors import ValidationError, shortened
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
-from maskdial.masked.tasks.extract import ExtractRequest
+from maskdial.masked.tasks.extract import Extracted, ExtractRequest
 from maskdial.masked.tasks.extraction_schema import Choice, Schema
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
@@ -135,13 +135,10 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
             field = "candidate_labels" if error.field == "schema" else error.field
             raise ValidationError(error.message, field=field, index=error.index) from error
 
-        def answer(results: Sequence[MaskedResult]) -> list[list[LabelScore]]:
-            return [
-                sorted(each.scores[SCHEMA_TASK], key=lambda one: -one.score)
-                for each in reading.answer(results)
-            ]
+        def labels(found: list[Extracted]) -> list[list[LabelScore]]:
+            return [sorted(each.scores[SCHEMA_TASK], key=lambda one: -one.score) for each in found]
 
-        return Reading(reading.inputs, answer, reading.num_truncated, reading.seconds)
+        return reading.map(labels)
 
     def _scores(self, rows: NDArray[np.float32], manifest: Manifest) -> list[LabelScore]:
         """A text's labels with their scores, from the logits of its pairs."""
