@@ -213,6 +213,10 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
     ("src_lang", ["en"], [("", "between 1 and 64 characters"), (1, "valid string")]),
     ("tgt_lang", ["deu_Latn"], [("x" * 65, "between 1 and 64 characters, not 65")]),
     ("watermark", [False], [(True, "should be False")]),
+    ("block_length", [1, 4096], [(0, "at least 1")]),
+    ("steps", [1], [(0, "at least 1")]),
+    ("order", ["confidence", "topk_margin"], [("best", "Input should be")]),
+    ("threshold", [0.1, 1], [(0, "above 0"), (1.1, "1")]),
 ]
 
 
