@@ -135,7 +135,15 @@ COPIES = (
 """Paths whose bodies are those of other paths, so that the document says nothing new about them."""
 
 _SAMPLING: list[dict[str, Any]] = [
-    {"logit_bias": {"x": 1}},
+    {"logit_bias": {"": 1}},
+    {"logit_bias": [["x"]]},
+    {"bad_words": [""]},
+    {"dry_base": 0.5},
+    {"dry_sequence_breakers": [1]},
+    {"top_n_sigma": -2},
+    {"xtc_probability": 2},
+    {"dynatemp_range": -1},
+    {"mirostat": 1},
     {"logit_bias": {"05": 1}},
     {"logit_bias": {"999999": 1}},
     {"logit_bias": {"5": 101}},
@@ -335,7 +343,7 @@ _ANTHROPIC: list[dict[str, Any]] = [
 
 _OLLAMA: list[dict[str, Any]] = [
     *({f"options.{name}": value for name, value in each.items()} for each in _SAMPLING),
-    {"options.mirostat": 2},
+    {"options.mirostat": 1},
     {"options.repeat_last_n": 64, "options.repeat_penalty": 1.5},
     {"options.temperature": "hot"},
     {"options.num_predict": -3},

@@ -20,8 +20,6 @@ RUNTIME = frozenset(
         "logits_all",
         "low_vram",
         "main_gpu",
-        "mirostat_eta",
-        "mirostat_tau",
         "num_batch",
         "num_ctx",
         "num_gpu",
@@ -47,7 +45,7 @@ class Options(SamplingFields, Lenient):
     """
 
     habits = RUNTIME
-    neutral = {"mirostat": (0,), "tfs_z": (1,)}  # noqa: RUF012
+    neutral = {"tfs_z": (1,)}  # noqa: RUF012
 
     top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
         None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
