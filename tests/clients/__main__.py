@@ -56,7 +56,9 @@ def main(environments: str, *names: str) -> int:
                 # lm-eval compares a bundle with the checkpoint that it was exported from.
                 compared = [_PLAIN, str(checkpoint)]
                 served = compared if script.parent.name == "lm_eval" else [_CHAT]
-                if script.name.endswith(("ollama.py", "cohere.py", "huggingface.py")):
+                if script.name.endswith(
+                    ("ollama.py", "cohere.py", "huggingface.py", "tritonclient.py")
+                ):
                     served.append(_EMBED)
                 if not _works([str(python), str(script), server.url, *served]):
                     failed.append(script.name)

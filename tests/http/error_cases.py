@@ -25,6 +25,9 @@ SUMMARY: dict[str, Any] = {"inputs": TEXT, "parameters": {"generate_parameters":
 TRANSLATION = {"inputs": TEXT, "parameters": {"src_lang": "en"}}
 CHAT_BODY = {"model": "chat", "messages": CHAT, "max_tokens": 1}
 
+TENSOR = {"name": "inputs", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
+TENSORS: dict[str, Any] = {"inputs": [TENSOR]}
+
 BODIES: dict[str, dict[str, Any]] = {
     "/fill-mask": {"model": "masked", "inputs": MASKED},
     "/classify": {"model": "sentiment", "inputs": TEXT},
@@ -83,6 +86,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/models/load": {"model": "sentiment"},
     "/models/unload": {"model": "sentiment"},
     "/models/{name}": {"inputs": "Once", "parameters": {"max_new_tokens": 1}},
+    "/v2/models/{name}/infer": TENSORS,
+    "/v2/models/{name}/versions/{version}/infer": TENSORS,
+    "/v1/models/{name}:predict": {"instances": [TEXT]},
     "/v2/repository/index": {},
     "/v2/repository/models/{name}/load": {},
     "/v2/repository/models/{name}/unload": {},
@@ -92,6 +98,9 @@ BODIES: dict[str, dict[str, Any]] = {
 NAMES = {
     "/models/{name}/v1/chat/completions": "chat",
     "/models/{name}": "hybrid",
+    "/v2/models/{name}/infer": "sentiment",
+    "/v2/models/{name}/versions/{version}/infer": "sentiment",
+    "/v1/models/{name}:predict": "sentiment",
     "/v2/repository/models/{name}/load": "sentiment",
     "/v2/repository/models/{name}/unload": "nobody",
 }
@@ -131,6 +140,7 @@ COPIES = (
     "/v1/embed",
     "/embed_sparse",
     "/embed_all",
+    "/v2/models/{name}/versions/{version}/infer",
 )
 """Paths whose bodies are those of other paths, so that the document says nothing new about them."""
 
@@ -447,6 +457,36 @@ MORE: dict[str, list[dict[str, Any]]] = {
     ],
     "/invocations": [{"inputs": ""}, {"inputs": [["a"], []]}, {"model": None}, {"model": "nobody"}],
     "/": [{"inputs": ""}],
+    "/v2/models/{name}/infer": [
+        {"inputs": []},
+        {"inputs": [{**TENSOR, "datatype": "FP32"}]},
+        {"inputs": [{**TENSOR, "shape": [2**40]}]},
+        {"inputs": [{**TENSOR, "shape": [-1]}]},
+        {"inputs": [{**TENSOR, "data": [7]}]},
+        {"inputs": [{**TENSOR, "data": [""]}]},
+        {"inputs": [{**TENSOR, "data": [LONG]}]},
+        {"inputs": [{**TENSOR, "data": None}]},
+        {"inputs": [{**TENSOR, "data": None, "parameters": {"binary_data_size": 7}}]},
+        {"inputs": [{**TENSOR, "shape": [257], "data": ["a"] * 257}]},
+        {"inputs": [TENSOR, TENSOR]},
+        {"inputs": [TENSOR, {**TENSOR, "name": "more"}]},
+        {"outputs": [{"name": "surprise"}]},
+        {"outputs": [{"name": "score", "parameters": {"classification": 3}}]},
+        {"parameters": {"surprise": 1}},
+        {"parameters": {"timeout": 1}},
+        {"parameters": {"timeout": -1}},
+        {"mask": "causal"},
+    ],
+    "/v2/models/{name}/versions/{version}/infer": [{"inputs": [{**TENSOR, "data": [7]}]}],
+    "/v1/models/{name}:predict": [
+        {"instances": []},
+        {"instances": ["a", ""]},
+        {"instances": ["a", LONG]},
+        {"instances": [{"inputs": "a", "stream": True}]},
+        {"instances": [{"text": "a"}]},
+        {"instances": ["a"] * 257},
+        {"timeout": 1e-9},
+    ],
     "/token-classify": [
         *_SHORT_TASK,
         {"parameters": {"aggregation_strategy": "best"}},

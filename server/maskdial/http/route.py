@@ -26,6 +26,7 @@ class Route(APIRoute):
         media_type: of the reply.
         body: the type of the body; None: it has none.
         body_is_optional: whether it may be left out.
+        binary: whether the reply may also be bytes.
         streams: whether the reply may also be a stream.
         stream_type: its media type.
         queries: the parameters of the query, all optional.
@@ -43,6 +44,7 @@ class Route(APIRoute):
         media_type: str = "application/json",
         body: Any = None,
         body_is_optional: bool = False,
+        binary: bool = False,
         streams: bool = False,
         stream_type: str = EVENTS.media_type,
         queries: Collection[str] = (),
@@ -56,6 +58,7 @@ class Route(APIRoute):
         self.media_type = media_type
         self.body = body
         self.body_is_optional = body_is_optional
+        self.binary = binary
         self.streams = streams
         self.stream_type = stream_type
         self.queries = queries

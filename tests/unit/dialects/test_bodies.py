@@ -12,10 +12,13 @@ from pydantic import BaseModel
 
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.sampling.params import CONTROLS, SamplingParams
-from maskdial.dialects import ROUTES, kserve, systemone
+from maskdial.dialects import ROUTES, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.kserve import infer as kserve_infer
+from maskdial.dialects.kserve import predict as kserve_predict
+from maskdial.dialects.kserve import repository
 from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native import task_bodies as bodies
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
@@ -81,6 +84,10 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     ollama_embed.EmbeddingsBody: {"prompt": "a"},
     ollama_models.ShowBody: {"model": "a"},
     ollama_changes.PullBody: {"model": "a"},
+    kserve_infer.InferBody: {
+        "inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["b"]}]
+    },
+    kserve_predict.PredictInstancesBody: {"instances": ["a"]},
 }
 
 # The bodies of routes that no model answers
@@ -88,9 +95,9 @@ MANAGEMENT: set[type[BaseModel]] = {
     ollama_changes.AnyBody,
     admin.LoadBody,
     admin.UnloadBody,
-    kserve.RepositoryIndexBody,
-    kserve.RepositoryLoadBody,
-    kserve.RepositoryUnloadBody,
+    repository.RepositoryIndexBody,
+    repository.RepositoryLoadBody,
+    repository.RepositoryUnloadBody,
 }
 
 
