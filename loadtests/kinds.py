@@ -331,6 +331,15 @@ KINDS: tuple[Kind, ...] = (
         "/v2/models/{name}/versions/{version}/ready",
         target="/v2/models/hybrid/versions/1/ready",
     ),
+    *(
+        Kind(
+            f"triton {name}",
+            f"/v2/models/{{name}}/{name}",
+            lambda n: {"text_input": text(n), "parameters": {"max_new_tokens": 4}},
+            target=f"/v2/models/hybrid/{name}",
+        )
+        for name in ("generate", "generate_stream")
+    ),
     Kind(
         "predict instances",
         "/v1/models/{name}:predict",

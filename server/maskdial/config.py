@@ -142,6 +142,11 @@ class Config(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    grpc_port: Annotated[int | None, Field(ge=0, le=65535), _Off] = Field(
+        None,
+        description="port for KServe's protocol over gRPC, with the same keys and certificate; 0: "
+        "any free port; needs 'maskdial[grpc]'",
+    )
     uds: Annotated[Path | None, _None] = Field(
         None, description="Unix socket to listen on, instead of host and port"
     )

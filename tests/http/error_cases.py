@@ -88,6 +88,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/models/{name}": {"inputs": "Once", "parameters": {"max_new_tokens": 1}},
     "/v2/models/{name}/infer": TENSORS,
     "/v2/models/{name}/versions/{version}/infer": TENSORS,
+    "/v2/models/{name}/generate": {"text_input": "Once", "parameters": {"max_new_tokens": 1}},
+    "/v2/models/{name}/generate_stream": {
+        "text_input": "Once",
+        "parameters": {"max_new_tokens": 1},
+    },
     "/v1/models/{name}:predict": {"instances": [TEXT]},
     "/v2/repository/index": {},
     "/v2/repository/models/{name}/load": {},
@@ -100,6 +105,8 @@ NAMES = {
     "/models/{name}": "hybrid",
     "/v2/models/{name}/infer": "sentiment",
     "/v2/models/{name}/versions/{version}/infer": "sentiment",
+    "/v2/models/{name}/generate": "hybrid",
+    "/v2/models/{name}/generate_stream": "hybrid",
     "/v1/models/{name}:predict": "sentiment",
     "/v2/repository/models/{name}/load": "sentiment",
     "/v2/repository/models/{name}/unload": "nobody",
@@ -141,6 +148,7 @@ COPIES = (
     "/embed_sparse",
     "/embed_all",
     "/v2/models/{name}/versions/{version}/infer",
+    "/v2/models/{name}/generate_stream",
 )
 """Paths whose bodies are those of other paths, so that the document says nothing new about them."""
 
@@ -478,6 +486,16 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"mask": "causal"},
     ],
     "/v2/models/{name}/versions/{version}/infer": [{"inputs": [{**TENSOR, "data": [7]}]}],
+    "/v2/models/{name}/generate": [
+        {"text_input": ""},
+        {"text_input": LONG},
+        {"parameters": {"temperature": -1}},
+        {"parameters": {"surprise": 1}},
+        {"parameters": {"n": 2}},
+        {"mask": "full"},
+        {"timeout": 1e-9},
+    ],
+    "/v2/models/{name}/generate_stream": [{"text_input": LONG}, {"parameters": {"n": 2}}],
     "/v1/models/{name}:predict": [
         {"instances": []},
         {"instances": ["a", ""]},

@@ -263,6 +263,18 @@ def test_a_timeout_of_triton_is_in_microseconds(http: httpx.Client) -> None:
     assert reply.status_code == 504
 
 
+def test_prompts_go_on_as_in_tritons_generate_extension(http: httpx.Client) -> None:
+    body = {"text_input": TEXTS[0], "parameters": GREEDY, "id": "3"}
+    reply = post(http, "/v2/models/hybrid/generate", body)
+    wanted = post(http, "/generate", {"inputs": TEXTS[0], "parameters": GREEDY})
+    header = {"model_name": "hybrid", "model_version": "1", "id": "3"}
+    assert reply == header | {"text_output": wanted["generated_text"]}
+    streamed = http.post("/v2/models/hybrid/generate_stream", json=body)
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
+    assert [each | {"text_output": ""} for each in events] == [header | {"text_output": ""}] * 6
+    assert "".join(each["text_output"] for each in events) == reply["text_output"]
+
+
 def test_predictions(http: httpx.Client) -> None:
     instances: list[Any] = [TEXTS[0], {"inputs": TEXTS[1], "parameters": {"top_k": 1}}]
     reply = post(http, "/v1/models/sentiment:predict", {"instances": instances})

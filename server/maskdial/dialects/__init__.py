@@ -12,6 +12,7 @@ from maskdial.dialects import systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
 from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository as kserve_repository
@@ -65,6 +66,7 @@ ROUTES = (
     *models.ROUTES,
     *tei.ROUTES,
     *kserve_infer.ROUTES,
+    *kserve_generate.ROUTES,
     *kserve_predict.ROUTES,
     *kserve_repository.ROUTES,
     *service.ROUTES,

@@ -20,12 +20,13 @@ from maskdial.dialects.native import tasks
 from maskdial.dialects.native.task_bodies import MaskedBody, ScoreBody
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ConfigError, MaskdialError, UnavailableError, ValidationError
+from maskdial.http.in_process import Reply
 from maskdial.http.replies import encode_json, error_content
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import SimilarityRequest
 from maskdial.masked.tasks.rerank import RerankRequest
-from maskdial.offline.application import Application, Reply
+from maskdial.offline.application import Application
 from maskdial.offline.lines import Line
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel, Task

@@ -3,18 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import Message, Receive
+from starlette.types import Message
 
 from maskdial.app import create_app
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
 from maskdial.http.context import ServerContext
+from maskdial.http.in_process import InProcess, Reply
 from maskdial.http.lifecycle import Phase
 from maskdial.http.route import TaskRoute
 
@@ -30,20 +29,11 @@ _UNLIMITED = {
 _UNNAMED = "model"
 
 
-@dataclass(slots=True)
-class Reply:
-    """A whole reply: status, headers in lower case, body."""
-
-    status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
 class Application:
     """A running application; use it in the event loop of `start`."""
 
     def __init__(self, app: FastAPI) -> None:
-        self._app = app
+        self._in_process = InProcess(app)
         context = app.state.context
         assert isinstance(context, ServerContext)
         self.context = context
@@ -82,70 +72,11 @@ class Application:
 
     async def post(self, path: str, body: bytes) -> Reply:
         """The reply to a request with a JSON body; a stream comes as a whole."""
-        reply, parts = Reply(), []
+        return await self._in_process.ask("POST", path, body)
 
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                reply.status = message["status"]
-                reply.headers = {
-                    name.decode("latin-1").lower(): value.decode("latin-1")
-                    for name, value in message["headers"]
-                }
-            else:
-                parts.append(message.get("body", b""))
-
-        await self._app(self._scope("POST", path), _receive(body), send)
-        reply.body = b"".join(parts)
-        return reply
-
-    async def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
+    def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
-
-        async def send(message: Message) -> None:
-            messages.put_nowait(message)
-
-        work = self._app(self._scope(method, path), _receive(body), send)
-        answering = asyncio.ensure_future(work)
-        answering.add_done_callback(lambda _: messages.put_nowait(None))
-        try:
-            while (message := await messages.get()) is not None:
-                yield message
-            answering.result()
-        finally:
-            if not answering.done():
-                answering.cancel()
-                await asyncio.wait({answering})
-
-    def _scope(self, method: str, path: str) -> dict[str, Any]:
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
-            "client": None,
-            "server": None,
-        }
-
-
-def _receive(body: bytes) -> Receive:
-    """Gives the body to the route; the client stays until the request is cancelled."""
-    sent = False
-
-    async def receive() -> Message:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
+        return self._in_process.stream(method, path, body)
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:

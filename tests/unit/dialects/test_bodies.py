@@ -16,6 +16,7 @@ from maskdial.dialects import ROUTES, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository
@@ -87,6 +88,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     kserve_infer.InferBody: {
         "inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["b"]}]
     },
+    kserve_generate.GenerateTextBody: {"text_input": "a"},
     kserve_predict.PredictInstancesBody: {"instances": ["a"]},
 }
 

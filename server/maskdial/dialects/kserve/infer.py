@@ -120,7 +120,10 @@ class InferBody(TaskBody):
 
 
 _OWN_PARAMETERS = frozenset(
-    {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "timeout"}
+    {
+        *("binary_data_output", "timeout", "triton_enable_empty_final_response"),
+        *("sequence_id", "sequence_start", "sequence_end"),
+    }
 )
 
 
