@@ -54,6 +54,60 @@ def over_grpc(address: str, model: str, embedder: str, vectors: Any, text: bytes
         client.infer(embedder, [numbers])
     except InferenceServerException as error:
         refusal = error.status(), error.message()
+    assert refusal == ("StatusCode.INVALID_ARGUMENT", REFUSAL)
+    print("gRPC: a refusal of numbers")
+
+
+def main(url: str, model: str, embedder: str, grpc_port: str) -> None:
+    client = triton.InferenceServerClient(url.removeprefix("http://"))
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready(embedder)
+    assert client.is_model_ready(model, "1")
+    metadata = client.get_model_metadata(embedder)
+    assert [each["name"] for each in metadata["outputs"]] == ["embedding"]
+    assert embedder in {each["name"] for each in client.get_model_repository_index()}
+    print("health and metadata")
+
+    texts = np.array([text.encode() for text in TEXTS], np.object_)
+    vectors = []
+    for in_bytes, out_bytes in ((True, None), (True, True), (True, False), (False, False)):
+        given = triton.InferInput("inputs", [3], "BYTES")
+        given.set_data_from_numpy(texts, binary_data=in_bytes)
+        wanted = None
+        if out_bytes is not None:
+            wanted = [triton.InferRequestedOutput("embedding", binary_data=out_bytes)]
+        reply = client.infer(embedder, [given], outputs=wanted, request_id="7")
+        assert reply.get_response()["id"] == "7"
+        vectors.append(reply.as_numpy("embedding"))
+        assert vectors[-1].shape == (3, 384)
+        assert vectors[-1].dtype == np.float32
+    for each in vectors:
+        np.testing.assert_array_equal(each, vectors[0])
+    assert (vectors[0] @ vectors[0][0] > 0.5).tolist() == [True, False, True]
+    print("vectors, as bytes and as JSON")
+
+    prompt = triton.InferInput("text_input", [1], "BYTES")
+    prompt.set_data_from_numpy(np.array([b"Once upon a time"], np.object_))
+    greedy = {"max_new_tokens": 8, "do_sample": False}
+    replies = [
+        client.infer(model, [prompt], model_version=version, parameters=greedy)
+        for version in ("", "1")
+    ]
+    first, second = (reply.as_numpy("text_output").tolist() for reply in replies)
+    assert first == second
+    assert first[0]
+    pending = client.async_infer(model, [prompt], parameters=greedy)
+    assert pending.get_result().as_numpy("text_output").tolist() == first
+    print("a text that goes on")
+
+    numbers = triton.InferInput("inputs", [1, 2], "FP32")
+    numbers.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    refusal = ""
+    try:
+        client.infer(embedder, [numbers])
+    except InferenceServerException as error:
+        refusal = error.message()
     assert refusal == REFUSAL
     print("a refusal of numbers")
     over_grpc(f"127.0.0.1:{grpc_port}", model, embedder, vectors[0], first[0])
