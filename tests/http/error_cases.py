@@ -679,6 +679,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"conversation": "conv_1"},
         {"background": True},
         {"truncation": "auto"},
+        {"thinking_budget": 1, "reasoning": {"max_tokens": 1}},
         {"text": {"format": {"type": "json_schema"}}},
         {"text": {"format": {"type": "text", "schema": {}}}},
         {"text": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}},

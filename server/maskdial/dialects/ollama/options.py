@@ -78,6 +78,10 @@ class Options(SamplingFields, Lenient):
         "leaves.",
     )
 
+    thinking_budget: Annotated[int, Range(0)] | None = Field(
+        None, description="Tokens of thinking after which it is closed. Default: no limit."
+    )
+
     @model_validator(mode="after")
     def _check_window(self) -> Self:
         penalties = ("frequency_penalty", "presence_penalty")

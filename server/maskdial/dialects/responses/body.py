@@ -60,6 +60,10 @@ class ReasoningOptions(Lenient):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="A variable of the chat template; none also turns thinking off."
     )
+    max_tokens: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Extension: tokens of reasoning after which it is closed. Default: no limit.",
+    )
 
 
 class ResponsesBody(SamplingBody):
@@ -97,6 +101,9 @@ class ResponsesBody(SamplingBody):
     tool_choice: Choice = "auto"
     parallel_tool_calls: bool = Field(True, description="Allow several calls in one response.")
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    thinking_budget: Annotated[int, Range(0)] | None = Field(
+        None, description="Extension: another name of reasoning.max_tokens."
+    )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Extension: variables of the chat template."
     )
@@ -108,6 +115,14 @@ class ResponsesBody(SamplingBody):
     truncation: Annotated[
         Any, Unsupported("conversations are not truncated; shorten the input")
     ] = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if None not in (self.thinking_budget, self.reasoning.max_tokens):
+            raise FieldError(
+                "thinking_budget", "reasoning.max_tokens is given as well; leave one of them out"
+            )
+        return self
 
     @property
     def describes_tokens(self) -> bool:
@@ -144,6 +159,9 @@ class ResponsesBody(SamplingBody):
             tool_choice=to_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort,
+            thinking_budget=(
+                self.reasoning.max_tokens if self.thinking_budget is None else self.thinking_budget
+            ),
             template_variables=self.chat_template_kwargs,
         )
 
