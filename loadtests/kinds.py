@@ -274,6 +274,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("responses", "/v1/responses", _response()),
     Kind("responses stream", "/v1/responses", _response(stream=True)),
     Kind("response by id", "/v1/responses/{id}", status=404, target="/v1/responses/resp_1"),
+    Kind(
+        "cancel a response",
+        "/v1/responses/{id}/cancel",
+        lambda _: {},
+        404,
+        target="/v1/responses/resp_1/cancel",
+    ),
     Kind("messages", "/v1/messages", _chat()),
     Kind("messages stream", "/v1/messages", _chat(stream=True)),
     Kind(

@@ -431,6 +431,14 @@ class Config(BaseModel):
         description="add the bodies of requests and replies to the lines of --log-format json, the "
         "first 65,536 bytes of each",
     )
+    responses_store: Annotated[Path | None, _None] = Field(
+        None,
+        description="file of SQLite's that keeps the responses of /v1/responses, so that they can "
+        "be retrieved and continued, and run in the background; each key has its own",
+    )
+    responses_max_age: float = Field(
+        2_592_000.0, gt=0, le=1e9, description="seconds after which a stored response is dropped"
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "

@@ -64,6 +64,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT_BODY,
     "/models/{name}/v1/chat/completions": {"messages": CHAT, "max_tokens": 1},
     "/v1/responses": {"model": "chat", "input": "Who?", "max_output_tokens": 1},
+    "/v1/responses/{id}/cancel": {},
     "/v1/embeddings": {"model": "embed", "input": TEXT},
     "/v1/rerank": RANKING,
     "/v2/rerank": RANKING,
@@ -131,6 +132,7 @@ REFUSED = (
     "/api/copy",
     "/api/blobs/{digest}",
     "/models/unload",
+    "/v1/responses/{id}/cancel",
     "/v2/repository/models/{name}/unload",
 )
 """Paths whose body is not sent as it is: no model could do the task, or it would be gone."""

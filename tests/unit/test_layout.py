@@ -39,6 +39,7 @@ SERVER = (
         "causal",
         "masked",
         "engine",
+        "responses_store",
         "config",
         "settings",
     ),

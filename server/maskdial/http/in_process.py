@@ -36,6 +36,7 @@ class InProcess:
         body: bytes = b"",
         headers: Iterable[tuple[str, str]] = (),
         client: tuple[str, int] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> Reply:
         """The reply to a request; a stream comes as a whole.
 
@@ -45,9 +46,10 @@ class InProcess:
             body: of the request.
             headers: in lower case.
             client: the address and port that it comes from; None: this process.
+            state: of the request, which no request from outside can set.
         """
         reply, parts = Reply(), []
-        async for message in self.stream(method, path, body, headers, client):
+        async for message in self.stream(method, path, body, headers, client, state):
             if message["type"] == "http.response.start":
                 reply.status = message["status"]
                 reply.headers = headers_of(message)
@@ -63,6 +65,7 @@ class InProcess:
         body: bytes = b"",
         headers: Iterable[tuple[str, str]] = (),
         client: tuple[str, int] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Message]:
         """The messages of a reply as they come. The client leaves when the caller does."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -71,7 +74,7 @@ class InProcess:
         async def send(message: Message) -> None:
             messages.put_nowait(message)
 
-        scope = _scope(method, path, headers, client)
+        scope = _scope(method, path, headers, client) | {"state": dict(state or {})}
         answering = asyncio.ensure_future(self._app(scope, _receive(body, gone), send))
         answering.add_done_callback(lambda _: messages.put_nowait(None))
         try:

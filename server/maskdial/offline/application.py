@@ -17,7 +17,13 @@ from maskdial.http.in_process import InProcess, Reply
 from maskdial.http.lifecycle import Phase
 from maskdial.http.route import TaskRoute
 
-_OPEN = {"api_keys": (), "api_key_file": None, "admin_key": None, "otlp_endpoint": None}
+_OPEN = {
+    "api_keys": (),
+    "api_key_file": None,
+    "admin_key": None,
+    "otlp_endpoint": None,
+    "responses_store": None,
+}
 # A caller in this process waits for its turn; nobody refuses it.
 _UNLIMITED = {
     "max_queue": 2**20,

@@ -32,6 +32,7 @@ from maskdial.dialects.openai import chat as openai_chat
 from maskdial.dialects.openai import completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
+from maskdial.dialects.responses import stored as responses_stored
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
 from maskdial.registry.choice import ModelChoice
@@ -96,6 +97,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
 MANAGEMENT: set[type[BaseModel]] = {
     ollama_changes.AnyBody,
     admin.LoadBody,
+    responses_stored.CancelBody,
     admin.UnloadBody,
     repository.RepositoryIndexBody,
     repository.RepositoryLoadBody,
