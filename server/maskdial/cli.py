@@ -16,6 +16,7 @@ import maskdial
 from maskdial import health, logs, settings
 from maskdial.config import HEADINGS, SETTINGS, Config, default_text, load_config, repeated
 from maskdial.errors import ConfigError, MaskdialError, printable
+from maskdial.model_cache import VARIABLE, bundle_folder, cache_folder, cached_models, remove
 
 if TYPE_CHECKING:
     from maskdial.bundle.bundle import Bundle
@@ -103,6 +104,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     _add_serve_arguments(add("serve", "start the server", _serve))
     health = add("health", "ask the server on this machine whether it is ready", _health)
     _add_health_arguments(health)
+    models = add("models", "list the models of the Hub in the cache, or remove some", _models)
+    _add_models_arguments(models)
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if chosen == "export":
         _add_export_arguments(export)
@@ -184,10 +187,63 @@ def _serve(options: argparse.Namespace) -> int:
 
     config = load_config(given_settings(options), options.config)
     logs.configure(config.log_level, config.log_format)
+    _export_missing(config)
     server = Server(config, ends_process=True)
     server.run()
     if server.failure is not None or not server.started:
         return 1
+    return 0
+
+
+def _export_missing(config: Config) -> None:
+    """Exports the models that are named as on the Hub, and are not in the cache yet."""
+    for name, folder in config.models.items():
+        if folder != bundle_folder(name) or folder.exists():
+            continue
+        _wait_passively()
+        try:
+            from rich.console import Console
+
+            from maskdial_export.export import export
+        except ImportError as error:
+            raise ConfigError(
+                f"model {name} is not in the cache {cache_folder()}, and to export it takes torch "
+                f"and transformers ({error}): pip install 'maskdial[export]', or export it "
+                "elsewhere and name its folder, NAME=PATH"
+            ) from error
+        console = Console(stderr=True)
+        console.print(f"exporting {name} to {folder}", highlight=False, markup=False)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        export(name, folder, console=console)
+
+
+def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        f"The cache is {VARIABLE}, or maskdial in the system's folder of caches. 'maskdial serve "
+        "--model ORG/NAME' fills it."
+    )
+    parser.add_argument(
+        "--remove", action="append", default=[], metavar="ORG/NAME", help="remove this one"
+    )
+
+
+def _models(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from maskdial.bundle.bundle import read_manifests
+
+    for name in options.remove:
+        remove(name)
+    table = Table(show_header=False, box=None)
+    found = cached_models()
+    for model in found:
+        manifests = read_manifests(model.name, model.folder)
+        kinds = [f"{each.task}, {each.precision}" for each in manifests]
+        table.add_row(model.name, f"{model.num_bytes / 1e6:,.1f} MB", "; ".join(kinds))
+    total = sum(model.num_bytes for model in found)
+    table.add_row(str(cache_folder()), f"{total / 1e6:,.1f} MB", style="dim")
+    Console(highlight=False).print(table)
     return 0
 
 
@@ -263,9 +319,7 @@ def _is_reachable(url: str) -> bool:
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
-    # takes several times as long as the export's own work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    _wait_passively()
     try:
         import maskdial_export.cli
     except ImportError as error:
@@ -273,6 +327,13 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
             f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
         ) from error
     maskdial_export.cli.add_arguments(parser)
+
+
+def _wait_passively() -> None:
+    """Before torch is imported: its idle threads would wait in loops otherwise, which on a busy
+    machine takes several times as long as the export's own work.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from maskdial import settings
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
+from maskdial.model_cache import bundle_folder, is_hub_name
 from maskdial.runtime import providers
 
 
@@ -174,10 +175,11 @@ class Config(BaseModel):
             "any. Default: only pages that this server delivers",
         )
     )
-    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH")] = Field(
+    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
         {},
-        description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
-        "starter models",
+        description="models to serve, by name, loaded at the start. A name of the Hub is exported "
+        "into the cache (MASKDIAL_CACHE) the first time. None, and no --model-dir: the starter "
+        "models",
     )
     model_dir: Annotated[Path | None, _None] = Field(
         None,
@@ -468,7 +470,9 @@ class Config(BaseModel):
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
-        """Accepts NAME=PATH pairs: a list (flags) or a comma-separated string (variables)."""
+        """Accepts NAME=PATH pairs, and names of the Hub, whose bundles are in the cache: a list
+        (flags) or a comma-separated string (variables).
+        """
         if isinstance(value, str):
             value = value.split(",")
         if not isinstance(value, list):
@@ -476,8 +480,12 @@ class Config(BaseModel):
         models: dict[str, str] = {}
         for pair in value:
             name, equals, path = str(pair).strip().partition("=")
-            if not (name and equals and path):
-                raise ValueError(f"{shortened(str(pair))!r} is not NAME=PATH")
+            if not equals and is_hub_name(name):
+                path = str(bundle_folder(name))
+            elif not (name and equals and path):
+                raise ValueError(
+                    f"{shortened(str(pair))!r} is not NAME=PATH, nor a name of the Hub, ORG/NAME"
+                )
             if name in models:
                 raise ValueError(f"the name {shortened(name)!r} is given twice")
             models[name] = path

@@ -42,6 +42,7 @@ SERVER = (
         "responses_store",
         "config",
         "settings",
+        "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
 )
