@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -196,25 +197,21 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _export_missing(config: Config) -> None:
-    """Exports the models that are named as on the Hub, and are not in the cache yet."""
+    """Exports the models that are named as on the Hub, and are not in the cache yet.
+
+    In a process of its own: torch would stay in this one's memory, and write into its log.
+    """
     for name, folder in config.models.items():
         if folder != bundle_folder(name) or folder.exists():
             continue
-        _wait_passively()
-        try:
-            from rich.console import Console
-
-            from maskdial_export.export import export
-        except ImportError as error:
-            raise ConfigError(
-                f"model {name} is not in the cache {cache_folder()}, and to export it takes torch "
-                f"and transformers ({error}): pip install 'maskdial[export]', or export it "
-                "elsewhere and name its folder, NAME=PATH"
-            ) from error
-        console = Console(stderr=True)
-        console.print(f"exporting {name} to {folder}", highlight=False, markup=False)
+        print(f"maskdial: exporting {name} to {folder}", file=sys.stderr)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        export(name, folder, console=console)
+        command = [sys.executable, "-m", "maskdial", "export", name, str(folder)]
+        if subprocess.run(command, check=False).returncode:
+            raise ConfigError(
+                f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
+                "line above says why; a bundle of your own is --model NAME=PATH"
+            )
 
 
 def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
@@ -319,7 +316,9 @@ def _is_reachable(url: str) -> bool:
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    _wait_passively()
+    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
+    # takes several times as long as the export's own work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         import maskdial_export.cli
     except ImportError as error:
@@ -327,13 +326,6 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
             f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
         ) from error
     maskdial_export.cli.add_arguments(parser)
-
-
-def _wait_passively() -> None:
-    """Before torch is imported: its idle threads would wait in loops otherwise, which on a busy
-    machine takes several times as long as the export's own work.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:

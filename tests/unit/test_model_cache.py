@@ -1,9 +1,8 @@
 """Models by their names on the Hub: exported once into the cache, listed and removed."""
 
 import shutil
-import sys
+import subprocess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,14 +45,14 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names that were exported; the bundle is always the same."""
     names: list[str] = []
 
-    def export(source: str, dest: Path, *, console: Any) -> None:
+    def run(command: list[str], *, check: bool) -> Any:
+        *_, verb, source, dest = command
+        assert verb == "export"
         names.append(source)
-        console.print("exporting")
         shutil.copytree(STARTER_FOLDER / "sentiment", dest)
+        return subprocess.CompletedProcess(command, 0)
 
-    module: Any = ModuleType("maskdial_export.export")
-    module.export = export
-    monkeypatch.setitem(sys.modules, "maskdial_export.export", module)
+    monkeypatch.setattr("maskdial.cli.subprocess.run", run)
     return names
 
 
@@ -84,16 +83,19 @@ def test_a_name_of_the_hub_is_exported_once(
 def test_without_the_extra_it_says_what_to_install(
     cache: Path,
     served: list[dict[str, Path]],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "maskdial_export.export", None)
+    (tmp_path / "torch.py").write_text("raise ImportError('there is none')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert cli.main(["serve", "--model", NAME]) == 1
-    told = capsys.readouterr().err
-    assert f"model {NAME} is not in the cache {cache}" in told
-    assert "pip install 'maskdial[export]'" in told
+    exporting, why, then = capfd.readouterr().err.splitlines()
+    assert exporting == f"maskdial: exporting {NAME} to {cache / NAME}"
+    assert "there is none" in why
+    assert "pip install 'maskdial[export]'" in why
+    assert f"model {NAME} is not in the cache {cache}, and its export failed" in then
     assert served == []
-    assert not cache.exists()
 
 
 def test_what_is_no_name_of_the_hub(
