@@ -22,12 +22,13 @@ SERVER = (
         "__main__",
         "cli",
         "inspection",
+        "ray",
         "offline",
         "health",
-        "ray",
         "server",
         "rpc",
         "app",
+        "batches",
         "dialects",
     ),
     *(
@@ -59,7 +60,7 @@ REWRITERS = tuple(
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}
 HTTP = ("fastapi", "starlette", "uvicorn")
-HTTP_ROOMS = ("offline", "ray", "server", "rpc", "app", "dialects", "http")
+HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
     *("causal.prefix_cache", "causal.prompt_lookup", "causal.sampling.sampler"),

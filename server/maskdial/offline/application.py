@@ -6,22 +6,21 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 
-from fastapi import FastAPI
 from starlette.types import Message
 
 from maskdial.app import create_app
+from maskdial.batches.requests import Requests
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
-from maskdial.http.context import ServerContext
-from maskdial.http.in_process import InProcess, Reply
+from maskdial.http.in_process import InProcess
 from maskdial.http.lifecycle import Phase
-from maskdial.http.route import TaskRoute
 
 _OPEN = {
     "api_keys": (),
     "api_key_file": None,
     "admin_key": None,
     "otlp_endpoint": None,
+    "batch_dir": None,
     "responses_store": None,
 }
 # A caller in this process waits for its turn; nobody refuses it.
@@ -35,20 +34,8 @@ _UNLIMITED = {
 _UNNAMED = "model"
 
 
-class Application:
+class Application(Requests):
     """A running application; use it in the event loop of `start`."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._in_process = InProcess(app)
-        context = app.state.context
-        assert isinstance(context, ServerContext)
-        self.context = context
-        self.task_paths = frozenset(
-            route.path
-            for route in app.routes
-            if isinstance(route, TaskRoute) and not route.param_convertors and not route.admin
-        )
-        """The paths of requests that models answer."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -76,13 +63,9 @@ class Application:
                         loading.result()
             yield cls(app)
 
-    async def post(self, path: str, body: bytes) -> Reply:
-        """The reply to a request with a JSON body; a stream comes as a whole."""
-        return await self._in_process.ask("POST", path, body)
-
     def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
-        return self._in_process.stream(method, path, body)
+        return InProcess(self._app).stream(method, path, body)
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:

@@ -19,6 +19,7 @@ from maskdial.dialects.openai.errors import error_reply, http_error_reply
 from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
 from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.items import Item, dumped, read_items
+from maskdial.engine.fairness import ClientUsage
 from maskdial.errors import shortened
 from maskdial.http.context import ServerContext, server_context
 from maskdial.http.in_process import InProcess
@@ -46,8 +47,10 @@ class DeletedResponse(TypedDict):
 
 def owner_of(request: Request) -> str:
     """Whose responses a request may use: its key's; where no keys are needed, anyone's."""
-    context = server_context(request)
-    return str(request.state.client) if context.keys.names else ""
+    if not server_context(request).keys.names:
+        return ""
+    usage: ClientUsage | None = getattr(request.state, "usage", None)
+    return str(request.state.client) if usage is None else usage.key
 
 
 class StoredTurn:
