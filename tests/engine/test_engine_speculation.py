@@ -113,6 +113,7 @@ def test_greedy_texts_in_int8_part_only_where_two_tokens_are_as_likely(starter: 
         {"temperature": 0.5, "top_p": 0.8, "repetition_penalty": 1.05},
         {"top_k": 3, "frequency_penalty": 0.1},
         {"typical_p": 0.4, "min_p": 0.1, "logit_bias": ((0, 4.0),), "min_new_tokens": 20},
+        {"mirostat": 2, "mirostat_tau": 1.0, "xtc_probability": 0.5},
     ],
 )
 def test_seeded_texts_are_the_same(tiny: Any, params: dict[str, Any]) -> None:

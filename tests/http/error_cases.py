@@ -25,6 +25,9 @@ SUMMARY: dict[str, Any] = {"inputs": TEXT, "parameters": {"generate_parameters":
 TRANSLATION = {"inputs": TEXT, "parameters": {"src_lang": "en"}}
 CHAT_BODY = {"model": "chat", "messages": CHAT, "max_tokens": 1}
 
+TENSOR = {"name": "inputs", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
+TENSORS: dict[str, Any] = {"inputs": [TENSOR]}
+
 BODIES: dict[str, dict[str, Any]] = {
     "/fill-mask": {"model": "masked", "inputs": MASKED},
     "/classify": {"model": "sentiment", "inputs": TEXT},
@@ -63,6 +66,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT_BODY,
     "/models/{name}/v1/chat/completions": {"messages": CHAT, "max_tokens": 1},
     "/v1/responses": {"model": "chat", "input": "Who?", "max_output_tokens": 1},
+    "/v1/responses/{id}/cancel": {},
     "/v1/embeddings": {"model": "embed", "input": TEXT},
     "/v1/rerank": RANKING,
     "/v2/rerank": RANKING,
@@ -92,6 +96,14 @@ BODIES: dict[str, dict[str, Any]] = {
     "/models/load": {"model": "sentiment"},
     "/models/unload": {"model": "sentiment"},
     "/models/{name}": {"inputs": "Once", "parameters": {"max_new_tokens": 1}},
+    "/v2/models/{name}/infer": TENSORS,
+    "/v2/models/{name}/versions/{version}/infer": TENSORS,
+    "/v2/models/{name}/generate": {"text_input": "Once", "parameters": {"max_new_tokens": 1}},
+    "/v2/models/{name}/generate_stream": {
+        "text_input": "Once",
+        "parameters": {"max_new_tokens": 1},
+    },
+    "/v1/models/{name}:predict": {"instances": [TEXT]},
     "/v2/repository/index": {},
     "/v2/repository/models/{name}/load": {},
     "/v2/repository/models/{name}/unload": {},
@@ -101,6 +113,11 @@ BODIES: dict[str, dict[str, Any]] = {
 NAMES = {
     "/models/{name}/v1/chat/completions": "chat",
     "/models/{name}": "hybrid",
+    "/v2/models/{name}/infer": "sentiment",
+    "/v2/models/{name}/versions/{version}/infer": "sentiment",
+    "/v2/models/{name}/generate": "hybrid",
+    "/v2/models/{name}/generate_stream": "hybrid",
+    "/v1/models/{name}:predict": "sentiment",
     "/v2/repository/models/{name}/load": "sentiment",
     "/v2/repository/models/{name}/unload": "nobody",
 }
@@ -128,6 +145,7 @@ REFUSED = (
     "/v1/batches",
     "/v1/batches/{id}/cancel",
     "/models/unload",
+    "/v1/responses/{id}/cancel",
     "/v2/repository/models/{name}/unload",
 )
 """Paths whose body is not sent as it is: no model could do the task, or it would be gone."""
@@ -144,11 +162,21 @@ COPIES = (
     "/v1/embed",
     "/embed_sparse",
     "/embed_all",
+    "/v2/models/{name}/versions/{version}/infer",
+    "/v2/models/{name}/generate_stream",
 )
 """Paths whose bodies are those of other paths, so that the document says nothing new about them."""
 
 _SAMPLING: list[dict[str, Any]] = [
-    {"logit_bias": {"x": 1}},
+    {"logit_bias": {"": 1}},
+    {"logit_bias": [["x"]]},
+    {"bad_words": [""]},
+    {"dry_base": 0.5},
+    {"dry_sequence_breakers": [1]},
+    {"top_n_sigma": -2},
+    {"xtc_probability": 2},
+    {"dynatemp_range": -1},
+    {"mirostat": 1},
     {"logit_bias": {"05": 1}},
     {"logit_bias": {"999999": 1}},
     {"logit_bias": {"5": 101}},
@@ -348,7 +376,7 @@ _ANTHROPIC: list[dict[str, Any]] = [
 
 _OLLAMA: list[dict[str, Any]] = [
     *({f"options.{name}": value for name, value in each.items()} for each in _SAMPLING),
-    {"options.mirostat": 2},
+    {"options.mirostat": 1},
     {"options.repeat_last_n": 64, "options.repeat_penalty": 1.5},
     {"options.temperature": "hot"},
     {"options.num_predict": -3},
@@ -478,6 +506,46 @@ MORE: dict[str, list[dict[str, Any]]] = {
     ],
     "/invocations": [{"inputs": ""}, {"inputs": [["a"], []]}, {"model": None}, {"model": "nobody"}],
     "/": [{"inputs": ""}],
+    "/v2/models/{name}/infer": [
+        {"inputs": []},
+        {"inputs": [{**TENSOR, "datatype": "FP32"}]},
+        {"inputs": [{**TENSOR, "shape": [2**40]}]},
+        {"inputs": [{**TENSOR, "shape": [-1]}]},
+        {"inputs": [{**TENSOR, "data": [7]}]},
+        {"inputs": [{**TENSOR, "data": [""]}]},
+        {"inputs": [{**TENSOR, "data": [LONG]}]},
+        {"inputs": [{**TENSOR, "data": None}]},
+        {"inputs": [{**TENSOR, "data": None, "parameters": {"binary_data_size": 7}}]},
+        {"inputs": [{**TENSOR, "shape": [257], "data": ["a"] * 257}]},
+        {"inputs": [TENSOR, TENSOR]},
+        {"inputs": [TENSOR, {**TENSOR, "name": "more"}]},
+        {"outputs": [{"name": "surprise"}]},
+        {"outputs": [{"name": "score", "parameters": {"classification": 3}}]},
+        {"parameters": {"surprise": 1}},
+        {"parameters": {"timeout": 1}},
+        {"parameters": {"timeout": -1}},
+        {"mask": "causal"},
+    ],
+    "/v2/models/{name}/versions/{version}/infer": [{"inputs": [{**TENSOR, "data": [7]}]}],
+    "/v2/models/{name}/generate": [
+        {"text_input": ""},
+        {"text_input": LONG},
+        {"parameters": {"temperature": -1}},
+        {"parameters": {"surprise": 1}},
+        {"parameters": {"n": 2}},
+        {"mask": "full"},
+        {"timeout": 1e-9},
+    ],
+    "/v2/models/{name}/generate_stream": [{"text_input": LONG}, {"parameters": {"n": 2}}],
+    "/v1/models/{name}:predict": [
+        {"instances": []},
+        {"instances": ["a", ""]},
+        {"instances": ["a", LONG]},
+        {"instances": [{"inputs": "a", "stream": True}]},
+        {"instances": [{"text": "a"}]},
+        {"instances": ["a"] * 257},
+        {"timeout": 1e-9},
+    ],
     "/token-classify": [
         *_SHORT_TASK,
         {"parameters": {"aggregation_strategy": "best"}},
@@ -679,6 +747,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"conversation": "conv_1"},
         {"background": True},
         {"truncation": "auto"},
+        {"thinking_budget": 1, "reasoning": {"max_tokens": 1}},
         {"text": {"format": {"type": "json_schema"}}},
         {"text": {"format": {"type": "text", "schema": {}}}},
         {"text": {"format": {"type": "json_schema", "schema": {"type": "strange"}}}},

@@ -26,6 +26,7 @@ SERVER = (
         "offline",
         "health",
         "server",
+        "rpc",
         "app",
         "batches",
         "dialects",
@@ -39,8 +40,10 @@ SERVER = (
         "causal",
         "masked",
         "engine",
+        "responses_store",
         "config",
         "settings",
+        "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
 )

@@ -40,7 +40,21 @@ class SamplingParameters(TaskOptions, total=False):
     repetition_penalty: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
-    logit_bias: Mapping[int, float] | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: list[str] | None
+    top_n_sigma: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    mirostat: Literal[0, 2] | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    logit_bias: Mapping[int, float] | Mapping[str, float | Literal[False]] | None
+    bad_words: list[str] | None
     seed: int | None
     stop: list[str] | None
     stop_token_ids: list[int] | None

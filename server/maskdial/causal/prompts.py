@@ -14,6 +14,7 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.reader import PromptReader, Tokens, resolve_beams
 from maskdial.causal.request import GenerationRequest, GrammarRequest
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.words import has_words, read_words
 from maskdial.causal.seq2seq import Seq2Seq
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.causal.sequence import SharedPrompt
@@ -61,7 +62,7 @@ async def read_prompts(
 ) -> list[Prompt]:
     has_encoder = model.manifest.text_to_text is not None
     reader = Seq2Seq(request, model) if has_encoder else DecoderOnly(request, model)
-    params = _resolve_params(request, model, reader)
+    params = await _read_words(_resolve_params(request, model, reader), model)
     beams = _resolve_beams(request, params, model, reader)
     num_prompts = max(len(request.prompts), 1)
     check_num_texts(num_prompts, config)
@@ -102,6 +103,13 @@ async def read_prompts(
         )
         for prompt, tokens in zip(given, tokenized, strict=True)
     ]
+
+
+async def _read_words(params: SamplingParams, model: CausalModel) -> SamplingParams:
+    if not has_words(params):
+        return params
+    vocab_size = model.manifest.vocab_size
+    return await asyncio.to_thread(read_words, params, model.tokenizer, vocab_size)
 
 
 async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar | None:

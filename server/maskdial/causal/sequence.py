@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
 from maskdial.causal.prompt_lookup import PromptLookup
+from maskdial.causal.sampling.mirostat import Mirostat
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
@@ -176,6 +177,10 @@ class Sequence:
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self.held_logits: NDArray[np.float32] | None = None
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
+        self.mirostat: Mirostat | None = None
+        """What the sampler keeps from token to token, if it draws by Mirostat."""
+        if params.mirostat and not params.greedy:
+            self.mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta)
         self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
         self._spellings = dict(spelled_tokens)

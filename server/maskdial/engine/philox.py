@@ -24,10 +24,13 @@ class Philox:
         self._philox = np.random.Philox(key=0)
         self._state = self._philox.state
 
-    def uniform(self, seed: int, index: int) -> float:
-        """Random number ``index`` of a seed below 2**128, in [0, 1), with 53 random bits."""
+    def uniform(self, seed: int, index: int, stream: int = 0) -> float:
+        """Random number ``index`` of a seed below 2**128, in [0, 1), with 53 random bits.
+
+        Each ``stream`` of a seed has numbers of its own.
+        """
         words = self._state["state"]
         words["key"][:] = seed & _WORD, seed >> 64
-        words["counter"][:] = index, 0, 0, 0
+        words["counter"][:] = index, stream, 0, 0
         self._philox.state = self._state
         return (int(self._philox.random_raw()) >> 11) * 2.0**-53

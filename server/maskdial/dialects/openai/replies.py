@@ -255,19 +255,19 @@ class ResponseReply(TypedDict):
     created_at: int
     completed_at: int | None
     model: str
-    status: Literal["completed", "incomplete", "failed"]
-    error: None
+    status: Literal["queued", "completed", "incomplete", "failed", "cancelled"]
+    error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     output: list[dict[str, Any]]
-    usage: ResponseUsage
-    background: Literal[False]
+    usage: ResponseUsage | None
+    background: bool
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: Any
