@@ -68,7 +68,9 @@ def test_installed_plugins_are_names_for_the_setting() -> None:
     assert "fake-npu" in providers.plugin_names()
     assert load_config({"provider": "fake-npu:npu, cpu"}).provider == "fake-npu:npu,cpu"
     for name in ("tpu", "fake-npu:tpu", "cpu:gpu", "fake-npu:", ""):
-        with pytest.raises(ConfigError, match=r"use one of auto, cuda, cpu, .*fake-npu.*, or inst"):
+        with pytest.raises(
+            ConfigError, match=r"use one of auto, cuda, webgpu, cpu, .*fake-npu.*, or inst"
+        ):
             load_config({"provider": f"cpu,{name}"})
 
 
