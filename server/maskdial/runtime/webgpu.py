@@ -81,8 +81,6 @@ class WebGpuMemory:
         try:
             with self._turn:
                 value = ort.OrtValue.ortvalue_from_shape_and_type((elements,), np.int32, "webgpu")
-                zeros = np.zeros(elements, np.int32)  # the value of the host does not keep it alive
-                ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(zeros)], [value])
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             raise _too_small(num_bytes) from error
         end = self._addresses[-1] + self._sizes[-1] if self._addresses else _FIRST_ADDRESS
@@ -92,6 +90,9 @@ class WebGpuMemory:
         self._sizes.append(elements * _ELEMENT)
         if not self._holds_data(address + (elements - 1) * _ELEMENT):
             raise _too_small(num_bytes)
+        zeros = np.zeros(elements, np.int32)  # the value of the host does not keep it alive
+        with self._turn:
+            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(zeros)], [value])
         return Buffer(address, shape, dtype)
 
     def decommit(self, buffer: Buffer) -> None:
@@ -180,14 +181,14 @@ class WebGpuMemory:
         """Whether an element can be written and read: WebGPU reports buffers that are too large to
         the log only.
         """
-        values = np.array([_MARK, 0, 0], np.int32)
+        values = np.array([_MARK, 0], np.int32)
         start = values.ctypes.data
         try:
-            for target, source in ((address, start), (start + 8, address), (address, start + 4)):
+            for target, source in ((address, start), (start + 4, address)):
                 self.copy(target, _ELEMENT, source, _ELEMENT, _ELEMENT, 1)
         except Exception:  # ONNX Runtime's exceptions share no other base
             return False
-        return int(values[2]) == _MARK
+        return int(values[1]) == _MARK
 
 
 _Bound = tuple[str, int, np.dtype[Any], tuple[int, ...], NDArray[Any] | None]

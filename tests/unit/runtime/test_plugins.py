@@ -38,9 +38,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     package.mkdir()
     (package / "__init__.py").write_text(PACKAGE.format(library=str(library)))
     monkeypatch.syspath_prepend(tmp_path)
-    plugin._register.cache_clear()
+    plugin.register.cache_clear()
     yield package
-    plugin._register.cache_clear()
+    plugin.register.cache_clear()
     sys.modules.pop(package.name, None)
 
 

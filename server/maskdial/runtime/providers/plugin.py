@@ -89,13 +89,13 @@ def devices_of(name: str, library: str) -> list[ort.OrtEpDevice]:
         ConfigError: its library cannot be loaded.
     """
     try:
-        _register(name, library)
+        register(name, library)
     except Exception as error:  # ONNX Runtime's exceptions share no other base
         raise ConfigError(f"its library cannot be loaded: {error}") from error
     return [each for each in ort.get_ep_devices() if each.ep_name == name]
 
 
 @cache
-def _register(name: str, library: str) -> None:
+def register(name: str, library: str) -> None:
     """Has ONNX Runtime load a plug-in's library, once per process."""
     ort.register_execution_provider_library(name, library)

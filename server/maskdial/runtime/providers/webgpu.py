@@ -78,7 +78,7 @@ class WebGpuProvider(Provider):
         if find_spec(_PACKAGE) is None or find_spec("onnx") is None:
             raise ConfigError(f"the plug-in for WebGPU is not installed; {_HOW_TO_INSTALL}")
         (device,) = self.devices()
-        _probe()
+        probe()
         if not _is_gpu(device):
             _log.warning(
                 "model %s runs on a software adapter of WebGPU, which is for tests only: masked "
@@ -161,7 +161,7 @@ def _check_operators(bundle: Bundle) -> None:
 
 
 @cache
-def _probe() -> None:
+def probe() -> None:
     """Uses the device in another process, once.
 
     Raises:
