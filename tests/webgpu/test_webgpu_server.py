@@ -17,6 +17,12 @@ from maskdial.registry.loading import start_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
 
+SETTINGS: dict[str, Any] = {
+    "provider": "webgpu",
+    "slots": 3,
+    "golden_check": "warn",
+    "threads": 1,
+}
 PROMPTS = ["Once upon a time", "the little dog ran away and", "a"]
 LONG = "Tom had a red ball and a blue kite"
 
@@ -34,8 +40,10 @@ def servers(
     The golden text of masked models is longer than the attention of a software adapter can read.
     """
     models = {"dial": hybrid_bundle}
+    for bundle in load_bundles("dial", hybrid_bundle):  # compiles shaders, without a deadline
+        start_model(bundle, load_config(SETTINGS), Metrics()).stop()
     running = [
-        start_server(models=models, provider="webgpu", slots=3, golden_check="warn"),
+        start_server(models=models, **SETTINGS),
         start_server(models=models, provider="cpu"),
     ]
     clients = [httpx.Client(base_url=each.url, timeout=120) for each in running]

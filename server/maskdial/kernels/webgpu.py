@@ -28,13 +28,15 @@ def rewrite_for_webgpu(graph: Path) -> bytes:
     """The serialized graph; its external data stays where it is.
 
     Raises:
-        BundleError: the file is not a graph, or has attention that cannot be rewritten.
+        BundleError: the file is not a graph, or has attention that WebGPU lacks.
     """
     try:
         model = onnx.load(graph, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise BundleError(f"cannot read {graph}: {error}") from error
     view = Graph(model.graph)
+    if any(attributes_of(node).get("softcap") for node in view.nodes):
+        raise BundleError("WebGPU's attention ignores the cap of its scores (softcap)")
     _rewrite_products(view)
     _rewrite_attention(view)
     serialized: bytes = model.SerializeToString()
