@@ -84,7 +84,6 @@ test-zoo: $(DEV)
 	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads" $(ARGS)
 
 test-webgpu: $(DEV)
-	$(PIP) install -q -c constraints.txt -e '.[webgpu]'
 	$(PYTEST) tests/webgpu -m "webgpu or not webgpu" $(ARGS)
 
 test-clients: $(DEV) $(CLIENTS)

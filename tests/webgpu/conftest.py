@@ -28,10 +28,23 @@ def _driver() -> Path | None:
     return None
 
 
+@pytest.fixture
+def software(adapter: None) -> None:
+    """For tests of what a software adapter does."""
+    if PROVIDER.installed():
+        pytest.skip("there is a GPU")
+
+
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Has the plug-in use a software adapter, in this process and those that start meanwhile."""
+    """Has the plug-in use a software adapter, in this process and those that start meanwhile.
+
+    If there is a GPU, it is used instead.
+    """
     pytest.importorskip("onnxruntime_ep_webgpu", reason="onnxruntime-ep-webgpu is missing")
+    if PROVIDER.installed():  # a real GPU
+        yield
+        return
     folder = _driver()
     if folder is None:
         pytest.skip("there is no Chromium with a software driver for Vulkan")

@@ -17,7 +17,7 @@ from maskdial.runtime.providers.webgpu import PROVIDER, probe
 
 
 def bundle(**manifest: Any) -> Any:
-    fields = {"family": "causal", "precision": "fp32", "kv": SimpleNamespace(states=())}
+    fields = {"family": "causal", "kv": SimpleNamespace(states=())}
     return SimpleNamespace(label="mine", manifest=SimpleNamespace(**fields | manifest))
 
 
@@ -39,7 +39,6 @@ def test_webgpu_is_a_provider_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        ({"precision": "int8"}, "is int8, which only CPUs run; export it with --precision fp32"),
         ({"family": "encoder-decoder"}, "has an encoder and a decoder, which only CPUs run"),
         ({"kv": SimpleNamespace(states=((2, 3),))}, "has recurrent layers, which only CPUs run"),
     ],
@@ -49,19 +48,16 @@ def test_models_without_kernels_are_refused(manifest: dict[str, Any], reason: st
         PROVIDER.check(bundle(**manifest))
 
 
-def test_int8_models_stay_on_the_next_provider(
-    starter: Bundle, caplog: pytest.LogCaptureFixture
+def test_a_plug_in_that_is_missing(
+    starter: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        assert choose(starter, "webgpu,cpu").provider.name == "cpu"
-    assert "model mine does not run on webgpu: model 'mine' is int8" in caplog.text
-
-
-def test_a_plug_in_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webgpu, "find_spec", lambda name: None)
     assert not PROVIDER.installed()
-    with pytest.raises(ConfigError, match=r"not installed; pip install 'maskdial\[webgpu\]'"):
-        PROVIDER.check(bundle())
+    with pytest.raises(ConfigError, match=r"not installed; pip install 'maskdial\[webgpu\]'; or"):
+        choose(starter, "webgpu")
+    with caplog.at_level(logging.INFO):
+        assert choose(starter, "webgpu,cpu").provider.name == "cpu"
+    assert "model mine does not run on webgpu: the plug-in for WebGPU is not" in caplog.text
 
 
 def test_no_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +79,7 @@ def test_graphs_that_go_back_and_forth_are_refused(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("adapter")
+@pytest.mark.usefixtures("software")
 class TestAdapter:
     def test_a_software_adapter_is_for_tests_only(
         self, starter: Bundle, caplog: pytest.LogCaptureFixture

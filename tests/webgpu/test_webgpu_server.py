@@ -9,11 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.bundle.bundle import load_bundles
+from maskdial.bundle.bundle import load_bundle, load_bundles
 from maskdial.config import load_config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.golden import masked_logits
 from maskdial.registry.loading import start_model
+from maskdial.runtime.session import Session, SessionOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
 
@@ -126,6 +129,7 @@ def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Clie
         )
 
 
+@pytest.mark.usefixtures("software")
 def test_a_graph_that_the_device_computes_wrongly_is_refused(hybrid_bundle: Path) -> None:
     """The causal graph is right; the masked one is not, from 32 tokens on a software adapter."""
     causal, full = load_bundles("dial", hybrid_bundle)
@@ -141,3 +145,13 @@ def test_what_the_server_says_of_itself(servers: tuple[httpx.Client, httpx.Clien
     rows = models["models"] if isinstance(models, dict) else models
     assert {row["provider"] for row in rows} == {"webgpu"}
     assert not any(row["batch_invariant"] for row in rows)
+
+
+@pytest.mark.webgpu
+def test_int8_weights_stand_for_floats() -> None:
+    """The starter's graph has them in every layer; the device rounds no inputs."""
+    bundle = load_bundle("sentiment", STARTER_FOLDER / "sentiment")
+    session = Session(bundle.graph, SessionOptions("webgpu", 1))
+    golden = bundle.manifest.golden
+    row = masked_logits(session, golden)[list(golden.columns)]
+    assert row == pytest.approx(golden.logits, abs=golden.tolerance)

@@ -1,6 +1,8 @@
 """Rewrites a graph for ONNX Runtime's WebGPU provider, which lacks some operators and forms.
 
 - ``FusedMatMul``, which multiplies by the transposed embeddings, becomes ``Gemm``.
+- Products of int8 weights become ``MatMul`` of the floats that they stand for, which ONNX Runtime
+  computes when it loads the graph. Inputs are not rounded.
 - ``MultiHeadAttention`` takes no ``key_padding_mask`` there: the texts' lengths become a bias for
   the scores, which all layers share, or which is added to a layer's own (a window's).
 
@@ -16,6 +18,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from maskdial.errors import BundleError
 from maskdial.kernels.graph import LENGTHS, Graph, attributes_of
+from maskdial.kernels.rewrite import int8_product
 
 _KEY_PADDING_MASK, _BIAS = 4, 5  # inputs of MultiHeadAttention
 _PREFIX = "webgpu."
@@ -37,10 +40,37 @@ def rewrite_for_webgpu(graph: Path) -> bytes:
     view = Graph(model.graph)
     if any(attributes_of(node).get("softcap") for node in view.nodes):
         raise BundleError("WebGPU's attention ignores the cap of its scores (softcap)")
+    _rewrite_int8_products(view)
     _rewrite_products(view)
     _rewrite_attention(view)
     serialized: bytes = model.SerializeToString()
     return serialized
+
+
+def _rewrite_int8_products(graph: Graph) -> None:
+    replacements: dict[int, list[NodeProto]] = {}
+    for node in graph.nodes:
+        product = int8_product(graph, node)
+        if product is None:
+            continue
+        weight, scale, bias = product.weights
+        name = f"{_PREFIX}{product.output}"
+        floats, scaled, summed = (f"{name}.{part}" for part in ("floats", "weight", "product"))
+        nodes = [helper.make_node("Cast", [weight], [floats], to=TensorProto.FLOAT)]
+        if product.attributes["transposed"]:
+            nodes.append(helper.make_node("Transpose", [floats], [f"{floats}.t"], perm=[1, 0]))
+            floats = f"{floats}.t"
+        nodes.append(helper.make_node("Mul", [floats, scale], [scaled]))
+        output = summed if bias else product.output
+        nodes.append(helper.make_node("MatMul", [product.source, scaled], [output]))
+        if bias:
+            nodes.append(helper.make_node("Add", [summed, bias], [product.output]))
+        replacements[id(product.last)] = nodes
+    nodes = [each for node in graph.nodes for each in replacements.get(id(node), [node])]
+    graph.set_nodes(nodes)
+    graph.remove_unused()
+    if "MatMulIntegerToFloat" in graph.kinds:
+        raise BundleError("WebGPU has no products of integers as the graph has them")
 
 
 def _rewrite_products(graph: Graph) -> None:

@@ -51,7 +51,7 @@ class Session:
     Attributes:
         kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
-            saturating.
+            saturating; also of a graph that a provider rewrote without products of integers.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
         windows: by layer, how many tokens our kernels read, where that is not all.
     """
@@ -94,7 +94,7 @@ class Session:
                 f"--kv-cache-dtype {options.kv_cache}"
             )
         elif (rewritten := provider.rewrite(graph)) is not None:
-            model = rewritten
+            model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
         self._turn = provider.turn
         try:

@@ -90,6 +90,8 @@ class Provider(ABC):
     def rewrite(self, graph: Path) -> bytes | None:
         """A graph in the operators that the provider has kernels for; None to load it as it is.
 
+        Products of 8-bit integers are none of them.
+
         Raises:
             BundleError: it cannot be expressed in them.
         """

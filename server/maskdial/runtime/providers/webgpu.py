@@ -153,11 +153,6 @@ def _check_operators(bundle: Bundle) -> None:
         )
     if manifest.kv is not None and manifest.kv.states:
         raise ConfigError(f"model {bundle.label!r} has recurrent layers, which only CPUs run")
-    if manifest.precision == "int8":
-        raise ConfigError(
-            f"model {bundle.label!r} is int8, which only CPUs run; export it with --precision fp32 "
-            "or int4"
-        )
 
 
 @cache
