@@ -27,6 +27,7 @@ from maskdial.bundle.manifest import (
 from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
+from maskdial_export.checkpoint.integers import stored_matrices
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
@@ -238,7 +239,7 @@ def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Qu
         settings.calibration,
         settings.console,
         settings.made,
-        StoredIntegers(source.gguf, precision=settings.precision, head=tied_head(checkpoint.model)),
+        StoredIntegers(stored_matrices(source), settings.precision, tied_head(checkpoint.model)),
     )
 
 

@@ -4,7 +4,8 @@ import gguf
 import numpy as np
 import pytest
 
-from maskdial_export.checkpoint.gguf.blocks import Blocks, read_blocks
+from maskdial_export.checkpoint.blocks import StoredBlocks
+from maskdial_export.checkpoint.gguf.blocks import read_blocks
 from maskdial_export.checkpoint.gguf.file import StoredTensor
 from maskdial_export.checkpoint.gguf.types import TYPES, TensorType
 from maskdial_export.quantize.stored import as_blocks
@@ -70,7 +71,7 @@ def test_equal_to_the_last_bit(of: TensorType) -> None:
 
 def test_rows_are_taken_with_their_scales() -> None:
     blocks = read_blocks(random_tensor(TYPES[3]))
-    assert isinstance(blocks, Blocks)
+    assert isinstance(blocks, StoredBlocks)
     order = np.random.default_rng(0).permutation(ROWS)
     np.testing.assert_array_equal(blocks.take(order).dequantize(), blocks.dequantize()[order])
 

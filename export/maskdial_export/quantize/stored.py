@@ -1,27 +1,24 @@
-"""Integers that a GGUF file has, kept as they are in a bundle of int4 or int8."""
+"""Integers that a quantized checkpoint has, kept as they are in a bundle of int4 or int8."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial_export.checkpoint.gguf.blocks import READABLE
-from maskdial_export.checkpoint.gguf.blocks import Blocks as FileBlocks
-from maskdial_export.checkpoint.gguf.convert import read_contents
-from maskdial_export.checkpoint.gguf.weights import Weight
-from maskdial_export.quantize.int4 import INT4, Blocks
+from maskdial_export.checkpoint.blocks import StoredBlocks, StoredMatrix
+from maskdial_export.quantize.int4 import Blocks
 
 Floats = NDArray[np.float32]
 
-_SIZE = INT4["int4"].block_size
+_SIZES = (16, 32)
+"""The blocks of 8-bit integers, of which the kernels have products. Those of 4-bit integers are any
+multiple of the second."""
 _MIDDLE, _MIDDLE8 = 8, 128
-_NIBBLES = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 
 
 class StoredIntegers:
-    """The quantized matrices of a file.
+    """The quantized matrices of a checkpoint.
 
     Attributes:
         kept: the modules whose integers a graph has.
@@ -29,33 +26,30 @@ class StoredIntegers:
 
     def __init__(
         self,
-        parts: Sequence[Path] = (),
-        *,
-        precision: str = "int8",
+        matrices: Mapping[str, StoredMatrix],
+        precision: str,
         head: tuple[str, str] | None = None,
     ) -> None:
-        """Reads where the weights are.
+        """Chooses what is kept.
 
         Args:
-            parts: the GGUF files of the model; none have no integers to keep.
+            matrices: of the checkpoint, by module.
             precision: with ``int8``, all integers are kept as 8 bits. With ``int4``, they are kept
                 if some have 4 bits. With another one, none are.
             head: the output layer whose weight is that of another module, and that module.
         """
-        weights = read_contents(parts).weights if parts else ()
-        found = {each.name.removesuffix(".weight"): each for each in weights}
+        found = dict(matrices)
         if head is not None and head[1] in found:
             found.setdefault(head[0], found[head[1]])
-        kinds = set().union(*(weight.kinds for weight in found.values()))
-        keeps = precision == "int8" or (precision == "int4" and not kinds.isdisjoint(_NIBBLES))
-        self._weights: Mapping[str, Weight] = found if keeps else {}
+        has_nibbles = any(each.bits == 4 for each in found.values())
+        keeps = precision == "int8" or (precision == "int4" and has_nibbles)
+        self._matrices = found if keeps else {}
         self._bits: Literal[4, 8] = 4 if precision == "int4" else 8
         self.kept: set[str] = set()
 
     def names(self, modules: Sequence[str]) -> list[str]:
         """Those of some modules whose matrices are such."""
-        stored = self._weights
-        return [name for name in modules if name in stored and stored[name].kinds <= READABLE]
+        return [name for name in modules if name in self._matrices]
 
     def find(self, modules: Sequence[str], weight: Floats) -> Blocks | None:
         """The integers of modules whose product is one, if they are exactly this weight.
@@ -64,13 +58,17 @@ class StoredIntegers:
             modules: their names; the outputs of each follow those of the one before.
             weight: float32 (inputs, outputs).
         """
-        parts = [self._weights[name].blocks() for name in self.names(modules)]
+        parts = [self._matrices[name].read() for name in self.names(modules)]
         found = [part for part in parts if part is not None]
         if len(found) < len(modules):
             return None
         size = min(part.block_size for part in found)
-        nibbles = self._bits == 4 and size == _SIZE and all(part.bits <= 4 for part in found)
         minima = any(part.minimum is not None for part in found)
+        nibbles = self._bits == 4 and all(part.bits <= 4 for part in found) and size % 32 == 0
+        if not nibbles:
+            size = next((each for each in reversed(_SIZES) if size % each == 0), 0)
+        if size == 0 or any(part.block_size % size for part in found):
+            return None
         pieces = [as_blocks(part, 4 if nibbles else 8, size, minima=minima) for part in found]
         blocks = Blocks(
             np.concatenate([piece.integers for piece in pieces]),
@@ -88,34 +86,33 @@ class StoredIntegers:
         return blocks
 
 
-def as_blocks(stored: FileBlocks, bits: Literal[4, 8], size: int, *, minima: bool) -> Blocks:
-    """A file's matrix with integers of some bits, in blocks of some size, with minima or without.
+def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: bool) -> Blocks:
+    """A matrix with integers of some bits, in blocks of some size, with minima or without.
 
-    Nibbles with minima have zeros of 0. The zero of others is in the middle.
+    Nibbles with minima have zeros of 0. Bytes have zeros of 128.
     """
     values, scale, minimum = stored.values.astype(np.int16), stored.scale, stored.minimum
+    zero = np.zeros(scale.shape, np.int16) if stored.zero is None else stored.zero.astype(np.int16)
     times = stored.block_size // size
-    if minimum is None and minima:
-        minimum = np.zeros_like(scale)
     if bits == 8:
-        zero = _MIDDLE8
-        if minimum is None:
+        values = values - np.repeat(zero, stored.block_size, axis=1)
+        if not minima and values.min(initial=0) > -_MIDDLE8:
             # The kernel finds scales that are multiples of a step if they have no sign.
             signs = np.where(scale < 0, -1, 1).astype(np.int16)
-            if values.min(initial=0) >= -127:
-                values = values * np.repeat(signs, stored.block_size, axis=1)
-                scale = np.abs(scale)
-    else:
-        zero = 0 if minima else _MIDDLE
-        if minima and stored.minimum is None:  # of Q4_0, beside Q4_1
-            values = values + _MIDDLE
-            minimum = scale * np.float32(_MIDDLE)
-    integers = (values + zero).astype(np.uint8)
+            values, scale = values * np.repeat(signs, stored.block_size, axis=1), np.abs(scale)
+        values, zero = values + _MIDDLE8, np.full(scale.shape, _MIDDLE8, np.int16)
+    elif stored.values.dtype == np.int8:
+        values, zero = values + _MIDDLE, zero + _MIDDLE
+    if minima and minimum is None:
+        minimum = np.zeros_like(scale)
+    if minima and bits == 4 and minimum is not None:
+        minimum = minimum + scale * zero  # of Q4_0, beside Q4_1
+        zero = np.zeros_like(zero)
     scale = np.repeat(scale, times, axis=1)
     return Blocks(
-        integers.reshape(*scale.shape, size),
+        values.astype(np.uint8).reshape(*scale.shape, size),
         scale,
-        np.full(scale.shape, zero, np.uint8),
+        np.repeat(zero, times, axis=1).astype(np.uint8),
         values.shape[1],
         None if minimum is None else np.repeat(minimum, times, axis=1),
         bits,
