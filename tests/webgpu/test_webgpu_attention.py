@@ -144,11 +144,10 @@ def logits_of(graph: Path, provider: str, memory: Any) -> list[np.ndarray[Any, A
     )
     tokens = np.random.default_rng(1).integers(0, VOCAB, 40)
     logits = [
-        runner.prefill(0, tokens[:13], 0, 13),
-        runner.prefill(2, tokens[:20], 0),
-        runner.prefill(2, tokens[20:29], 20),
+        np.array(runner.prefill(0, tokens[:13], 0, 13)),
+        np.array(runner.prefill(2, tokens[:20], 0)),
+        np.array(runner.prefill(2, tokens[20:29], 20)),
     ]
-    logits = [np.array(each) for each in logits]
     runner.cache.copy(2, 1, 25)
     lengths = np.array([13, 25, 29])
     for step in range(3):
