@@ -55,7 +55,7 @@ EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The only modules of the server that need onnx, which is not installed on every platform.
 REWRITERS = tuple(
     f"maskdial.kernels.{name}"
-    for name in ("fuse", "graph", "prune", "recurrent", "rewrite", "varlen")
+    for name in ("fuse", "graph", "prune", "recurrent", "rewrite", "varlen", "webgpu")
 )
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}

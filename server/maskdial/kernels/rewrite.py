@@ -75,7 +75,7 @@ _ATTENTION_DEFAULTS: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Product:
     """A quantized product, as the graph on disk has it.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Product:
     output: str
     last: NodeProto
 
-    def node(self, output: str, *, up: "_Product | None" = None, gelu_bias: str = "") -> NodeProto:
+    def node(self, output: str, *, up: "Product | None" = None, gelu_bias: str = "") -> NodeProto:
         """The operator: one product, ``silu(self) * up``, or ``gelu(self + gelu_bias)``."""
         inputs = [self.source, *self.weights, *(up.weights if up else ())]
         inputs[3] = inputs[3] or gelu_bias
@@ -110,7 +110,7 @@ class _Product:
             **self.attributes,
         )
 
-    def pairs_with(self, other: "_Product") -> bool:
+    def pairs_with(self, other: "Product") -> bool:
         """Whether one pass over the quantized source can compute both."""
         return (self.op_type, self.source, self.attributes) == (
             other.op_type,
@@ -212,7 +212,7 @@ def _replace_operators(graph: Graph) -> int:
     products = {
         product.output: product
         for node in graph.nodes
-        if (product := _product(graph, node) or _blocks_product(graph, node)) is not None
+        if (product := int8_product(graph, node) or _blocks_product(graph, node)) is not None
     }
     replacements: dict[int, NodeProto] = {}
     for node in graph.nodes:
@@ -355,7 +355,7 @@ def _head_size(graph: Graph, past: str) -> int:
     return 1
 
 
-def _product(graph: Graph, node: NodeProto) -> _Product | None:
+def int8_product(graph: Graph, node: NodeProto) -> Product | None:
     """The product that a ``MatMulIntegerToFloat`` is part of; None if it is another kind."""
     if node.op_type != _PRODUCT or len(node.input) < 5:
         return None
@@ -390,10 +390,10 @@ def _product(graph: Graph, node: NodeProto) -> _Product | None:
         "transposed": int(transposed),
     }
     weights = (weight, scale, bias)
-    return _Product("Linear", source or value, weights, attributes, output, last)
+    return Product("Linear", source or value, weights, attributes, output, last)
 
 
-def _blocks_product(graph: Graph, node: NodeProto) -> _Product | None:
+def _blocks_product(graph: Graph, node: NodeProto) -> Product | None:
     """The product that a ``MatMulNBits`` computes; None if it is another kind."""
     if node.op_type != _BLOCKS_PRODUCT:
         return None
@@ -421,7 +421,7 @@ def _blocks_product(graph: Graph, node: NodeProto) -> _Product | None:
     last = difference if minimum and difference is not None else node
     settings = {"num_inputs": num_inputs}
     op_type = "Linear4" if nibbles else "Linear8"
-    return _Product(op_type, source, weights, settings, last.output[0], last)
+    return Product(op_type, source, weights, settings, last.output[0], last)
 
 
 def _minimum(graph: Graph, node: NodeProto | None, source: str, product: str) -> str:
@@ -463,8 +463,8 @@ def _divided(graph: Graph, name: str) -> str | None:
 
 
 def _gated(
-    graph: Graph, node: NodeProto, products: dict[str, _Product]
-) -> tuple[_Product, _Product] | None:
+    graph: Graph, node: NodeProto, products: dict[str, Product]
+) -> tuple[Product, Product] | None:
     """Gate and up if a node computes ``silu(gate) * up`` and nothing else needs either."""
     if node.op_type != "Mul":
         return None
@@ -478,7 +478,7 @@ def _gated(
     return None
 
 
-def _is_gelu(graph: Graph, node: NodeProto, products: dict[str, _Product]) -> bool:
+def _is_gelu(graph: Graph, node: NodeProto, products: dict[str, Product]) -> bool:
     """Whether a node adds a bias to a product, which nothing else needs, and takes its GELU."""
     if node.op_type != "BiasGelu" or graph.num_uses(node.input[0]) != 1:
         return False

@@ -45,6 +45,7 @@ from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.kv_cache import plan_slots
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import Placement, place
+from maskdial.runtime.providers.provider import Provider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -220,14 +221,17 @@ def _start_causal(
     session = _causal_session(bundle, config, placement, options)
     layout = manifest.kv.stored_as(session.kv_cache)
     # Chunks of whole blocks leave the logits as they are in one piece.
-    block_tokens = _block_tokens(session, layout)
+    block_tokens = _block_tokens(session, layout, provider)
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, block_tokens
     )
+    if (most := provider.max_query_tokens()) is not None:
+        chunk_tokens = most
     runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
-    encoder, golden = None, partial(causal_logits, runner)
+    encoder = None
+    golden = partial(causal_logits, runner, chunk_tokens=provider.max_query_tokens())
     if manifest.text_to_text is not None and runner.cache.source is not None:
         encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
         start = manifest.text_to_text.start_token_id
@@ -253,7 +257,7 @@ def _start_causal(
         prefill_chunk_tokens=chunk_tokens,
         block_tokens=block_tokens,
         # Longer prompts than a block would differ in their last bits from those prefilled alone.
-        joint_tokens=layout.query_block if provider.batch_invariant else chunk_tokens,
+        joint_tokens=_joint_tokens(placement, layout, chunk_tokens),
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
@@ -262,7 +266,7 @@ def _start_causal(
         max_drafts=_max_drafts(bundle, config),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
-        overlaps=not placement.memory.on_host,
+        overlaps=not placement.memory.of_passes.on_host,
         metrics=model_metrics,
         name=bundle.label,
         encoder=encoder,
@@ -288,6 +292,13 @@ def _start_causal(
         prompts=_decision_prompts(bundle, chat_template),
         auto_truncate=config.truncates(bundle.name),
     )
+
+
+def _joint_tokens(placement: Placement, layout: KVLayout, chunk_tokens: int) -> int:
+    """The longest prompt that shares a pass with others; 1 where the runner's bench is for one."""
+    if not placement.memory.binds_views:
+        return 1
+    return layout.query_block if placement.provider.batch_invariant else chunk_tokens
 
 
 def _decision_prompts(bundle: Bundle, template: ChatTemplate) -> DecisionPrompts | None:
@@ -379,7 +390,7 @@ def _sampler(
         kernels = VocabularyKernels(options.kernels.path, vocab_size)
     eos = frozenset(bundle.manifest.special_tokens.eos)
     sampler = Sampler(vocab_size, eos, never, kernels)
-    if placement.memory.on_host:
+    if placement.memory.of_passes.on_host:
         return sampler
     return DeviceSampler(
         placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
@@ -429,14 +440,14 @@ def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
     )
 
 
-def _block_tokens(session: Session, layout: KVLayout) -> int:
+def _block_tokens(session: Session, layout: KVLayout, provider: Provider) -> int:
     """How many tokens the blocks have in which prompts are kept, and that chunks are multiples of.
 
     Our kernels compute the same bits wherever a chunk begins, so that blocks need not be those of
     ONNX Runtime's attention, which are long for large heads.
     """
     if "new_tokens" not in session.input_names:
-        return layout.query_block
+        return min(layout.query_block, provider.max_query_tokens() or layout.query_block)
     return min(layout.query_block, _MAX_BLOCK_WITH_STATES if layout.states else _MAX_BLOCK)
 
 
