@@ -461,20 +461,26 @@ def test_what_arrives_stops_a_pass_of_the_background() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
         with serving(session, max_batch_tokens=16, max_queue=1) as bench:
+            before = bench.submit(text(5))
+            await session.pass_started()
             token = usage_of_request.set(ClientUsage("batch", background=True))
             batch = [bench.submit(text(4, first)) for first in range(1, 5)]
-            await session.pass_started()
             usage_of_request.reset(token)
+            await until(lambda: len(bench.engine._background) == 4)
             assert bench.num_waiting == 0  # those are not what a queue is limited for
+            session.release()
+            await session.pass_started()
             online = bench.submit(text(3, 7))
+            await until(lambda: bench.num_waiting == 1)
             session.release(2)
+            await before
             (result,) = await online
             assert result.logits.tolist() == expected(text(3, 7))
             assert not any(task.done() for task in batch)
             session.release(9)
             for first, task in enumerate(batch, 1):
                 assert (await task)[0].logits.tolist() == expected(text(4, first))
-        assert session.lengths() == [[4] * 4, [3], [4] * 2, [4] * 2]
+        assert session.lengths() == [[5], [4] * 4, [3], [4] * 2, [4] * 2]
 
     asyncio.run(main())
 
