@@ -61,6 +61,7 @@ def main(environments: str, *names: str) -> int:
                 ):
                     served.append(_EMBED)
                 if script.parent.name == "triton":
+                    assert server.server.rpc is not None
                     served.append(str(server.server.rpc.port))
                 if not _works([str(python), str(script), server.url, *served]):
                     failed.append(script.name)

@@ -80,7 +80,7 @@ def packed(*texts: str) -> bytes:
     return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
 
 
-def request(model: str, *texts: str, raw: bool = True, **parameters: Any) -> Any:
+def request(model: str, *texts: str, raw: Any = True, **parameters: Any) -> Any:
     asked = message("ModelInferRequest")(model_name=model, id="7")
     tensor = asked.inputs.add(name="inputs", datatype="BYTES", shape=[len(texts)])
     if raw:
@@ -93,9 +93,9 @@ def request(model: str, *texts: str, raw: bool = True, **parameters: Any) -> Any
     return asked
 
 
-def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+def refusal(client: Client, name: str, asked: Any, **options: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
-        call()
+        client.call(name, asked, **options)
     return caught.value.code(), caught.value.details()
 
 
@@ -117,7 +117,7 @@ def test_health_and_metadata(client: Client, http: httpx.Client) -> None:
         (each["name"], each["datatype"]) for each in wanted["outputs"]
     ]
     for bad in (ready(name="nobody"), ready(name="hybrid", version="2")):
-        code, _ = refusal(lambda bad=bad: client.call("ModelReady", bad))
+        code, _ = refusal(client, "ModelReady", bad)
         assert code is grpc.StatusCode.NOT_FOUND
 
 
@@ -185,7 +185,7 @@ def test_bad_requests_have_their_codes(client: Client) -> None:
         (request("sentiment", "a" * 120_000), exhausted, "accepts at most 100,000"),
         (request("sentiment", "a" * 300_000), exhausted, ""),  # which gRPC itself refuses
     ):
-        found = refusal(lambda bad=bad: client.call(infer, bad))
+        found = refusal(client, infer, bad)
         assert found[0] is code
         assert words in found[1]
 
@@ -193,9 +193,7 @@ def test_bad_requests_have_their_codes(client: Client) -> None:
 def test_keys(client: Client) -> None:
     asked = request("sentiment", "a")
     for metadata in ([], [("authorization", "Bearer no")], [("x-api-key", "no")]):
-        code, words = refusal(
-            lambda metadata=metadata: client.call("ModelInfer", asked, metadata=metadata)
-        )
+        code, words = refusal(client, "ModelInfer", asked, metadata=metadata)
         assert code is grpc.StatusCode.UNAUTHENTICATED
         assert words.startswith("the key is")
     assert client.call("ModelInfer", asked, metadata=[("x-api-key", KEY)]).outputs
@@ -210,7 +208,7 @@ def counted(http: httpx.Client, outcome: str, route: str) -> float:
 def test_deadlines_and_cancellations_end_the_work(client: Client, http: httpx.Client) -> None:
     long = {"max_new_tokens": 100, "ignore_eos": True}
     asked = request("hybrid", "Once upon a time", **long)
-    code, _ = refusal(lambda: client.call("ModelInfer", asked, timeout=0.03))
+    code, _ = refusal(client, "ModelInfer", asked, timeout=0.03)
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     route = "/v2/models/{name}/generate_stream"
     before = counted(http, "cancelled", route)
@@ -231,11 +229,14 @@ def test_the_drain_lets_calls_end_and_refuses_others(start_server: Callable[...,
     responses = client.stream(long)
     next(responses)
     drained = threading.Event()
-    running.server._loop.call_soon_threadsafe(
-        lambda: (running.server._begin_drain("a test"), drained.set())
-    )
+
+    def begin() -> None:
+        running.server._begin_drain("a test")
+        drained.set()
+
+    running.server._loop.call_soon_threadsafe(begin)
     assert drained.wait(10)
-    code, words = refusal(lambda: client.call("ModelInfer", request("hybrid", "Once")))
+    code, words = refusal(client, "ModelInfer", request("hybrid", "Once"))
     assert (code, words) == (
         grpc.StatusCode.UNAVAILABLE,
         "the server is shutting down; try another instance",

@@ -93,7 +93,7 @@ def test_a_conversation_goes_on(alice: openai.OpenAI) -> None:
     stream = alice.responses.create(
         input="And at last?", previous_response_id=second.id, stream=True, **ASK
     )
-    third = list(stream)[-1].response  # type: ignore[union-attr]
+    third = list(stream)[-1].response
     assert alice.responses.retrieve(third.id).output == third.output
 
     def message(role: str, content: str) -> dict[str, str]:
@@ -169,7 +169,7 @@ def test_a_failure_in_the_background_is_told(alice: openai.OpenAI) -> None:
         ({"store": False}, "is stored; leave it out"),
     ):
         with pytest.raises(openai.BadRequestError, match=words):
-            alice.responses.create(input=KING, background=True, **options, **ASK)
+            alice.responses.create(input=KING, background=True, **(ASK | options))
 
 
 def test_the_file_outlives_its_server(
