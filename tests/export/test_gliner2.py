@@ -278,7 +278,8 @@ def test_texts_that_are_too_long(url: str, reference: Any, direction: str) -> No
 
 def test_queries_of_the_older_counting_layer() -> None:
     torch.manual_seed(1)
-    layer, spans = CountLSTM(8).eval(), torch.nn.Linear(32, 8)
+    make: Any = CountLSTM
+    layer, spans = make(8).eval(), torch.nn.Linear(32, 8)
     stored = {f"count_embed.{name}": each for name, each in layer.state_dict().items()}
     for name, each in spans.state_dict().items():
         stored[f"span_rep_layer.span_rep_layer.out_project.3.{name}"] = each

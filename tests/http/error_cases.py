@@ -317,6 +317,24 @@ _TASK: list[dict[str, Any]] = [
     {"priority": 1},
     {"timeout": 1e-9},
 ]
+_BAD_SCHEMAS: tuple[Any, ...] = (
+    None,
+    {},
+    {"entities": []},
+    {"entities": ["a", "a"]},
+    {"entities": ["a", " "]},
+    {"entities": {"a": {"dtype": "int"}}},
+    {"entities": {"a": {"threshold": 2}}},
+    {"relations": ["a", "a"]},
+    {"structures": {"a": {"fields": []}}},
+    {"structures": {"a": {"fields": [{"name": "b"}, {"name": "b"}]}}},
+    {"structures": {"a": {"fields": [{"name": "b", "choices": ["c", "c"]}]}}},
+    {"structures": {"entities": {"fields": [{"name": "b"}]}}},
+    {"structures": {"a": {"fields": [{"name": "b"}], "mode": "latent"}}},
+    {"classifications": [{"task": "a", "labels": ["b"]}]},
+    {"classifications": [{"task": "a", "labels": ["b", "c"], "top_k": 0}]},
+    {"classifications": [{"task": "a", "labels": ["b", "c"]}] * 2},
+)
 _SHORT_TASK = [each for each in _TASK if LONG not in each.get("inputs", "")]
 _EMBED: list[dict[str, Any]] = [
     *_TASK,
@@ -573,27 +591,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "/extract": [
         *_SHORT_TASK,
         {"parameters": {}},
-        *(
-            {"parameters": {"schema": schema}}
-            for schema in (
-                None,
-                {},
-                {"entities": []},
-                {"entities": ["a", "a"]},
-                {"entities": ["a", " "]},
-                {"entities": {"a": {"dtype": "int"}}},
-                {"entities": {"a": {"threshold": 2}}},
-                {"relations": ["a", "a"]},
-                {"structures": {"a": {"fields": []}}},
-                {"structures": {"a": {"fields": [{"name": "b"}, {"name": "b"}]}}},
-                {"structures": {"a": {"fields": [{"name": "b", "choices": ["c", "c"]}]}}},
-                {"structures": {"entities": {"fields": [{"name": "b"}]}}},
-                {"structures": {"a": {"fields": [{"name": "b"}], "mode": "latent"}}},
-                {"classifications": [{"task": "a", "labels": ["b"]}]},
-                {"classifications": [{"task": "a", "labels": ["b", "c"], "top_k": 0}]},
-                {"classifications": [{"task": "a", "labels": ["b", "c"]}] * 2},
-            )
-        ),
+        *({"parameters": {"schema": schema}} for schema in _BAD_SCHEMAS),
         {"parameters": {"schema": {"entities": ["a"]}, "threshold": -1}},
         {"model": "sentiment"},
     ],
