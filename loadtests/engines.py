@@ -18,6 +18,8 @@ from loadtests import LoadTestError
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.manifest import KVLayout
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.grammar.compiler import GrammarCompiler
@@ -153,7 +155,8 @@ class LoadedCausal:
             slots=NUM_STREAMS,
             max_length=self.max_length,
             vocab_size=self.vocab_size,
-            max_tokens=max(self.max_length, self.chunk_tokens + 1),
+            max_tokens=max(self.max_length, self.chunk_tokens + 1) + MAX_PASS_DRAFTS,
+            max_rows=self.max_length + MAX_PASS_DRAFTS,
         )
 
     def prefill(self, runner: Runner, prompt: Sequence[int]) -> NDArray[np.float32]:
@@ -207,9 +210,22 @@ class LoadedCausal:
             eos_token_ids=eos,
             sampler=Sampler(self.vocab_size, eos, kernels=kernels),
             prefix_cache=cache if prefix_cache else None,
-            max_drafts=max_drafts,
+            speculation=self._speculation(runner, max_drafts, metrics),
             metrics=metrics,
             name=self.bundle.name,
+        )
+
+    def _speculation(
+        self, runner: ModelRunner, max_drafts: int, metrics: ModelMetrics
+    ) -> Speculation | None:
+        if not max_drafts:
+            return None
+        return Speculation(
+            (PromptLookup(),),
+            max_drafts=max_drafts,
+            max_length=self.max_length,
+            together=self.session.is_exact and runner.decode_and_prefill is not None,
+            metrics=metrics,
         )
 
     def grammar_compiler(self) -> GrammarCompiler:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from prometheus_client import Counter
 
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent
 from maskdial.causal.grammar.compiler import GrammarCompiler
@@ -28,7 +32,7 @@ from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
-from maskdial.metrics import Metrics
+from maskdial.metrics import DraftKind, Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.logits import Logits
 from maskdial.runtime.runner import Runner
@@ -206,10 +210,11 @@ class Tally(EngineMetrics):
         metrics = Metrics()
         super().__init__(metrics, NAME)
         self._drafts, self._accepted = ListedCounter(), ListedCounter()
+        kinds = get_args(DraftKind)
         self.metrics = replace(
             metrics.declare(NAME),
-            draft_tokens=self._drafts,
-            accepted_draft_tokens=self._accepted,
+            draft_tokens=dict.fromkeys(kinds, self._drafts),
+            accepted_draft_tokens=dict.fromkeys(kinds, self._accepted),
         )
 
     @property
@@ -325,7 +330,13 @@ class LoadedModel:
         layout = self.layout
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
-            self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
+            self.session,
+            layout,
+            slots=slots,
+            max_length=max_length,
+            vocab_size=vocab_size,
+            max_tokens=max_length + MAX_PASS_DRAFTS,
+            max_rows=max_length + MAX_PASS_DRAFTS,
         )
         block_bytes = layout.query_block * layout.bytes_per_token + layout.state_bytes
         cache_bytes = int(cache_blocks * block_bytes)
@@ -352,7 +363,15 @@ class LoadedModel:
             )
             if cache_bytes
             else None,
-            max_drafts=max_drafts,
+            speculation=Speculation(
+                (ForcedText(), PromptLookup()),
+                max_drafts=max_drafts,
+                max_length=max_length,
+                together=self.session.is_exact,
+                metrics=tally.metrics,
+            )
+            if max_drafts
+            else None,
             metrics=tally.metrics,
             name=NAME,
         )

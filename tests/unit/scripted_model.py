@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
+from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.prefix_cache import PrefixCache
@@ -293,7 +296,15 @@ class Bench(EngineMetrics):
             max_queue=max_queue,
             eos_token_ids=[EOS],
             prefix_cache=prefix_cache,
-            max_drafts=max_drafts,
+            speculation=Speculation(
+                (ForcedText(), PromptLookup()),
+                max_drafts=max_drafts,
+                max_length=MAX_LENGTH,
+                together=runner.decode_and_prefill is not None,
+                metrics=metrics,
+            )
+            if max_drafts
+            else None,
             overlaps=overlaps,
             metrics=metrics,
             name=NAME,

@@ -49,7 +49,6 @@ class Scheduler:
             prefilled in chunks of this length.
         joint_tokens: prompts of 2 to this many tokens may be prefilled together.
         prefix_cache: where to look for prefixes of prompts.
-        max_drafts: maximum number of draft tokens for a sequence that runs alone.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Scheduler:
         block_tokens: int,
         joint_tokens: int,
         prefix_cache: PrefixCache | None = None,
-        max_drafts: int = 0,
     ) -> None:
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
@@ -74,7 +72,6 @@ class Scheduler:
         self._block_tokens = block_tokens
         self._joint_tokens = joint_tokens
         self._prefix_cache = prefix_cache
-        self._max_drafts = max_drafts
         self._num_arrived = 0
         self._num_started = 0
         self._shares = Shares()
@@ -135,7 +132,6 @@ class Scheduler:
             awaiting_mask=tuple(s for s in self.running if s.state is State.HOLDING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
-            drafts=self._draft(),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
             encoding=tuple(self._encoding),
         )
@@ -150,7 +146,6 @@ class Scheduler:
             and plan.rows == self.running
             and len(plan.decoding_rows) == len(plan.rows)
             and not (plan.awaiting_mask or plan.prefills or plan.encoding)
-            and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and None in self._slots)
             and not any(each.cancelled or each.search is not None for each in plan.rows)
         )
@@ -376,12 +371,6 @@ class Scheduler:
             self._slots[hole], self._slots[source] = highest, None
             highest.move(hole)
             yield Move(source, hole, highest.num_computed)
-
-    def _draft(self) -> tuple[int, ...]:
-        running = self.running
-        if not self._max_drafts or len(running) != 1 or running[0].state is not State.DECODING:
-            return ()
-        return running[0].draft(min(self._max_drafts, self._max_length - running[0].num_tokens))
 
     def _next_chunk(self, sequence: Sequence) -> Prefill:
         chunk = self._prefill_chunk_tokens

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
-from maskdial.causal.prompt_lookup import PromptLookup
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
@@ -42,7 +41,10 @@ class Constraint(Protocol):
     def finished(self) -> bool: ...
     @property
     def ready(self) -> bool: ...
-    def prepare(self) -> None: ...
+    @property
+    def forced(self) -> tuple[int, ...]: ...
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None: ...
+    def num_allowed(self, token_ids: SequenceOf[int]) -> int: ...
     def wait(self, seconds: float) -> None: ...
     def allowed(self) -> NDArray[np.bool_]: ...
     def accept(self, token_id: int) -> None: ...
@@ -178,7 +180,6 @@ class Sequence:
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self.held_logits: NDArray[np.float32] | None = None
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
-        self._lookup = PromptLookup()
         self._decoder: Decoder | None = None
         self._spellings = dict(spelled_tokens)
         self._gate = ReasoningGate(reasoning)
@@ -352,20 +353,6 @@ class Sequence:
         """Takes another text, int64 (num_tokens,), which has the same prompt."""
         self._token_ids = token_ids
         self.num_generated = len(token_ids) - self.num_prompt
-
-    def draft(self, max_drafts: int) -> tuple[int, ...]:
-        """Draft tokens, found in the text so far; no more than are still wanted.
-
-        A sequence with a grammar has none: each of its tokens needs the mask after the last.
-        """
-        max_drafts = min(max_drafts, self.params.max_new_tokens - self.num_generated - 1)
-        if self.grammar is not None or max_drafts < 1:
-            return ()
-        return self._lookup.draft(self.token_ids, max_drafts)
-
-    def note_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """Says how many of the last draft tokens were right."""
-        self._lookup.note(num_drafts, num_accepted)
 
     def accept(
         self,

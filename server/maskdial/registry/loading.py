@@ -11,6 +11,9 @@ from maskdial.bundle.manifest import KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import (
     GenerationDefaults,
@@ -30,7 +33,7 @@ from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.model import MaskedModel
-from maskdial.metrics import Metrics
+from maskdial.metrics import Metrics, ModelMetrics
 from maskdial.registry.golden import (
     causal_logits,
     check_golden,
@@ -50,6 +53,7 @@ _log = logging.getLogger("maskdial.models")
 # Tokens of a block. Prompts are scored a block at a time, so shorter ones take longer; but a text
 # with states goes on from the end of a block only.
 _MAX_BLOCK, _MAX_BLOCK_WITH_STATES = 128, 64
+_DRAFTS = 16
 
 
 def load_model(
@@ -196,7 +200,8 @@ def _start_causal(
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, block_tokens
     )
-    runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
+    max_drafts = _max_drafts(bundle, session, config)
+    runner = _runner(session, bundle, config, placement, layout, chunk_tokens, max_drafts)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
     encoder, golden = None, partial(causal_logits, runner)
@@ -231,7 +236,7 @@ def _start_causal(
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
         if encoder is None
         else None,
-        max_drafts=_max_drafts(bundle, config),
+        speculation=_speculation(runner, session, max_drafts, model_metrics),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
@@ -275,10 +280,11 @@ def _runner(
     placement: Placement,
     layout: KVLayout,
     chunk_tokens: int,
+    max_drafts: int,
 ) -> Runner:
     """Allocates what the loaded graph leaves of the memory for the KV cache."""
     context = max_length(bundle.manifest, config)
-    num_drafted = config.speculative_tokens + 1
+    num_drafted = MAX_PASS_DRAFTS + 1 if max_drafts else 0
     num_golden = len(bundle.manifest.golden.input_ids)
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
@@ -292,8 +298,8 @@ def _runner(
         max_length=context,
         vocab_size=bundle.manifest.vocab_size,
         # A last chunk is longer by one token rather than followed by a single one.
-        max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
-        max_rows=max(slots, layout.query_block + 1, num_drafted),
+        max_tokens=max(chunk_tokens + 1 + num_drafted, num_golden),
+        max_rows=max(slots, layout.query_block + 1) + num_drafted,
         max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )
@@ -358,17 +364,35 @@ def _sampler(
     )
 
 
-def _max_drafts(bundle: Bundle, config: Config) -> int:
-    """The draft tokens to verify at once; a state cannot be cut back to the accepted ones."""
+def _max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
+    """The draft tokens of a sequence to verify at once; a state cannot be cut back."""
     manifest = bundle.manifest
     if manifest.text_to_text is not None:
         return 0
-    if config.speculative_tokens and manifest.kv is not None and manifest.kv.states:
-        _log.warning(
-            "model %s has recurrent layers, so it runs without --speculative-tokens", bundle.label
-        )
+    if manifest.kv is not None and manifest.kv.states:
+        if config.speculative_tokens:
+            _log.warning(
+                "model %s has recurrent layers, so it runs without --speculative-tokens",
+                bundle.label,
+            )
         return 0
+    if config.speculative_tokens is None:
+        return _DRAFTS if session.is_exact else 0
     return config.speculative_tokens
+
+
+def _speculation(
+    runner: Runner, session: Session, max_drafts: int, metrics: ModelMetrics
+) -> Speculation | None:
+    if not max_drafts:
+        return None
+    return Speculation(
+        (ForcedText(), PromptLookup()),
+        max_drafts=max_drafts,
+        max_length=runner.max_length,
+        together=session.is_exact,
+        metrics=metrics,
+    )
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -19,14 +19,22 @@ class ScriptedGrammar:
     def __init__(self, script: SequenceOf[int | MaskdialError]) -> None:
         self.script = list(script)
         self.num_prepared = 0
+        self.num_drafts = 0
         self.ready = True
+        self.forced: tuple[int, ...] = ()
 
     @property
     def finished(self) -> bool:
         return not self.script
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         self.num_prepared += 1
+        self.num_drafts += len(drafts)
+        assert list(drafts) == self.script[: len(drafts)]
+
+    def num_allowed(self, token_ids: SequenceOf[int]) -> int:
+        pairs = zip(token_ids, self.script, strict=False)
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(self.script))
 
     def wait(self, seconds: float) -> None:
         self.ready = True
@@ -49,7 +57,8 @@ def test_a_grammar_chooses_and_ends_the_text(overlaps: bool) -> None:
         await bench.run_dry()
         assert constrained.token_ids == [7, 8, 7, 8, 7, 8, 9]
         assert constrained.finish.reason == "eos_token"
-        assert grammar.num_prepared == 7
+        assert grammar.num_prepared == 7 - 2  # the second "7 8" is a draft
+        assert grammar.num_drafts == 2
 
     asyncio.run(main())
 
