@@ -1,0 +1,167 @@
+"""Speculation: which draft tokens the next pass verifies, and what became of them."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from maskdial.causal.drafts.budget import PassCosts, choose
+from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
+from maskdial.causal.drafts.record import Record
+from maskdial.causal.plan import Plan
+from maskdial.causal.sequence import Sequence
+from maskdial.metrics import DraftKind, ModelMetrics
+
+MAX_PASS_DRAFTS = 64
+"""Draft tokens of one pass, for all its sequences."""
+
+_FIRST_RATE = 0.5
+_OVERALL_DECAY = 0.98
+
+
+class _Overall:
+    """The share of right ones among the latest draft tokens of a kind, of all sequences."""
+
+    def __init__(self) -> None:
+        self._right, self._tested = 2 * _FIRST_RATE, 2.0
+
+    @property
+    def rate(self) -> float:
+        return self._right / self._tested
+
+    def note(self, num_right: int, num_wrong: int) -> None:
+        self._right = _OVERALL_DECAY * self._right + num_right
+        self._tested = _OVERALL_DECAY * self._tested + num_right + num_wrong
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A draft that is in a pass, and the length of its text before it."""
+
+    sequence: Sequence
+    draft: Draft
+    num_tokens: int
+
+
+class Speculation:
+    """Proposes draft tokens and learns how many of them pay. Used on the engine's thread.
+
+    Only the number of passes depends on it: what is drawn does not.
+
+    Args:
+        proposers: where draft tokens come from; the first one that has some is asked.
+        max_drafts: maximum number of draft tokens of a sequence, at least 1.
+        max_length: tokens of prompt and text together.
+        together: whether one pass can verify the drafts of several sequences, beside the steps of
+            others. If not, only a sequence that runs alone has drafts.
+        metrics: the model's instruments.
+    """
+
+    def __init__(
+        self,
+        proposers: Iterable[Proposer],
+        *,
+        max_drafts: int,
+        max_length: int,
+        together: bool,
+        metrics: ModelMetrics,
+    ) -> None:
+        self.together = together
+        self._proposers = tuple(proposers)
+        self._max_drafts = max_drafts
+        self._max_length = max_length
+        self._metrics = metrics
+        self._costs = PassCosts()
+        self._overall: dict[DraftKind, _Overall] = defaultdict(_Overall)
+        self._records: WeakKeyDictionary[Sequence, dict[DraftKind, Record]] = WeakKeyDictionary()
+        self._verified: tuple[_Verified, ...] = ()
+
+    def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
+        """The draft tokens for each sequence of a plan that decodes; () if there are none."""
+        self._verified = ()
+        sequences = plan.decoding
+        if not sequences or not (self.together or self._runs_alone(plan)):
+            return ()
+        proposed = tuple(map(self._propose, sequences))
+        if not any(map(len, proposed)):
+            return ()
+        records = [
+            self._record(s, draft.kind) for s, draft in zip(sequences, proposed, strict=True)
+        ]
+        rates = [record.rate for record in records]
+        num_rows = len(sequences) + sum(prefill.num_tokens for prefill in plan.prefills)
+        limits = [len(draft) for draft in proposed]
+        sizes = choose(rates, limits, self._costs, num_rows, MAX_PASS_DRAFTS)
+        for sequence, draft, record, size in zip(sequences, proposed, records, sizes, strict=True):
+            if draft and not size:
+                record.untried = sequence.num_tokens, draft.token_ids[0]
+        drafts = [
+            Draft(draft.token_ids[:size], draft.kind)
+            for draft, size in zip(proposed, sizes, strict=True)
+        ]
+        self._verified = tuple(
+            _Verified(sequence, draft, sequence.num_tokens)
+            for sequence, draft in zip(sequences, drafts, strict=True)
+            if draft
+        )
+        return tuple(draft.token_ids for draft in drafts) if self._verified else ()
+
+    def note(self, plan: Plan, seconds: float) -> None:
+        """Takes in a step that has run, in so many seconds, and whose tokens were appended."""
+        if not plan.prefills and plan.decoding:
+            num_rows = len(plan.decoding) + sum(map(len, plan.drafts))
+            self._costs.observe(num_rows, seconds)
+        for each in self._verified:
+            sequence, draft = each.sequence, each.draft
+            new = sequence.token_ids[each.num_tokens :]
+            num_new, size = len(new), len(draft)
+            wrong = np.flatnonzero(new[:size] != np.array(draft.token_ids[:num_new], np.int64))
+            num_wrong = min(len(wrong), 1)
+            num_right = int(wrong[0]) if num_wrong else min(num_new, size)
+            record = self._record(sequence, draft.kind)
+            record.note(num_right, num_wrong, sequence.num_tokens)
+            self._overall[draft.kind].note(num_right, num_wrong)
+            # The last token of a pass is one that a step would have given as well.
+            gained = num_new if sequence.held_logits is not None else max(num_new - 1, 0)
+            self._metrics.draft_tokens[draft.kind].inc(size)
+            self._metrics.accepted_draft_tokens[draft.kind].inc(min(num_right, gained))
+        self._verified = ()
+
+    def _runs_alone(self, plan: Plan) -> bool:
+        return len(plan.rows) == 1 and not (plan.awaiting_mask or plan.prefills or plan.encoding)
+
+    def _propose(self, sequence: Sequence) -> Draft:
+        """As many draft tokens as a proposer has, and no more than are still wanted."""
+        num_tokens = sequence.num_tokens
+        room = min(
+            self._max_drafts,
+            sequence.params.max_new_tokens - sequence.num_generated - 1,
+            self._max_length - num_tokens - 1,
+        )
+        if room < 1 or sequence.search is not None:
+            return NO_DRAFT
+        for proposer in self._proposers:
+            record = self._record(sequence, proposer.kind)
+            if record.untried is not None:
+                position, token_id = record.untried
+                record.untried = None
+                num_right = int(sequence.token_ids[position] == token_id)
+                record.note(num_right, 1 - num_right, num_tokens)
+            if num_tokens < record.resume_at:
+                continue
+            token_ids = proposer.propose(sequence, room)
+            if token_ids and sequence.grammar is not None:
+                token_ids = token_ids[: sequence.grammar.num_allowed(token_ids)]
+            if token_ids:
+                return Draft(token_ids, proposer.kind)
+        return NO_DRAFT
+
+    def _record(self, sequence: Sequence, kind: DraftKind) -> Record:
+        records = self._records.get(sequence)
+        if records is None:
+            records = self._records[sequence] = {}
+        if kind not in records:
+            records[kind] = Record(self._overall[kind].rate)
+        return records[kind]
