@@ -1,6 +1,7 @@
 """The real engine over real models, driven step by step; no HTTP."""
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -37,7 +38,7 @@ from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.logits import Logits
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
-from tests.engine_metrics import EngineMetrics
+from tests.engine_metrics import EngineMetrics, SteadyCosts
 
 BLOCK = 64  # tokens; of the starter model's attention kernel
 MAX_LENGTH = 512
@@ -153,7 +154,8 @@ class WatchedRunner(Runner):
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
     ) -> Logits:
-        self._count_prefill(start + len(token_ids))
+        self._check_end(start + len(token_ids))
+        self._count_prefill()
         return super().prefill(slot, token_ids, start, num_logits)
 
     def _watch_shared(
@@ -166,15 +168,20 @@ class WatchedRunner(Runner):
         self.num_shared += 1
         self.num_decodes += 1
         self.largest_decode = max(self.largest_decode, len(token_ids))
-        if len(prompts) > 1:
+        read = [each for each in prompts if not _has_drafts(each)]
+        if len(read) > 1:
             self.num_joint_prefills += 1
         for _, piece, start, _ in prompts:
-            self._count_prefill(start + len(piece))
+            self._check_end(start + len(piece))
+        for _ in read:
+            self._count_prefill()
         return self._decode_and_prefill(token_ids, lengths, rows, prompts)
 
-    def _count_prefill(self, end: int) -> None:
+    def _check_end(self, end: int) -> None:
         self.furthest = max(self.furthest, end)
         assert self.furthest <= self._max_length
+
+    def _count_prefill(self) -> None:
         self.num_prefills += 1
         if self.fail_at == self.num_prefills - 1:
             raise RuntimeError("the pass was made to fail")
@@ -190,6 +197,12 @@ class WatchedRunner(Runner):
         self.num_decodes += 1
         self.largest_decode = max(self.largest_decode, len(token_ids))
         return super().decode(token_ids, lengths, rows)
+
+
+def _has_drafts(piece: tuple[int, NDArray[np.int64], int, int]) -> bool:
+    """Whether a piece of a text is its newest token and draft tokens, and not one of a prompt."""
+    _, token_ids, start, num_logits = piece
+    return start > 0 and num_logits == len(token_ids) > 1
 
 
 class ListedCounter(Counter):
@@ -323,6 +336,7 @@ class LoadedModel:
         chunk: int = 4 * BLOCK,
         cache_blocks: float = 0,
         max_drafts: int = 0,
+        together: bool = True,
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
@@ -367,8 +381,9 @@ class LoadedModel:
                 (ForcedText(), PromptLookup()),
                 max_drafts=max_drafts,
                 max_length=max_length,
-                together=self.session.is_exact,
+                together=together and self.session.is_exact,
                 metrics=tally.metrics,
+                costs=SteadyCosts(),
             )
             if max_drafts
             else None,
@@ -407,10 +422,11 @@ def tiny(
     byte_tokenizer: Callable[..., tokenizers.Tokenizer],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> LoadedModel:
-    """A small fp32 model of random weights but for its head, which goes in a circle of letters."""
+    """A small int8 model of random weights but for its head, which goes in a circle of letters."""
     import transformers
 
     from maskdial_export.export import export
+    from maskdial_export.quantize.quality import Gate
 
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
@@ -437,5 +453,5 @@ def tiny(
         head[circle] = 0.3 * table[circle[-1:] + circle[:-1]]  # each is like the one before it
         model.lm_head.weight.copy_(head)
     model.save_pretrained(folder)
-    export(str(folder), folder / "bundle")
+    export(str(folder), folder / "bundle", precision="int8", gate=Gate(max_loss=math.inf))
     return LoadedModel(load_bundle("tiny", folder / "bundle"))

@@ -20,7 +20,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.stream import TokenStream
 from maskdial.metrics import Metrics
-from tests.engine_metrics import EngineMetrics
+from tests.engine_metrics import EngineMetrics, SteadyCosts
 
 VOCAB = 64
 EOS = 63  # the scripted model never says it unless told to
@@ -302,6 +302,7 @@ class Bench(EngineMetrics):
                 max_length=MAX_LENGTH,
                 together=runner.decode_and_prefill is not None,
                 metrics=metrics,
+                costs=SteadyCosts(),
             )
             if max_drafts
             else None,

@@ -156,7 +156,7 @@ class Scheduler:
         Sequences that were released meanwhile are left alone.
         """
         for sequence in (*plan.decoding, *plan.awaiting_mask):
-            self._charge(sequence, 1, _GENERATED_COST)
+            self._charge(sequence, max(sequence.num_new, 1), _GENERATED_COST)
             _proceed(sequence)
         for prefill in plan.prefills:
             self._charge(prefill.sequence, prefill.num_tokens, _PROMPT_COST)

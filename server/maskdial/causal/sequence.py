@@ -166,6 +166,7 @@ class Sequence:
         self.slot = -1
         self.num_computed = 0
         """Tokens in the KV cache."""
+        self._num_noted = 0
         self.num_reused = 0
         """Prompt tokens that came from the prefix cache."""
         self.block_keys: tuple[bytes, ...] = ()
@@ -295,8 +296,14 @@ class Sequence:
         """Counts prompt tokens that a pass has written to the KV cache."""
         self.num_computed += num_tokens
 
+    @property
+    def num_new(self) -> int:
+        """Tokens that were generated since it last went on."""
+        return self.num_generated - self._num_noted
+
     def proceed(self) -> None:
         """Goes on after a step: all tokens but one that was just sampled are in the KV cache."""
+        self._num_noted = self.num_generated
         if self.held_logits is None:
             self.state = State.DECODING
             self.num_computed = self.num_tokens - 1

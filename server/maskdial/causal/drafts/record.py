@@ -1,6 +1,6 @@
 """Record: how often the draft tokens of one kind were right."""
 
-_DECAY = 0.8
+_DECAY = 0.85  # for each draft token
 _PRIOR_TESTS = 1.0
 _LONGEST_PAUSE = 16
 
@@ -31,7 +31,8 @@ class Record:
 
         After wrong ones, it pauses for more and more tokens.
         """
-        self._hits = _DECAY * self._hits + num_right
-        self._tests = _DECAY * self._tests + num_right + num_wrong
+        kept = _DECAY ** (num_right + num_wrong)
+        self._hits = kept * self._hits + num_right
+        self._tests = kept * self._tests + num_right + num_wrong
         self._pause = 0 if num_right else min(2 * self._pause + 1, _LONGEST_PAUSE)
         self.resume_at = num_tokens + self._pause

@@ -57,6 +57,7 @@ class Speculation:
         together: whether one pass can verify the drafts of several sequences, beside the steps of
             others. If not, only a sequence that runs alone has drafts.
         metrics: the model's instruments.
+        costs: of the model's passes. Default: as they are measured.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class Speculation:
         max_length: int,
         together: bool,
         metrics: ModelMetrics,
+        costs: PassCosts | None = None,
     ) -> None:
-        self.together = together
+        self._together = together
         self._proposers = tuple(proposers)
         self._max_drafts = max_drafts
         self._max_length = max_length
         self._metrics = metrics
-        self._costs = PassCosts()
+        self._costs = costs or PassCosts()
         self._overall: dict[DraftKind, _Overall] = defaultdict(_Overall)
         self._records: WeakKeyDictionary[Sequence, dict[DraftKind, Record]] = WeakKeyDictionary()
         self._verified: tuple[_Verified, ...] = ()
@@ -82,7 +84,7 @@ class Speculation:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""
         self._verified = ()
         sequences = plan.decoding
-        if not sequences or not (self.together or self._runs_alone(plan)):
+        if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
         proposed = tuple(map(self._propose, sequences))
         if not any(map(len, proposed)):
