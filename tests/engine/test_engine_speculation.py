@@ -268,7 +268,8 @@ def test_what_a_grammar_forces_is_drafted(starter: Any, seed: int | None) -> Non
     (reply,) = bench.run_alone([request])
     assert reply == starter.bench().run_alone([request])[0]
     assert reply.reason == "eos_token"
-    assert sum(accepted for _, accepted in bench.tally.drafts) > len(reply.token_ids) / 3
+    share = 3 if seed is None else 8  # it often divides keys otherwise than the tokenizer does
+    assert sum(accepted for _, accepted in bench.tally.drafts) > len(reply.token_ids) / share
 
 
 class WatchedMatcher:
