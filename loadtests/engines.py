@@ -147,12 +147,12 @@ class LoadedCausal:
         """Rounds up to a multiple of the attention kernel's block."""
         return -(-num_tokens // self.layout.query_block) * self.layout.query_block
 
-    def runner(self) -> Runner:
+    def runner(self, slots: int = NUM_STREAMS) -> Runner:
         """A runner with a KV cache of its own."""
         return Runner(
             self.session,
             self.layout,
-            slots=NUM_STREAMS,
+            slots=slots,
             max_length=self.max_length,
             vocab_size=self.vocab_size,
             max_tokens=max(self.max_length, self.chunk_tokens + 1) + MAX_PASS_DRAFTS,
@@ -176,6 +176,7 @@ class LoadedCausal:
         chunk_tokens: int | None = None,
         block_tokens: int | None = None,
         prefix_cache: bool = False,
+        slots: int = NUM_STREAMS,
         max_drafts: int = 0,
     ) -> CausalEngine:
         """An engine, not started.
@@ -187,7 +188,8 @@ class LoadedCausal:
             block_tokens: longest prompts that are read together; None for the kernel's block. With
                 1, each prompt is read alone; without a prefix cache nothing else changes.
             prefix_cache: whether it has one, of the configured size.
-            max_drafts: most tokens to draft per step.
+            slots: of the runner.
+            max_drafts: most draft tokens of a sequence.
         """
         block = self.layout.query_block
         cache = PrefixCache(
@@ -201,7 +203,7 @@ class LoadedCausal:
         return CausalEngine(
             runner,
             self.tokenizer,
-            slots=NUM_STREAMS,
+            slots=slots,
             max_length=self.max_length,
             vocab_size=self.vocab_size,
             prefill_chunk_tokens=chunk_tokens or self.chunk_tokens,

@@ -30,6 +30,9 @@ class Proposer(Protocol):
 
     @property
     def kind(self) -> DraftKind: ...
+    def serves(self, sequence: Sequence) -> bool:
+        """Whether it may ever have some for a sequence; a cheap question."""
+
     def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         """What probably follows the sequence's newest token.
 

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
 
-_LONGEST_NGRAM = 3
-_SHORTEST_NGRAM = 2
+_LONGEST_NGRAM = 4
+_SHORTEST_NGRAM = 3
 
 
 class PromptLookup:
@@ -18,6 +18,10 @@ class PromptLookup:
     """
 
     kind: DraftKind = "prompt"
+
+    def serves(self, sequence: Sequence) -> bool:
+        """Any text may repeat itself."""
+        return True
 
     def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         """See `maskdial.causal.drafts.draft.Proposer`."""
@@ -39,18 +43,20 @@ def find_place(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> int:
         beginning: int64 (num_tokens,), which may be the text itself.
 
     Returns:
-        The place after the last match of the last three tokens, or of two; 0 if there is none that
+        The place after the last match of the last four tokens, or of three; 0 if there is none that
         another token follows.
     """
     if len(beginning) < _SHORTEST_NGRAM:
         return 0
     # Few places have the last token, so the other tokens are compared there only.
-    ends = np.flatnonzero(text[:-1] == beginning[-1]) + 1
-    place = 0
+    places = (text[1:-1] == beginning[-1]).nonzero()[0] + 1
+    found = 0
     for length in range(2, min(_LONGEST_NGRAM, len(beginning)) + 1):
-        ends = ends[ends >= length]
-        ends = ends[text[ends - length] == beginning[-length]]
-        if not len(ends):
+        if not len(places) or places[0] < length - 1:
+            places = places[places >= length - 1]
+        places = places[text[places - length + 1] == beginning[-length]]
+        if not len(places):
             break
-        place = int(ends[-1])
-    return place
+        if length >= _SHORTEST_NGRAM:
+            found = int(places[-1]) + 1
+    return found

@@ -3,6 +3,7 @@
 _DECAY = 0.85  # for each draft token
 _PRIOR_TESTS = 1.0
 _LONGEST_PAUSE = 16
+_LONGEST_WAIT = 3
 
 
 class Record:
@@ -15,7 +16,7 @@ class Record:
     def __init__(self, prior: float) -> None:
         self._prior = prior
         self._hits = self._tests = 0.0
-        self._pause = 0
+        self._pause = self._wait = 0
         self.resume_at = 0
         """Tokens of the text from which on it is worth looking for draft tokens again."""
         self.untried: tuple[int, int] | None = None
@@ -35,4 +36,10 @@ class Record:
         self._hits = kept * self._hits + num_right
         self._tests = kept * self._tests + num_right + num_wrong
         self._pause = 0 if num_right else min(2 * self._pause + 1, _LONGEST_PAUSE)
+        self._wait = 0
         self.resume_at = num_tokens + self._pause
+
+    def note_none(self, num_tokens: int) -> None:
+        """Takes in that a text had no draft tokens: looking for some takes time as well."""
+        self._wait = min(self._wait + 1, _LONGEST_WAIT)
+        self.resume_at = num_tokens + self._wait

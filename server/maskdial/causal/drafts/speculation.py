@@ -86,12 +86,11 @@ class Speculation:
         sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
-        proposed = tuple(map(self._propose, sequences))
-        if not any(map(len, proposed)):
+        proposed = [self._propose(sequence) for sequence in sequences]
+        if not any(draft.token_ids for draft in proposed):
             return ()
-        records = [
-            self._record(s, draft.kind) for s, draft in zip(sequences, proposed, strict=True)
-        ]
+        pairs = list(zip(sequences, proposed, strict=True))
+        records = [self._record(sequence, draft.kind) for sequence, draft in pairs]
         rates = [record.rate for record in records]
         num_rows = len(sequences) + sum(prefill.num_tokens for prefill in plan.prefills)
         limits = [len(draft) for draft in proposed]
@@ -145,19 +144,22 @@ class Speculation:
         if room < 1 or sequence.search is not None:
             return NO_DRAFT
         for proposer in self._proposers:
+            if not proposer.serves(sequence):
+                continue
             record = self._record(sequence, proposer.kind)
+            if num_tokens < record.resume_at:
+                continue
             if record.untried is not None:
                 position, token_id = record.untried
                 record.untried = None
                 num_right = int(sequence.token_ids[position] == token_id)
                 record.note(num_right, 1 - num_right, num_tokens)
-            if num_tokens < record.resume_at:
-                continue
             token_ids = proposer.propose(sequence, room)
             if token_ids and sequence.grammar is not None:
                 token_ids = token_ids[: sequence.grammar.num_allowed(token_ids)]
             if token_ids:
                 return Draft(token_ids, proposer.kind)
+            record.note_none(num_tokens)
         return NO_DRAFT
 
     def _record(self, sequence: Sequence, kind: DraftKind) -> Record:
