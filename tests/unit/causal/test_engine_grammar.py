@@ -61,7 +61,6 @@ def test_a_grammar_chooses_and_ends_the_text(overlaps: bool) -> None:
         num_accepted = bench.value("speculative_accepted_tokens_total", kind="prompt")
         assert grammar.num_drafts >= num_accepted > 5
         assert grammar.num_prepared == len(script) - num_accepted
-        assert grammar.num_drafts == 2
 
     asyncio.run(main())
 
