@@ -18,6 +18,7 @@ from prometheus_client import Counter
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
@@ -378,7 +379,7 @@ class LoadedModel:
             if cache_bytes
             else None,
             speculation=Speculation(
-                (ForcedText(), PromptLookup()),
+                (ForcedText(), Prediction(), PromptLookup()),
                 max_drafts=max_drafts,
                 max_length=max_length,
                 together=together and self.session.is_exact,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter
 
 from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.engine import CausalEngine
@@ -297,7 +298,7 @@ class Bench(EngineMetrics):
             eos_token_ids=[EOS],
             prefix_cache=prefix_cache,
             speculation=Speculation(
-                (ForcedText(), PromptLookup()),
+                (ForcedText(), Prediction(), PromptLookup()),
                 max_drafts=max_drafts,
                 max_length=MAX_LENGTH,
                 together=runner.decode_and_prefill is not None,

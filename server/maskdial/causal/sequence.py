@@ -127,6 +127,7 @@ class Sequence:
         spelled_tokens: pairs of a special token's id and its spelling in the text, where other
             special tokens leave nothing.
         reasoning: what the text may begin with, and where no stop string is looked for.
+        prediction: token ids of a text that its client expects.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Sequence:
         shared_prompt: SharedPrompt | None = None,
         spelled_tokens: SequenceOf[tuple[int, str]] = (),
         reasoning: Reasoning | None = None,
+        prediction: SequenceOf[int] = (),
     ) -> None:
         self.params = params
         self.priority = priority
@@ -151,6 +153,7 @@ class Sequence:
         self.search: Search | None = None
         self.seed = draw_seed() if seed is None else seed
         self.source_ids = np.array(source_ids, np.int64)
+        self.prediction = np.array(prediction, np.int64)
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end

@@ -12,6 +12,7 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
@@ -387,7 +388,7 @@ def _speculation(
     if not max_drafts:
         return None
     return Speculation(
-        (ForcedText(), PromptLookup()),
+        (ForcedText(), Prediction(), PromptLookup()),
         max_drafts=max_drafts,
         max_length=runner.max_length,
         together=session.is_exact,

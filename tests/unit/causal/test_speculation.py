@@ -3,9 +3,11 @@
 import pytest
 
 from maskdial.causal.drafts.budget import PassCosts, choose
+from maskdial.causal.drafts.prediction import Follower, Prediction
 from maskdial.causal.drafts.record import Record
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.plan import Plan
+from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind, Metrics
 from tests.engine_metrics import EngineMetrics, SteadyCosts
@@ -219,3 +221,22 @@ def test_without_the_shared_pass_a_sequence_has_drafts_only_while_it_is_alone() 
     assert speculation.draft(plan_of(one, other)) == ()
     assert speculation.draft(Plan(rows=(one,), decoding_rows=(0,), awaiting_mask=(other,))) == ()
     assert speculation.draft(plan_of(one)) == ((4,),)
+
+
+def test_a_prediction_is_followed_and_found_again() -> None:
+    prediction = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+    sequence = Sequence([1, 2], SamplingParams(max_new_tokens=50), prediction=prediction)
+    proposer, follower = Prediction(), Follower(sequence.prediction)
+    sequence.start(0, 0)
+    proposed = []
+    text = [10, 11, 12, 50, 51, 14, 15, 16, 17]
+    for token_id in text:
+        write(sequence, token_id)
+        follower.push(token_id)
+        proposed.append(proposer.propose(sequence, 2))
+    assert proposed == [(11, 12), (12, 13), (13, 14), (), (), (), (), (17, 18), (18, 19)]
+    assert (follower.num_right, follower.num_wrong) == (4, 7)
+
+
+def test_a_sequence_without_a_prediction_has_none() -> None:
+    assert not Prediction().serves(running())

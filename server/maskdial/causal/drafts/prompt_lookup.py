@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
 
-_LONGEST_NGRAM = 4
+LONGEST_NGRAM = 8
 _SHORTEST_NGRAM = 3
 
 
@@ -43,15 +43,15 @@ def find_place(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> int:
         beginning: int64 (num_tokens,), which may be the text itself.
 
     Returns:
-        The place after the last match of the last four tokens, or of three; 0 if there is none that
-        another token follows.
+        The place after the last match of the last eight tokens, or of three at least; 0 if there
+        is none that another token follows.
     """
     if len(beginning) < _SHORTEST_NGRAM:
         return 0
     # Few places have the last token, so the other tokens are compared there only.
     places = (text[1:-1] == beginning[-1]).nonzero()[0] + 1
     found = 0
-    for length in range(2, min(_LONGEST_NGRAM, len(beginning)) + 1):
+    for length in range(2, min(LONGEST_NGRAM, len(beginning)) + 1):
         if not len(places) or places[0] < length - 1:
             places = places[places >= length - 1]
         places = places[text[places - length + 1] == beginning[-length]]
@@ -59,4 +59,6 @@ def find_place(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> int:
             break
         if length >= _SHORTEST_NGRAM:
             found = int(places[-1]) + 1
+            if len(places) == 1:
+                break
     return found
