@@ -17,6 +17,7 @@ from prometheus_client import Counter
 
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
@@ -338,6 +339,7 @@ class LoadedModel:
         cache_blocks: float = 0,
         max_drafts: int = 0,
         together: bool = True,
+        answers: Answers | None = None,
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
@@ -384,6 +386,7 @@ class LoadedModel:
                 max_length=max_length,
                 together=together and self.session.is_exact,
                 metrics=tally.metrics,
+                answers=answers,
                 costs=SteadyCosts(),
             )
             if max_drafts

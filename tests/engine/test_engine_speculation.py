@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import DeadlineError
 from tests.engine.test_engine_company import random_params, run_in_company
@@ -360,3 +361,21 @@ def test_copies_of_a_prompt_have_their_own_drafts(tiny: Any) -> None:
 
     assert asyncio.run(main()) == tiny.bench().run_alone(requests)
     assert sum(accepted for _, accepted in bench.tally.drafts) > 0
+
+
+def test_an_answer_that_was_given_before_comes_sooner(starter: Any) -> None:
+    """To those of the same cache salt; the text is the same to the last bit."""
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    first = starter.request(
+        PROMPTS[0], max_new_tokens=60, do_sample=True, temperature=0.9, seed=2, ignore_eos=True
+    )
+    (wanted,) = starter.bench().run_alone([first])
+    bench = starter.bench(max_drafts=16, answers=Answers())
+    passes = []
+    for request in (first, replace(first, salt="other"), first):
+        before = bench.runner.num_decodes
+        assert bench.run_alone([request]) == [wanted]
+        passes.append(bench.runner.num_decodes - before)
+    assert passes[0] == passes[1] > 50
+    assert passes[2] < 15

@@ -286,6 +286,8 @@ class CausalEngine(Engine):
                 self._channels.pop(sequence, None)
             self._finished.add(len(failed) + len(finished))
             self._report()
+        if self._speculation is not None:
+            self._speculation.learn(finished)
         self._metrics.generation_tokens.inc(sum(isinstance(r, TokenEvent) for _, r in replies))
         publish(deliveries)
 

@@ -11,6 +11,7 @@ from maskdial.bundle.manifest import KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
@@ -237,7 +238,7 @@ def _start_causal(
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
         if encoder is None
         else None,
-        speculation=_speculation(runner, session, max_drafts, model_metrics),
+        speculation=_speculation(runner, session, config, max_drafts, model_metrics),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
@@ -383,7 +384,7 @@ def _max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
 
 
 def _speculation(
-    runner: Runner, session: Session, max_drafts: int, metrics: ModelMetrics
+    runner: Runner, session: Session, config: Config, max_drafts: int, metrics: ModelMetrics
 ) -> Speculation | None:
     if not max_drafts:
         return None
@@ -393,6 +394,7 @@ def _speculation(
         max_length=runner.max_length,
         together=session.is_exact,
         metrics=metrics,
+        answers=Answers(shared=config.prefix_cache_shared == "on"),
     )
 
 

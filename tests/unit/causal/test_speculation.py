@@ -2,6 +2,7 @@
 
 import pytest
 
+from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import PassCosts, choose
 from maskdial.causal.drafts.prediction import Follower, Prediction
 from maskdial.causal.drafts.record import Record
@@ -9,6 +10,7 @@ from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.plan import Plan
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.fairness import ClientUsage
 from maskdial.metrics import DraftKind, Metrics
 from tests.engine_metrics import EngineMetrics, SteadyCosts
 from tests.unit.scripted_model import LetterDetokenizer, make_sequence
@@ -240,3 +242,61 @@ def test_a_prediction_is_followed_and_found_again() -> None:
 
 def test_a_sequence_without_a_prediction_has_none() -> None:
     assert not Prediction().serves(running())
+
+
+def answered(*token_ids: int, salt: str = "", key: str = "") -> Sequence:
+    sequence = Sequence([1, 2], SamplingParams(max_new_tokens=50), cache_salt=salt)
+    sequence.usage = ClientUsage(key=key)
+    sequence.start(0, 0)
+    write(sequence, *token_ids)
+    return sequence
+
+
+def test_answers_help_those_of_the_same_salt_and_key() -> None:
+    text = (10, 11, 12, 13, 14, 15, 16, 17, 18)
+    answers, shared = Answers(), Answers(shared=True)
+    for each in (answers, shared):
+        assert not each.serves(answered(10))
+        each.learn(answered(*text, salt="a", key="k"))
+        assert each.serves(answered(10))
+    begun = text[:5]
+    assert answers.propose(answered(*begun, salt="a", key="k"), 3) == text[5:8]
+    assert answers.propose(answered(*begun, salt="b", key="k"), 3) == ()
+    assert answers.propose(answered(*begun, salt="a", key="l"), 3) == ()
+    assert shared.propose(answered(*begun, salt="b", key="k"), 3) == ()
+    assert shared.propose(answered(*begun, salt="a", key="l"), 3) == text[5:8]
+    # The prompt's end and the first tokens are enough.
+    assert answers.propose(answered(10, 11, salt="a", key="k"), 1) == (12,)
+
+
+def test_an_answer_is_followed_from_token_to_token() -> None:
+    answers = Answers()
+    answers.learn(answered(*range(10, 40)))
+    sequence = answered(10, 11)
+    assert answers.propose(sequence, 2) == (12, 13)
+    write(sequence, 12, 13, 14)
+    assert answers.propose(sequence, 2) == (15, 16)
+    write(sequence, 50)
+    assert answers.propose(sequence, 2) == ()
+    write(sequence, 20, 21, 22, 23)
+    assert answers.propose(sequence, 2) == (24, 25)
+
+
+def test_the_oldest_answers_are_forgotten() -> None:
+    answers = Answers(max_tokens=100)
+    for number in range(50):
+        first = 100 * number
+        answers.learn(answered(*range(first, first + 20)))
+        assert answers.num_tokens <= 100
+        assert len(answers._places) <= 100
+    assert answers.propose(answered(*range(9)), 2) == ()
+    assert answers.propose(answered(*range(4900, 4909)), 2) == (4909, 4910)
+    answers.learn(answered(*range(200)))  # too long to keep
+    assert answers.propose(answered(*range(9)), 2) == ()
+
+
+def test_of_two_answers_the_later_one_is_followed() -> None:
+    answers = Answers(max_tokens=60)
+    for ending in (1, 2, 3):
+        answers.learn(answered(*range(30, 40), *[50 + ending] * 8))
+        assert answers.propose(answered(*range(30, 40)), 1) == (50 + ending,)

@@ -16,12 +16,13 @@ class Follower:
 
     Args:
         prediction: int64 (num_predicted,).
+        place: what the text's next token is in it.
     """
 
-    def __init__(self, prediction: NDArray[np.int64]) -> None:
+    def __init__(self, prediction: NDArray[np.int64], place: int = 0) -> None:
         self._prediction = prediction
         self._last: list[int] = []
-        self._place = 0
+        self._place = place
         self.num_right = 0
         """Tokens of the text that were predicted."""
 

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import PassCosts, choose
 from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
 from maskdial.causal.drafts.record import Record
@@ -57,6 +58,7 @@ class Speculation:
         together: whether one pass can verify the drafts of several sequences, beside the steps of
             others. If not, only a sequence that runs alone has drafts.
         metrics: the model's instruments.
+        answers: the last of the proposers, which learns from texts that end.
         costs: of the model's passes. Default: as they are measured.
     """
 
@@ -68,10 +70,12 @@ class Speculation:
         max_length: int,
         together: bool,
         metrics: ModelMetrics,
+        answers: Answers | None = None,
         costs: PassCosts | None = None,
     ) -> None:
         self._together = together
-        self._proposers = tuple(proposers)
+        self._answers = answers
+        self._proposers = (*proposers, *([] if answers is None else [answers]))
         self._max_drafts = max_drafts
         self._max_length = max_length
         self._metrics = metrics
@@ -129,6 +133,12 @@ class Speculation:
             self._metrics.draft_tokens[draft.kind].inc(size)
             self._metrics.accepted_draft_tokens[draft.kind].inc(min(num_right, gained))
         self._verified = ()
+
+    def learn(self, sequences: Iterable[Sequence]) -> None:
+        """Takes in the texts of sequences that have finished."""
+        if self._answers is not None:
+            for sequence in sequences:
+                self._answers.learn(sequence)
 
     def _runs_alone(self, plan: Plan) -> bool:
         return len(plan.rows) == 1 and not (plan.awaiting_mask or plan.prefills or plan.encoding)
