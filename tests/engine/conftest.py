@@ -18,6 +18,7 @@ from prometheus_client import Counter
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.drafts.answers import Answers
+from maskdial.causal.drafts.draft import Proposer
 from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
@@ -340,6 +341,7 @@ class LoadedModel:
         max_drafts: int = 0,
         together: bool = True,
         answers: Answers | None = None,
+        proposers: SequenceOf[Proposer] = (ForcedText(), Prediction(), PromptLookup()),
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
@@ -381,7 +383,7 @@ class LoadedModel:
             if cache_bytes
             else None,
             speculation=Speculation(
-                (ForcedText(), Prediction(), PromptLookup()),
+                proposers,
                 max_drafts=max_drafts,
                 max_length=max_length,
                 together=together and self.session.is_exact,

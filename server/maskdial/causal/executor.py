@@ -144,6 +144,8 @@ class Executor:
         self._prefix_cache = prefix_cache
         self._metrics = metrics
         self._name = name
+        self._snapshots: dict[Sequence, NDArray[np.float32]] = {}
+        """The states before the drafts of the last pass."""
 
     def run(self, plan: Plan) -> list[Output]:
         """Runs a plan. Grammar masks are computed on other threads meanwhile."""
@@ -166,12 +168,14 @@ class Executor:
             self._runner.cache.copy(move.source, move.target, move.num_tokens)
         for restore in plan.restores:
             self._runner.cache.write_states(restore.slot, restore.states)
+        self._rewind()
         outputs = []
         if plan.awaiting_mask:
             held = [s.held_logits for s in plan.awaiting_mask if s.held_logits is not None]
             outputs.append(Output(plan.awaiting_mask, np.stack(held)))
         together = self._runner.decode_and_prefill
-        if together is not None and plan.decoding and (plan.prefills or plan.drafts):
+        behind = any(sequence.rewound for sequence in plan.decoding)
+        if together is not None and plan.decoding and (plan.prefills or plan.drafts or behind):
             outputs += self._run_together(plan, together)
         else:
             if plan.drafts:
@@ -225,14 +229,16 @@ class Executor:
         token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
         lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
         drafts = plan.drafts or ((),) * len(decoding)
-        steps = [i for i, draft in enumerate(drafts) if not draft]
-        drafted = [i for i, draft in enumerate(drafts) if draft]
+        drafted = [i for i, draft in enumerate(drafts) if draft or decoding[i].rewound]
+        steps = [i for i in range(len(decoding)) if i not in drafted]
         rows = np.array([plan.decoding_rows[i] for i in steps], np.int64)
         pieces = [
             (plan.decoding_rows[i], *_newest(decoding[i], drafts[i]), 1 + len(drafts[i]))
             for i in drafted
         ]
         prompts = [(each.slot, _tokens(each), each.start, _num_logits(each)) for each in prefills]
+        for i, (slot, token_ids_of, start, _) in zip(drafted, pieces, strict=True):
+            self._keep_states(decoding[i], slot, start, start + len(token_ids_of))
         num_tokens = len(steps) + sum(len(piece[1]) for piece in (*pieces, *prompts))
         output = self._pass(
             (*decoding, *(each.sequence for each in prefills)),
@@ -256,6 +262,19 @@ class Executor:
         for sequence, draft in zip(decoding, drafts, strict=True):
             self._forget_behind(sequence, 1 + len(draft))
         return outputs
+
+    def _keep_states(self, sequence: Sequence, slot: int, start: int, end: int) -> None:
+        """Keeps the states before a pass that reads draft tokens: they cannot be cut back."""
+        if self._runner.cache.state_bytes:
+            self._snapshots[sequence] = self._runner.cache.read_states(slot)
+            sequence.read_states(start, end)
+
+    def _rewind(self) -> None:
+        """Gives the sequences with wrong draft tokens the states from before them."""
+        for sequence, states in self._snapshots.items():
+            if sequence.rewound and sequence.slot >= 0:
+                self._runner.cache.write_states(sequence.slot, states)
+        self._snapshots.clear()
 
     def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> Output:
         token_ids, start = _newest(sequence, drafts)
@@ -369,8 +388,9 @@ class Executor:
 
 
 def _newest(sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
-    """A sequence's newest token and its draft tokens, and the position of the first."""
-    return np.array([sequence.last_token_id, *drafts], np.int64), sequence.num_computed
+    """A sequence's tokens that are to be read, its draft tokens, and the position of the first."""
+    start = sequence.num_computed
+    return np.concatenate([sequence.token_ids[start:], np.array(drafts, np.int64)]), start
 
 
 def _tokens(prefill: Prefill) -> NDArray[np.int64]:

@@ -170,6 +170,8 @@ class Sequence:
         self.num_computed = 0
         """Tokens in the KV cache."""
         self._num_noted = 0
+        self._states_read: tuple[int, int] | None = None
+        self._rewound_to: int | None = None
         self.num_reused = 0
         """Prompt tokens that came from the prefix cache."""
         self.block_keys: tuple[bytes, ...] = ()
@@ -313,6 +315,26 @@ class Sequence:
         else:
             self.state = State.HOLDING
             self.num_computed = self.num_tokens
+        if self._states_read is not None:
+            start, end = self._states_read
+            if end > self.num_computed:
+                self._rewound_to = start
+            self._states_read = None
+        if self._rewound_to is not None:
+            self.num_computed = self._rewound_to
+
+    @property
+    def rewound(self) -> bool:
+        """Whether its recurrent layers have read draft tokens that were wrong.
+
+        Then ``num_computed`` is what they had read before, and the next pass reads the tokens from
+        there on once more, from the states of that time.
+        """
+        return self._rewound_to is not None
+
+    def read_states(self, start: int, end: int) -> None:
+        """Notes that a pass takes its states from ``start`` tokens to ``end``, drafts included."""
+        self._states_read, self._rewound_to = (start, end), None
 
     def cancel(self) -> None:
         """Marks the sequence as one that nobody reads any more."""

@@ -367,14 +367,15 @@ def _sampler(
 
 
 def _max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
-    """The draft tokens of a sequence to verify at once; a state cannot be cut back."""
+    """The draft tokens of a sequence to verify at once."""
     manifest = bundle.manifest
     if manifest.text_to_text is not None:
         return 0
-    if manifest.kv is not None and manifest.kv.states:
+    if manifest.kv is not None and manifest.kv.states and not session.is_exact:
         if config.speculative_tokens:
             _log.warning(
-                "model %s has recurrent layers, so it runs without --speculative-tokens",
+                "model %s has recurrent layers, so without the kernels it runs without "
+                "--speculative-tokens",
                 bundle.label,
             )
         return 0
