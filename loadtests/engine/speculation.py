@@ -108,7 +108,7 @@ class Row:
         off_tokens_per_second: of all streams, without drafts, after the first tokens.
         on_tokens_per_second: with drafts.
         times_faster: the ratio of the two, round by round.
-        tokens_per_pass: tokens that a stream has of a pass, with drafts.
+        tokens_per_pass: tokens that a stream gets from a pass, with drafts.
         drafts: drafted tokens of all streams.
         accepted_percent: share of them that was accepted.
         new_tokens: length of the text.
@@ -127,7 +127,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One text, written once by each stream."""
+    """One text, written once by each stream; ``num_passes`` counts those of each stream."""
 
     tokens_per_second: float
     num_tokens: int
@@ -204,16 +204,17 @@ async def _write(rig: Rig, runner: ScriptedRunner, script: Script, streams: int)
     for reader in readers:
         await reader.end()
     await rig.close([])
-    steps = rig.recorder.take_steps()
+    rig.recorder.take_steps()
     if any(tuple(reader.token_ids) != script.target for reader in readers):
         raise LoadTestError("the engine wrote another text than its script")
     begin, end = max(each.times[0] for each in readers), max(each.times[-1] for each in readers)
+    accepted = rig.recorder.num_accepted - accepted
     return Sample(
         tokens_per_second=sum(t > begin for each in readers for t in each.times) / (end - begin),
         num_tokens=(num_new - 1) * streams,
-        num_passes=sum(each.num_rows for step in steps for each in step.passes) - streams,
+        num_passes=(num_new - 1) * streams - accepted,
         num_drafts=rig.recorder.num_drafts - drafts,
-        num_accepted=rig.recorder.num_accepted - accepted,
+        num_accepted=accepted,
     )
 
 

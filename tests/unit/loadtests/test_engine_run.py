@@ -39,8 +39,8 @@ def test_every_section_on_the_starter_model(
         assert row["together_passes"] < row["alone_passes"] == 8
     for row in rows_of(report, "speculation"):
         assert (row["tokens_per_pass"] > 1) == (row["accepted_percent"] > 0)
-        if row["text"] in ("copy", "extractive summary"):
-            assert (row["accepted_percent"] > 0) == (row["max_drafts"] > 0)
+        if row["text"] == "copy" and row["streams"] == 1:
+            assert row["accepted_percent"] > 0
     steps = rows_of(report, "steps")
     assert [row["rows"] for row in steps if row["kind"] == "decode"] == [1, 2, 4, 8, 8]
     assert [row["context"] for row in steps if row["kind"] == "prefill"] == [0, 0, 0, 0, 256]
