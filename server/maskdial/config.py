@@ -385,6 +385,12 @@ class Config(BaseModel):
         "answers are the same to the last bit with it, which takes the kernels, else 0. Without "
         "them, only a sequence that runs alone has drafts, and last bits depend on it",
     )
+    draft: str | None = Field(
+        None,
+        description="name of a served causal model, smaller and with the same vocabulary, whose "
+        "likeliest tokens the others verify where speculation changes no bit of their answers; it "
+        "takes a KV cache for each of them",
+    )
     generation_config: Literal["auto", "off"] = Field(
         "auto",
         description="whether a causal model's generation_config.json says how it samples where a "

@@ -20,6 +20,7 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.draft import Proposer
 from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.model import DraftModel
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
@@ -341,6 +342,7 @@ class LoadedModel:
         max_drafts: int = 0,
         together: bool = True,
         answers: Answers | None = None,
+        model: DraftModel | None = None,
         proposers: SequenceOf[Proposer] = (ForcedText(), Prediction(), PromptLookup()),
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
@@ -389,6 +391,7 @@ class LoadedModel:
                 together=together and self.session.is_exact,
                 metrics=tally.metrics,
                 answers=answers,
+                model=model,
                 costs=SteadyCosts(),
             )
             if max_drafts
@@ -397,6 +400,18 @@ class LoadedModel:
             name=NAME,
         )
         return Bench(engine, runner, tally)
+
+    def draft_model(self, slots: int = 8, *, fail_at: int | None = None) -> DraftModel:
+        """This model as a draft model."""
+        runner = WatchedRunner(
+            self.session,
+            self.layout,
+            slots=slots,
+            max_length=MAX_LENGTH,
+            vocab_size=self.manifest.vocab_size,
+        )
+        runner.fail_at = fail_at
+        return DraftModel(runner, slots=slots, max_length=MAX_LENGTH, chunk_tokens=40, name=NAME)
 
     def request(
         self, prompt: str | SequenceOf[int], *, seed: int | None = None, **params: object

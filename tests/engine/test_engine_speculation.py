@@ -379,3 +379,57 @@ def test_an_answer_that_was_given_before_comes_sooner(starter: Any) -> None:
         passes.append(bench.runner.num_decodes - before)
     assert passes[0] == passes[1] > 50
     assert passes[2] < 15
+
+
+def drawn_requests(starter: Any) -> list[Any]:
+    """Prompts of all lengths; some texts are greedy, others part from what is likeliest."""
+    rng = random.Random(8)
+    return [
+        starter.request(
+            starter.random_prompt(rng, rng.choice((1, 2, 30, 100))),
+            max_new_tokens=rng.randint(4, 40),
+            do_sample=number % 3 > 0,
+            temperature=0.8,
+            seed=number,
+            ignore_eos=True,
+        )
+        for number in range(14)
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_draft_model_writes_for_all_texts_at_once(starter: Any, slots: int) -> None:
+    """Here the model is its own draft model, so that drafts are wrong only where others are drawn.
+
+    Its slots hold what the texts have, whoever comes and goes.
+    """
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    requests = drawn_requests(starter)
+    wanted = starter.bench().run_alone(requests)
+    model = starter.draft_model(slots)
+    bench = starter.bench(slots=slots, max_drafts=MAX_DRAFTS, proposers=(), model=model)
+    assert run_in_company(bench, requests, random.Random(slots)) == wanted
+    num_drafts, num_accepted = map(sum, zip(*bench.tally.drafts, strict=True))
+    assert num_accepted > 100
+    assert num_drafts - num_accepted > 10
+    greedy = [request for request in requests if not request.params.do_sample]
+    tally = starter.bench(slots=slots, max_drafts=MAX_DRAFTS, proposers=(), model=model)
+    assert tally.run_together(greedy) == [
+        reply for request, reply in zip(requests, wanted, strict=True) if request in greedy
+    ]
+    assert all(num == accepted for num, accepted in tally.tally.drafts)
+
+
+def test_a_draft_model_that_fails_leaves_the_texts_alone(
+    starter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    requests = drawn_requests(starter)[:4]
+    model = starter.draft_model(fail_at=3)
+    bench = starter.bench(max_drafts=MAX_DRAFTS, proposers=(), model=model)
+    assert bench.run_together(requests) == starter.bench().run_alone(requests)
+    assert len(bench.tally.drafts) > 3
+    (failure,) = (each for each in caplog.records if "draft model" in each.message)
+    assert failure.levelname == "ERROR"

@@ -202,7 +202,7 @@ class CausalEngine(Engine):
             replies = self._processor.process(outputs, may_wait=may_wait)
             sampled = ran_ahead = time.perf_counter()
             if self._speculation is not None:
-                self._speculation.note(plan, sampled - started)
+                self._speculation.note(plan, sampled - scheduled)
             self._deliver(plan, replies)
         self._metrics.observe_step(
             schedule=scheduled - started,

@@ -11,11 +11,7 @@ from maskdial.bundle.manifest import KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
-from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.forced_text import ForcedText
-from maskdial.causal.drafts.prediction import Prediction
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
-from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import (
     GenerationDefaults,
@@ -35,7 +31,8 @@ from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.model import MaskedModel
-from maskdial.metrics import Metrics, ModelMetrics
+from maskdial.metrics import Metrics
+from maskdial.registry.drafts import find_max_drafts, make_speculation
 from maskdial.registry.golden import (
     causal_logits,
     check_golden,
@@ -55,7 +52,6 @@ _log = logging.getLogger("maskdial.models")
 # Tokens of a block. Prompts are scored a block at a time, so shorter ones take longer; but a text
 # with states goes on from the end of a block only.
 _MAX_BLOCK, _MAX_BLOCK_WITH_STATES = 128, 64
-_DRAFTS = 16
 
 
 def load_model(
@@ -202,7 +198,7 @@ def _start_causal(
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, block_tokens
     )
-    max_drafts = _max_drafts(bundle, session, config)
+    max_drafts = find_max_drafts(bundle, session, config)
     runner = _runner(session, bundle, config, placement, layout, chunk_tokens, max_drafts)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
@@ -238,7 +234,16 @@ def _start_causal(
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
         if encoder is None
         else None,
-        speculation=_speculation(runner, session, config, max_drafts, model_metrics),
+        speculation=make_speculation(
+            bundle,
+            session,
+            runner,
+            options,
+            config,
+            max_drafts,
+            chunk_tokens,
+            model_metrics,
+        ),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.on_host,
@@ -363,39 +368,6 @@ def _sampler(
         return sampler
     return DeviceSampler(
         placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
-    )
-
-
-def _max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
-    """The draft tokens of a sequence to verify at once."""
-    manifest = bundle.manifest
-    if manifest.text_to_text is not None:
-        return 0
-    if manifest.kv is not None and manifest.kv.states and not session.is_exact:
-        if config.speculative_tokens:
-            _log.warning(
-                "model %s has recurrent layers, so without the kernels it runs without "
-                "--speculative-tokens",
-                bundle.label,
-            )
-        return 0
-    if config.speculative_tokens is None:
-        return _DRAFTS if session.is_exact else 0
-    return config.speculative_tokens
-
-
-def _speculation(
-    runner: Runner, session: Session, config: Config, max_drafts: int, metrics: ModelMetrics
-) -> Speculation | None:
-    if not max_drafts:
-        return None
-    return Speculation(
-        (ForcedText(), Prediction(), PromptLookup()),
-        max_drafts=max_drafts,
-        max_length=runner.max_length,
-        together=session.is_exact,
-        metrics=metrics,
-        answers=Answers(shared=config.prefix_cache_shared == "on"),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import maskdial
 from loadtests.__main__ import main
-from loadtests.engine import SHARES
+from loadtests.engine import SHARES, speculation
 
 STARTER = Path(maskdial.__file__).parent / "starter"
 
@@ -22,6 +22,7 @@ def test_every_section_on_the_starter_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("maskdial.causal.engine._UNUSED_SLOT_SECONDS", 0.1)
+    monkeypatch.setattr(speculation, "_STREAMS", (1, 2))
     output = tmp_path / "report.json"
     arguments = ["engine", "--bundle", str(STARTER / "hybrid"), "--seconds", "0.1"]
     assert main([*arguments, "--output", str(output)]) == 0

@@ -7,6 +7,7 @@ _PRIOR_SHARE = 0.06
 _PRIOR_WEIGHT = 8.0
 _OUTLIER = 4.0
 _MARGIN = 1.15
+_SHORTEST = 1e-9  # seconds
 
 
 class PassCosts:
@@ -52,13 +53,18 @@ class PassCosts:
 
 
 def choose(
-    rates: Sequence[float], limits: Sequence[int], costs: PassCosts, num_rows: int, most: int
+    rates: Sequence[float],
+    limits: Sequence[int],
+    costs: PassCosts,
+    num_rows: int,
+    most: int,
+    extra: Sequence[float] = (),
 ) -> list[int]:
     """The number of draft tokens for each sequence that gives the most tokens per second.
 
-    The draft token after i others is right with the i-th power of its rate. They are added from the
-    likeliest on, as long as each one adds a larger share to the tokens of the pass than to its
-    time.
+    The draft token after i others is right with the i-th power of its rate. They are added from
+    those on that gain most for their time, as long as each one adds a larger share to the tokens of
+    the pass than to its time.
 
     Args:
         rates: of each sequence, how probable it is that a draft token after right ones is right.
@@ -66,21 +72,23 @@ def choose(
         costs: of the model's passes.
         num_rows: tokens of the pass without drafts.
         most: draft tokens of a pass.
+        extra: of each sequence, what a draft token takes to make, in seconds. Default: nothing.
     """
     sizes = [0] * len(limits)
+    per_row, beside = costs.seconds_per_row, extra or (0.0,) * len(limits)
     gains = sorted(
         (
-            (rate ** (depth + 1), -depth, index)
-            for index, (rate, limit) in enumerate(zip(rates, limits, strict=True))
+            (rate ** (depth + 1) / max(per_row + more, _SHORTEST), -depth, index, per_row + more)
+            for index, (rate, limit, more) in enumerate(zip(rates, limits, beside, strict=True))
             for depth in range(limit)
         ),
         reverse=True,
     )
-    tokens, seconds, per_row = float(len(limits)), costs.seconds(num_rows), costs.seconds_per_row
-    for gain, _, index in gains[:most]:
-        if gain * seconds <= _MARGIN * per_row * tokens:
+    tokens, seconds = float(len(limits)), costs.seconds(num_rows)
+    for gain_per_second, _, index, cost in gains[:most]:
+        if gain_per_second * seconds <= _MARGIN * tokens:
             break
-        tokens += gain
-        seconds += per_row
+        tokens += gain_per_second * cost
+        seconds += cost
         sizes[index] += 1
     return sizes

@@ -10,6 +10,7 @@ import numpy as np
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import PassCosts, choose
 from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
+from maskdial.causal.drafts.model import DraftModel
 from maskdial.causal.drafts.record import Record
 from maskdial.causal.plan import Plan
 from maskdial.causal.sequence import Sequence
@@ -19,7 +20,11 @@ MAX_PASS_DRAFTS = 64
 """Draft tokens of one pass, for all its sequences."""
 
 _FIRST_RATE = 0.5
+_PROBE_AFTER = 32  # tokens
 _OVERALL_DECAY = 0.98
+
+
+_TO_BE_WRITTEN = Draft(kind="model")
 
 
 class _Overall:
@@ -59,6 +64,7 @@ class Speculation:
             others. If not, only a sequence that runs alone has drafts.
         metrics: the model's instruments.
         answers: the last of the proposers, which learns from texts that end.
+        model: drafts what no proposer has drafts for.
         costs: of the model's passes. Default: as they are measured.
     """
 
@@ -71,10 +77,11 @@ class Speculation:
         together: bool,
         metrics: ModelMetrics,
         answers: Answers | None = None,
+        model: DraftModel | None = None,
         costs: PassCosts | None = None,
     ) -> None:
         self._together = together
-        self._answers = answers
+        self._answers, self._model = answers, model
         self._proposers = (*proposers, *([] if answers is None else [answers]))
         self._max_drafts = max_drafts
         self._max_length = max_length
@@ -90,15 +97,31 @@ class Speculation:
         sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
-        proposed = [self._propose(sequence) for sequence in sequences]
-        if not any(draft.token_ids for draft in proposed):
+        rooms = [self._room(sequence) for sequence in sequences]
+        proposed = [self._propose(*each) for each in zip(sequences, rooms, strict=True)]
+        limits = [len(draft) for draft in proposed]
+        extra = [0.0] * len(sequences)
+        if self._model is not None:
+            for i, (sequence, draft) in enumerate(zip(sequences, proposed, strict=True)):
+                if not draft and rooms[i] > 0 and self._model.serves(sequence):
+                    proposed[i], limits[i] = _TO_BE_WRITTEN, rooms[i]
+            num_writing = sum(draft is _TO_BE_WRITTEN for draft in proposed)
+            for i, draft in enumerate(proposed):
+                if draft is _TO_BE_WRITTEN:
+                    extra[i] = self._model.seconds_per_token / num_writing
+        if not any(limits):
             return ()
         pairs = list(zip(sequences, proposed, strict=True))
         records = [self._record(sequence, draft.kind) for sequence, draft in pairs]
         rates = [record.rate for record in records]
         num_rows = len(sequences) + sum(prefill.num_tokens for prefill in plan.prefills)
-        limits = [len(draft) for draft in proposed]
-        sizes = choose(rates, limits, self._costs, num_rows, MAX_PASS_DRAFTS)
+        sizes = choose(rates, limits, self._costs, num_rows, MAX_PASS_DRAFTS, extra)
+        if self._model is not None:
+            for i, (sequence, record) in enumerate(zip(sequences, records, strict=True)):
+                idle = sequence.num_tokens - record.resume_at
+                if proposed[i] is _TO_BE_WRITTEN and not sizes[i] and idle >= _PROBE_AFTER:
+                    sizes[i] = 1  # nothing else tells whether it has become right
+            self._write(self._model, sequences, proposed, records, sizes)
         for sequence, draft, record, size in zip(sequences, proposed, records, sizes, strict=True):
             if draft and not size:
                 record.untried = sequence.num_tokens, draft.token_ids[0]
@@ -140,18 +163,49 @@ class Speculation:
             for sequence in sequences:
                 self._answers.learn(sequence)
 
+    def _write(
+        self,
+        model: DraftModel,
+        sequences: tuple[Sequence, ...],
+        proposed: list[Draft],
+        records: list[Record],
+        sizes: list[int],
+    ) -> None:
+        """Has the draft model write as many draft tokens as were chosen."""
+        writing = [
+            i
+            for i, draft in enumerate(proposed)
+            if draft is _TO_BE_WRITTEN and sequences[i].num_tokens >= records[i].resume_at
+        ]
+        written: list[tuple[int, ...]] = []
+        if any(sizes[i] for i in writing):
+            written = model.propose([sequences[i] for i in writing], [sizes[i] for i in writing])
+        for i, draft in enumerate(proposed):
+            if draft is _TO_BE_WRITTEN:
+                proposed[i] = NO_DRAFT
+        for i, token_ids in zip(writing, written, strict=False):
+            grammar = sequences[i].grammar
+            if token_ids and grammar is not None:
+                token_ids = token_ids[: grammar.num_allowed(token_ids)]
+            proposed[i] = Draft(token_ids, model.kind)
+
     def _runs_alone(self, plan: Plan) -> bool:
         return len(plan.rows) == 1 and not (plan.awaiting_mask or plan.prefills or plan.encoding)
 
-    def _propose(self, sequence: Sequence) -> Draft:
-        """As many draft tokens as a proposer has, and no more than are still wanted."""
-        num_tokens = sequence.num_tokens
-        room = min(
+    def _room(self, sequence: Sequence) -> int:
+        """The number of draft tokens that are still wanted."""
+        if sequence.search is not None:
+            return 0
+        return min(
             self._max_drafts,
             sequence.params.max_new_tokens - sequence.num_generated - 1,
-            self._max_length - num_tokens - 1,
+            self._max_length - sequence.num_tokens - 1,
         )
-        if room < 1 or sequence.search is not None:
+
+    def _propose(self, sequence: Sequence, room: int) -> Draft:
+        """As many draft tokens as the first proposer has that has some."""
+        num_tokens = sequence.num_tokens
+        if room < 1:
             return NO_DRAFT
         for proposer in self._proposers:
             if not proposer.serves(sequence):
