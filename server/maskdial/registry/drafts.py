@@ -67,18 +67,30 @@ def make_speculation(
         together=session.is_exact,
         metrics=metrics,
         answers=Answers(shared=config.prefix_cache_shared == "on"),
-        model=_draft_model(bundle, runner, options, config, chunk_tokens)
-        if session.is_exact
-        else None,
+        model=_draft_model(bundle, runner, options, config, chunk_tokens, exact=session.is_exact),
     )
 
 
 def _draft_model(
-    bundle: Bundle, runner: Runner, options: SessionOptions, config: Config, chunk_tokens: int
+    bundle: Bundle,
+    runner: Runner,
+    options: SessionOptions,
+    config: Config,
+    chunk_tokens: int,
+    *,
+    exact: bool,
 ) -> DraftModel | None:
     """The model of ``--draft``, loaded for a model with its vocabulary."""
     name = config.draft
     if name is None or name == bundle.name:
+        return None
+    if not exact:
+        _log.warning(
+            "model %s runs without the draft model %s: its own last bits would depend on it; see "
+            "docs/speculation.md",
+            bundle.label,
+            name,
+        )
         return None
     path = find_bundles(config).scan().get(name)
     if path is None:
