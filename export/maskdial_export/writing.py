@@ -27,6 +27,7 @@ from maskdial.bundle.manifest import (
 from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
+from maskdial_export.checkpoint.integers import stored_matrices
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
@@ -39,6 +40,7 @@ from maskdial_export.quantize.int4 import Blocks
 from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
 from maskdial_export.quantize.quantize import HALF
 from maskdial_export.quantize.stored import StoredIntegers
+from maskdial_export.quantize.table import tied_head
 from maskdial_export.session import Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.heads import labels_of
@@ -194,6 +196,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             precision=precision,
             batch_invariant=checked.batch_invariant,
             vocab_size=config.vocab_size,
+            num_parameters=sum(each.numel() for each in checkpoint.model.parameters()),
             max_length=checkpoint.max_length,
             special_tokens=checkpoint.tokens,
             tokenization=checkpoint.tokenization,
@@ -236,7 +239,7 @@ def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Qu
         settings.calibration,
         settings.console,
         settings.made,
-        StoredIntegers(source.gguf),
+        StoredIntegers(stored_matrices(source), settings.precision, tied_head(checkpoint.model)),
     )
 
 

@@ -30,7 +30,8 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
         "tool calls": _json(replies.get("tool_format")),
         "reasoning": _json(replies.get("thinking_marks")),
         "left out": ", ".join(manifest.left_out),
-        "size": f"{size / 1e6:.1f} MB in {len(manifest.files)} files, hashes verified",
+        "size": f"{size / 1e6:.1f} MB in {len(manifest.files)} files, hashes verified"
+        + _density(manifest, folder),
         "precision": manifest.precision + _invariance(manifest.batch_invariant),
         "quality": "" if manifest.quality is None else _quality(manifest.quality),
         "parity": _parity(manifest.parity),
@@ -57,6 +58,16 @@ def _of_task(manifest: Manifest) -> dict[str, str]:
         "labels": _labels(manifest.labels),
         "cache": "" if kv is None else f"{kv.bytes_per_token / 1024:.1f} KiB a token in {kv.dtype}",
     }
+
+
+def _density(manifest: Manifest, folder: Path) -> str:
+    """Bits per parameter of the graphs, as llama.cpp's tools count them."""
+    if manifest.num_parameters is None:
+        return ""
+    names = (name for name in manifest.files if name.endswith((".onnx", ".data")))
+    size = sum((folder / name).stat().st_size for name in names)
+    bits = 8 * size / manifest.num_parameters
+    return f"; {manifest.num_parameters / 1e6:,.1f} million parameters in {bits:.2f} bits each"
 
 
 def _vectors(embedding: Embedding) -> str:

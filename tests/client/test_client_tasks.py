@@ -10,7 +10,19 @@ import pytest
 
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import seq2seq_bodies, tokens
-from maskdial.dialects.native import task_bodies as bodies
+from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
+from maskdial.dialects.native.span_bodies import (
+    QuestionAnsweringBody,
+    RedactBody,
+    TokenClassifyBody,
+)
+from maskdial.dialects.native.vector_bodies import (
+    EmbedAllBody,
+    EmbedBody,
+    RerankBody,
+    SimilarityBody,
+)
 from maskdial_client import (
     Answer,
     Classification,
@@ -50,14 +62,14 @@ Ask = Callable[[Any], Any]
 EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     "/fill-mask": (
         lambda client: client.fill_mask("a [MASK]", top_k=2, targets=["b"], **CUT, **COMMON),
-        bodies.FillMaskBody,
+        FillMaskBody,
         {"inputs": "a [MASK]", "parameters": {"top_k": 2, "targets": ["b"], **CUT}},
     ),
     "/classify": (
         lambda client: client.classify(
             ("a", "b"), top_k=1, function_to_apply="none", **CUT, **COMMON
         ),
-        bodies.ClassifyBody,
+        ClassifyBody,
         {
             "inputs": {"text": "a", "text_pair": "b"},
             "parameters": {"top_k": 1, "function_to_apply": "none", **CUT},
@@ -67,7 +79,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         lambda client: client.token_classify(
             "a", aggregation_strategy="max", ignore_labels=["O", "MISC"], stride=8, **COMMON
         ),
-        bodies.TokenClassifyBody,
+        TokenClassifyBody,
         {
             "inputs": "a",
             "parameters": {
@@ -81,7 +93,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         lambda client: client.redact(
             "a", labels=["PER"], threshold=0.5, replacement={"PER": "x"}, **COMMON
         ),
-        bodies.RedactBody,
+        RedactBody,
         {
             "inputs": "a",
             "parameters": {"labels": ["PER"], "threshold": 0.5, "replacement": {"PER": "x"}},
@@ -99,7 +111,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
             align_to_words=False,
             **COMMON,
         ),
-        bodies.QuestionAnsweringBody,
+        QuestionAnsweringBody,
         {
             "inputs": {"question": "Who?", "context": "Anna sang."},
             "parameters": {
@@ -122,7 +134,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
             **CUT,
             **COMMON,
         ),
-        bodies.ZeroShotClassifyBody,
+        ZeroShotClassifyBody,
         {
             "inputs": "a",
             "parameters": {
@@ -143,7 +155,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
             **CUT,
             **COMMON,
         ),
-        bodies.EmbedBody,
+        EmbedBody,
         {
             "inputs": "a",
             "parameters": {
@@ -157,19 +169,19 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     ),
     "/embed-all": (
         lambda client: client.embed_all("a", prompt_name="query", **CUT, **COMMON),
-        bodies.EmbedAllBody,
+        EmbedAllBody,
         {"inputs": "a", "parameters": {"prompt_name": "query", **CUT}},
     ),
     "/similarity": (
         lambda client: client.similarity("a", ["b", "c"], **CUT, **COMMON),
-        bodies.SimilarityBody,
+        SimilarityBody,
         {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}, "parameters": CUT},
     ),
     "/rerank": (
         lambda client: client.rerank(
             "q", ["b", "c"], raw_scores=True, return_text=False, instruction="i", **CUT, **COMMON
         ),
-        bodies.RerankBody,
+        RerankBody,
         {
             "query": "q",
             "texts": ["b", "c"],
@@ -200,7 +212,7 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
     ),
     "/score": (
         lambda client: client.score("a", **CUT, **COMMON),
-        bodies.ScoreBody,
+        ScoreBody,
         {"inputs": "a", "parameters": CUT},
     ),
     "/tokenize": (

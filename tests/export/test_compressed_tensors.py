@@ -1,9 +1,12 @@
 """Weights of compressed-tensors are those that the library itself restores."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
@@ -13,10 +16,14 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from maskdial_export.checkpoint.dequantize import dequantize
+from maskdial.bundle.manifest import GRAPH
+from maskdial_export.checkpoint.dequantize import dequantize, read_integers
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.errors import ExportError
+from maskdial_export.export import export
+from maskdial_export.quantize.quality import Gate
+from tests.export.test_gguf_integers import weights_of
 
 New = Callable[[str], Path]
 Add = Callable[..., None]
@@ -125,6 +132,43 @@ def test_equal_to_the_library(name: str, dtype: torch.dtype) -> None:
     assert found.dtype == torch.float32
     assert len(set(found.flatten().tolist())) > 5
     torch.testing.assert_close(found.to(expected.dtype), expected, rtol=0, atol=0)
+    integers = read_integers(settings(name), stored)
+    assert (integers is not None) == ("weight_packed" in stored)
+    if integers is not None:
+        np.testing.assert_array_equal(integers.dequantize(), found.numpy())
+        assert integers.values.min() >= (
+            0 if integers.zero is not None else -(2**integers.bits) / 2
+        )
+
+
+def test_a_bundle_keeps_the_integers(new_checkpoint: New, add_json: Add, tmp_path: Path) -> None:
+    """Of int4, to the last bit; layers that are not quantized become int8."""
+    folder = new_checkpoint("llama")
+    stored: dict[str, Tensor] = {}
+    name, expected = "int4 in groups with zero points", {}
+    for key, weight in load_file(folder / "model.safetensors").items():
+        module = key.removesuffix(".weight")
+        if not key.endswith("_proj.weight") or weight.shape[1] % 32:
+            stored[key] = weight
+            continue
+        parts, restored = compress(name, weight, (len(weight), weight.shape[1] // 32), weight.dtype)
+        expected[module] = restored
+        stored |= {f"{module}.{part}": each for part, each in parts.items()}
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    add_json(folder / "config.json", quantization_config=settings(name))
+    gate = Gate(max_loss=math.inf)
+    manifest = export(str(folder), tmp_path / "bundle", precision="int4", gate=gate)
+    graph = onnx.load(tmp_path / "bundle" / GRAPH).graph
+    products = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    assert len(products) == 8
+    for node in products:
+        modules = node.input[1].removesuffix(".int4").split(",")
+        weight = torch.cat([expected.pop(module) for module in modules])
+        np.testing.assert_array_equal(weights_of(graph, node), weight.numpy())
+    assert not expected
+    assert manifest.quality is not None
+    down = [f"model.layers.{layer}.mlp.down_proj" for layer in (0, 1)]
+    assert {*manifest.quality.raised} == {*down, "lm_head"}
 
 
 def test_a_whole_checkpoint(new_checkpoint: New, add_json: Add) -> None:

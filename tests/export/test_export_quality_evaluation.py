@@ -51,9 +51,11 @@ def test_perplexity_equals_torch(
         best.append(logits.argmax(1))
     np.testing.assert_allclose(answers[:, 0], torch.cat(losses), atol=1e-4)
     assert np.mean(answers[:, 1] == torch.cat(best).numpy()) > 0.99
-    comparison = evaluation.compare(answers, answers + np.array([0.02, 0]))
+    assert not evaluation.answers(bundle("llama") / "model.onnx")[:, 2].any()
+    comparison = evaluation.compare(answers, answers + np.array([0.02, 0, 1.5]))
     assert comparison.loss == pytest.approx(np.expm1(0.02))
     assert comparison.figures["top1_agreement"] == 1
+    assert comparison.figures["kl_divergence"] == 0.5  # the reference itself has -1
     assert comparison.positions == sum(len(text) - 1 for text in evaluation.texts)
 
 
@@ -158,7 +160,7 @@ def test_tie_is_no_loss(evaluate: Callable[[str], Any]) -> None:
 def test_nan_is_a_loss(evaluate: Callable[[str], Any], checkpoint: New) -> None:
     for name in ("bert-classify", "bert-embed", "llama"):
         evaluation: Evaluation = evaluate(name)
-        answers = np.array([[0.5, 1.0]])
+        answers = np.array([[0.5, 1.0, 0.0][: 3 if name == "llama" else 2]])
         broken = answers * np.nan
         if isinstance(evaluation, Classify):
             answers, broken = (evaluation.choose(each[0]) for each in (answers, broken))

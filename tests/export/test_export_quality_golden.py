@@ -25,6 +25,7 @@ from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
 from maskdial.registry.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
+from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
@@ -34,6 +35,7 @@ from maskdial_export.quantize.int4 import INT4
 from maskdial_export.quantize.quality import Gate
 from maskdial_export.quantize.quantize import projections
 from maskdial_export.quantize.sensitivity import int4_weight
+from maskdial_export.session import CausalSession
 
 INT8 = onnx.TensorProto.INT8
 New = Callable[[str], Path]
@@ -66,12 +68,40 @@ def spoil_kernel_check(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
+def test_divergences_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: New, bundle: New, int8: Path
+) -> None:
+    """Where memory is spent for some positions: at every second one."""
+    sample = Sample("words", "0" * 64, "one two three four five six seven eight nine ten\n" * 4)
+    source = find(str(checkpoint("llama")), "auto", revision=None, allow_pickle=False)
+    loaded = load_checkpoint(source)
+    layout, vocabulary = loaded.kv, loaded.model.config.vocab_size
+    assert layout is not None
+    count = sum(len(text) - 1 for text in loaded.evaluation(sample).texts)
+    kept = "maskdial_export.checks.evaluation._MAX_KEPT"
+    monkeypatch.setattr(kept, (count // 2 + 1) * vocabulary)
+    evaluation = loaded.evaluation(sample)
+    graphs = bundle("llama") / "model.onnx", int8 / "model.onnx"
+    _, answers = (evaluation.answers(graph) for graph in graphs)
+    expected = []
+    for text in sorted(evaluation.texts, key=len):
+        runs = (CausalSession(graph, layout, 1, len(text)).run(0, [text])[0] for graph in graphs)
+        fp32, other = (torch.from_numpy(logits[:-1]).log_softmax(dim=1) for logits in runs)
+        each = torch.nn.functional.kl_div(other, fp32, reduction="none", log_target=True).sum(1)
+        each[1::2] = -1
+        expected.append(each.numpy())
+    np.testing.assert_allclose(answers[:, 2], np.concatenate(expected), rtol=0.01, atol=1e-6)
+    assert answers[:, 2].max() > 1e-6
+
+
 def test_int8_bundle_is_served(int8: Path) -> None:
     manifest = load_bundle("mine", int8).manifest
     assert manifest.batch_invariant
     assert manifest.golden.tolerance > 1e-3
     assert manifest.quality is not None
-    assert set(manifest.quality.figures) == {"perplexity", "perplexity_fp32", "top1_agreement"}
+    figures = {"perplexity", "perplexity_fp32", "top1_agreement", "kl_divergence"}
+    assert set(manifest.quality.figures) == figures
+    assert 0 < manifest.quality.figures["kl_divergence"] < 0.01
     assert manifest.quality.max_loss is None
     model = load_model("mine", int8, Config(golden_check="warn"), Metrics())
     model.engine.stop(0)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from maskdial_export.checkpoint.dequantize import dequantize
+from maskdial_export.checkpoint.dequantize import dequantize, read_integers
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checkpoint.weights import load_model
 
@@ -58,10 +59,18 @@ def test_gptq(bits: int, version: str) -> None:
         "m.bias": torch.ones(64),
         "norm.weight": torch.ones(3),
     }
-    plain = dequantize("mine", GPTQ | {"bits": bits, "checkpoint_format": version}, stored)
+    settings = GPTQ | {"bits": bits, "checkpoint_format": version}
+    plain = dequantize("mine", settings, stored)
     assert set(plain) == {"m.weight", "m.bias", "norm.weight"}
     expected = (integers - zeros[group]) * scales.float()[group]
     assert torch.equal(plain["m.weight"], expected.T)
+    parts = {key.removeprefix("m."): each for key, each in stored.items()}
+    assert read_integers(settings, parts) is None  # groups of inputs that are no neighbors
+    parts["g_idx"] = torch.arange(32) // GROUP
+    kept = read_integers(settings, parts)
+    assert kept is not None
+    plain = dequantize("mine", settings, {f"m.{key}": each for key, each in parts.items()})
+    np.testing.assert_array_equal(kept.dequantize(), plain["m.weight"].numpy())
 
 
 def test_awq() -> None:
@@ -75,6 +84,9 @@ def test_awq() -> None:
     group = torch.arange(32) // GROUP
     expected = (integers - zeros[group]) * scales.float()[group]
     assert torch.equal(dequantize("mine", AWQ, stored)["m.weight"], expected.T)
+    kept = read_integers(AWQ, {key.removeprefix("m."): each for key, each in stored.items()})
+    assert kept is not None
+    np.testing.assert_array_equal(kept.dequantize(), expected.T.numpy())
 
 
 def test_bitsandbytes_8bit() -> None:

@@ -4,9 +4,11 @@ import gguf
 import numpy as np
 import pytest
 
-from maskdial_export.checkpoint.gguf.blocks import Blocks, read_blocks
+from maskdial_export.checkpoint.blocks import StoredBlocks
+from maskdial_export.checkpoint.gguf.blocks import read_blocks
 from maskdial_export.checkpoint.gguf.file import StoredTensor
 from maskdial_export.checkpoint.gguf.types import TYPES, TensorType
+from maskdial_export.quantize.stored import as_blocks
 
 ROWS = 48
 # type -> (bits, block size, whether there is a minimum)
@@ -69,6 +71,27 @@ def test_equal_to_the_last_bit(of: TensorType) -> None:
 
 def test_rows_are_taken_with_their_scales() -> None:
     blocks = read_blocks(random_tensor(TYPES[3]))
-    assert isinstance(blocks, Blocks)
+    assert isinstance(blocks, StoredBlocks)
     order = np.random.default_rng(0).permutation(ROWS)
     np.testing.assert_array_equal(blocks.take(order).dequantize(), blocks.dequantize()[order])
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("minima", [False, True])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning")
+def test_bundles_hold_the_same_weights(name: str, minima: bool) -> None:
+    """As integers of 8 bits, in the blocks and with the minima of layers that share a product."""
+    stored = read_blocks(random_tensor(next(of for of in TYPES.values() if of.name == name)))
+    assert stored is not None
+    expected, has_minimum = stored.dequantize(), stored.minimum is not None
+    for size in {stored.block_size, 16}:
+        blocks = as_blocks(stored, 8, size, minima=minima or has_minimum)
+        assert blocks.block_size == size
+        assert (blocks.minimum is not None) == (minima or has_minimum)
+        if blocks.minimum is None and stored.values.min() > -128:
+            assert not (blocks.scale < 0).any()
+        np.testing.assert_array_equal(blocks.weight().T, expected)
+    if FORMS[name][:2] == (4, 32):
+        nibbles = as_blocks(stored, 4, 32, minima=minima or has_minimum)
+        assert nibbles.integers.max() <= 15
+        np.testing.assert_array_equal(nibbles.weight().T, expected)

@@ -81,7 +81,7 @@ def linear_session(
     **attributes: float,
 ) -> ort.InferenceSession:
     """A session of one operator; ``weights`` come after ``rows``, None for one left out."""
-    if not op_type.endswith("Linear4"):
+    if not op_type.endswith(("Linear4", "Linear8")):
         attributes = {"by_row": 0, "transposed": 0} | attributes
     attributes = {"gelu": 0} | attributes
     given = {name: array for name, array in weights.items() if array is not None}

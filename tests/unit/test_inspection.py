@@ -35,3 +35,15 @@ def test_layers_that_int4_has_in_8_bits() -> None:
     changed = manifest.model_copy(update={"quality": quality})
     text = describe(changed, STARTERS / "hybrid", {})["quality"]
     assert text.endswith("; layers not quantized: 1; layers in int8: 2")
+
+
+def test_bits_of_a_parameter() -> None:
+    folder = STARTERS / "hybrid"
+    manifest = load_bundles("hybrid", folder)[0].manifest
+    assert "bits" not in describe(manifest, folder, {})["size"]  # not in older manifests
+    size = sum((folder / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+    names = {"model.onnx", "model.onnx.data", "tokenizer.json"}
+    files = {name: digest for name, digest in manifest.files.items() if name in names}
+    changed = manifest.model_copy(update={"num_parameters": 2 * size, "files": files})
+    text = describe(changed, folder, {})["size"]
+    assert text.endswith(f"; {2 * size / 1e6:,.1f} million parameters in 4.00 bits each")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.errors import ExportError
 
 Settings = Mapping[str, Any]
@@ -81,6 +82,46 @@ def restore(settings: Settings, parts: Parts) -> Tensor:
         return _scaled(values, _read_scale(scale, parts), zero, settings)
     if packed.dtype == torch.uint8:
         return _scaled(_unpack_e2m1(packed), _read_scale(scale, parts), None, settings)
+    values, zero, _ = _unpack_integers(packed, parts)
+    group = parts.get("weight_g_idx")
+    order = None if group is None or bool((group < 0).any()) else group.long()
+    return _scaled(
+        values.float(), scale.float(), None if zero is None else zero.float(), settings, order
+    )
+
+
+def read_integers(parts: Parts) -> StoredBlocks | None:
+    """The integers of a module in groups of neighboring inputs; None if it has no such form.
+
+    Codes of e2m1 are twice their values, at half of the scale.
+    """
+    packed, scale = parts.get("weight_packed"), parts["weight_scale"]
+    group = parts.get("weight_g_idx")
+    if packed is None or (group is not None and not bool((group < 0).any())):
+        return None
+    zero = None
+    if packed.dtype == torch.uint8:
+        values, bits = 2 * _unpack_e2m1(packed), 5
+        scale = _read_scale(scale, parts) / 2
+    else:
+        values, zero, bits = _unpack_integers(packed, parts)
+        middle = 0 if zero is None else 2 ** (bits - 1)
+        values, zero = values + middle, None if zero is None else zero + middle
+    rows, columns = values.shape
+    if scale.ndim != 2 or len(scale) != rows or columns % scale.shape[1]:
+        return None
+    return StoredBlocks(
+        values.to(torch.int8 if zero is None else torch.uint8).numpy(),
+        scale.float().contiguous().numpy(),
+        None,
+        bits,
+        columns // scale.shape[1],
+        None if zero is None else zero.to(torch.uint8).contiguous().numpy(),
+    )
+
+
+def _unpack_integers(packed: Tensor, parts: Parts) -> tuple[Tensor, Tensor | None, int]:
+    """Signed integers (outputs, inputs), their zero points, and how many bits they have."""
     shape = [int(each) for each in parts["weight_shape"]]
     rows, columns = shape
     bits = next((each for each in _BITS if math.ceil(columns * each / 32) == packed.shape[1]), None)
@@ -92,15 +133,7 @@ def restore(settings: Settings, parts: Parts) -> Tensor:
     zero = parts.get("weight_zero_point")
     if zero is not None and zero.dtype == torch.int32:
         zero = _unpack(zero.T.contiguous(), bits)[:, :rows].T
-    group = parts.get("weight_g_idx")
-    order = None if group is None or bool((group < 0).any()) else group.long()
-    return _scaled(
-        _unpack(packed, bits)[:, :columns].float(),
-        scale.float(),
-        None if zero is None else zero.float(),
-        settings,
-        order,
-    )
+    return _unpack(packed, bits)[:, :columns], zero, bits
 
 
 def _unpack(packed: Tensor, bits: int) -> Tensor:

@@ -13,13 +13,14 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maskdial_export.checkpoint import compressed_tensors
+from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.errors import ExportError
 
 Settings = Mapping[str, Any]  # quantization_config of config.json
@@ -36,31 +37,47 @@ def dequantize(name: str, settings: Settings, weights: Mapping[str, Tensor]) -> 
     Raises:
         ExportError: the format is not supported.
     """
-    mark, restore = _format(name, settings)
-    modules = {key[: key.rindex(mark)] for key in weights if f".{mark}" in key}
-    plain = {}
-    parts: dict[str, dict[str, Tensor]] = {module: {} for module in modules}
-    for key, weight in weights.items():
-        module = next((each for each in _parents(key) if each in modules), None)
-        if module is None and key.endswith(compressed_tensors.CACHE_SCALES):
-            continue
-        if module is None:
-            plain[key] = weight
-        else:
-            parts[module][key.removeprefix(module)] = weight
-    for module, stored in parts.items():
+    _, restore = _format(name, settings)
+    modules = by_module(name, settings, weights)
+    others = modules.pop("")
+    plain = {key: weights[key] for key in others.values()}
+    for module, keys in modules.items():
+        stored = {part: weights[key] for part, key in keys.items()}
         try:
-            plain[f"{module}weight"] = restore(settings, stored)
+            plain[f"{module}.weight"] = restore(settings, stored)
         except ExportError as error:
-            raise ExportError(f"{module[:-1]} of {name} is damaged: {error.message}") from error
+            raise ExportError(f"{module} of {name} is damaged: {error.message}") from error
         if "bias" in stored:
-            plain[f"{module}bias"] = stored["bias"]
+            plain[f"{module}.bias"] = stored["bias"]
     return plain
 
 
+def by_module(name: str, settings: Settings, keys: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The names of a checkpoint's tensors, by quantized module and the rest of the name.
+
+    Tensors of other modules, but for scales of the KV cache, are those of the module "".
+
+    Raises:
+        ExportError: the format is not supported.
+    """
+    mark, _ = _format(name, settings)
+    keys = list(keys)
+    modules: dict[str, dict[str, str]] = {
+        key[: key.index(f".{mark}")]: {} for key in keys if f".{mark}" in key
+    }
+    others: dict[str, str] = {}
+    for key in keys:
+        module = next((each for each in _parents(key) if each in modules), None)
+        if module is not None:
+            modules[module][key[len(module) + 1 :]] = key
+        elif not key.endswith(compressed_tensors.CACHE_SCALES):
+            others[key] = key
+    return {**modules, "": others}
+
+
 def _parents(key: str) -> list[str]:
-    """The prefixes of a name that end with a dot, longest first."""
-    return [key[: index + 1] for index in reversed(range(len(key))) if key[index] == "."]
+    """The parts of a name before a dot, longest first."""
+    return [key[:index] for index in reversed(range(len(key))) if key[index] == "."]
 
 
 def _format(name: str, settings: Settings) -> tuple[str, Restore]:
@@ -98,23 +115,35 @@ def _unpack(packed: Tensor, bits: int) -> Tensor:
     return integers
 
 
-def _gptq(settings: Settings, parts: Parts) -> Tensor:
+def _gptq_integers(settings: Settings, parts: Parts) -> tuple[Tensor, Tensor]:
+    """The integers (inputs, outputs) and zeros (groups, outputs)."""
     bits = int(settings["bits"])
-    scales = parts["scales"].float()
-    integers = _unpack(parts["qweight"], bits).transpose(1, 2).flatten(0, 1)  # (inputs, outputs)
-    zeros = _unpack(parts["qzeros"], bits).flatten(1)[:, : scales.shape[1]]
+    integers = _unpack(parts["qweight"], bits).transpose(1, 2).flatten(0, 1)
+    zeros = _unpack(parts["qzeros"], bits).flatten(1)[:, : parts["scales"].shape[1]]
     if settings.get("checkpoint_format", "gptq") != "gptq_v2":
         zeros = (zeros + 1) & (2**bits - 1)
+    return integers, zeros
+
+
+def _gptq(settings: Settings, parts: Parts) -> Tensor:
+    scales = parts["scales"].float()
+    integers, zeros = _gptq_integers(settings, parts)
     group = parts.get("g_idx")
     if group is None:
         group = torch.arange(len(integers)) // (len(integers) // len(scales))
     return ((integers - zeros[group]) * scales[group]).T.contiguous()
 
 
-def _awq(_settings: Settings, parts: Parts) -> Tensor:
+def _awq_integers(_settings: Settings, parts: Parts) -> tuple[Tensor, Tensor]:
+    """The integers (inputs, outputs) and zeros (groups, outputs)."""
     order = torch.tensor(_AWQ_ORDER).argsort()
     packed = (parts["qweight"], parts["qzeros"])
     integers, zeros = (_unpack(each, 4)[..., order].flatten(1) for each in packed)
+    return integers, zeros
+
+
+def _awq(settings: Settings, parts: Parts) -> Tensor:
+    integers, zeros = _awq_integers(settings, parts)
     group = torch.arange(len(integers)) // (len(integers) // len(zeros))
     return ((integers - zeros[group]) * parts["scales"].float()[group]).T.contiguous()
 
@@ -135,6 +164,35 @@ def _bitsandbytes_4bit(_settings: Settings, parts: Parts) -> Tensor:
     values = parts["weight.quant_map"][torch.stack([codes >> 4, codes & 15], 1).flatten().long()]
     factors = factors.repeat_interleave(state["blocksize"])[: len(values)]
     return (values * factors)[: torch.Size(state["shape"]).numel()].reshape(state["shape"])
+
+
+def read_integers(settings: Settings, parts: Parts) -> StoredBlocks | None:
+    """The integers of a module whose groups are neighboring inputs; None if it has no such form.
+
+    ``dequantize`` of what it returns is the weight that `dequantize` restores, to the last bit.
+    """
+    method = settings.get("quant_method")
+    if method == "compressed-tensors":
+        return compressed_tensors.read_integers(parts)
+    if method not in ("gptq", "awq"):
+        return None
+    bits = 4 if method == "awq" else int(settings["bits"])
+    integers, zeros = (_awq_integers if method == "awq" else _gptq_integers)(settings, parts)
+    num_inputs, num_groups = len(integers), len(zeros)
+    size = num_inputs // num_groups
+    order = parts.get("g_idx")
+    if num_inputs % num_groups or (
+        order is not None and not torch.equal(order.long(), torch.arange(num_inputs) // size)
+    ):
+        return None
+    return StoredBlocks(
+        integers.T.to(torch.uint8).contiguous().numpy(),
+        parts["scales"].float().T.contiguous().numpy(),
+        None,
+        bits,
+        size,
+        zeros.T.to(torch.uint8).contiguous().numpy(),
+    )
 
 
 def _fp8(settings: Settings, parts: Parts) -> Tensor:

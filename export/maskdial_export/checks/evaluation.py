@@ -39,6 +39,8 @@ _MAX_PASSAGES = 320
 _MAX_PAIRS = 160
 _BATCH_TOKENS = 1024  # padding included
 _MAX_LOGITS = 2**24  # per pass, 64 MB
+_NOT_MEASURED = -1.0
+_MAX_KEPT = 2**26  # log-probabilities of the reference, 256 MB
 _MAX_SOURCES = 48
 _SOURCES_AT_ONCE = 16
 _WRITTEN = 24  # tokens
@@ -107,7 +109,11 @@ def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
 
 
 class Perplexity(Evaluation):
-    """Causal models: the log-probability of each next token, and the most likely one."""
+    """Causal models: the log-probability of each next token, and the most likely one.
+
+    The first graph that is asked is the reference, from which the distributions of others diverge
+    (Kullback-Leibler), measured at all positions or as many as memory is spent for.
+    """
 
     def __init__(
         self,
@@ -121,28 +127,43 @@ class Perplexity(Evaluation):
         self.texts = [np.array(window.ids) for window in windows if len(window.ids) > 1]
         self.layout = layout
         self.batch_tokens = min(_BATCH_TOKENS, _MAX_LOGITS // vocab_size)
+        num_positions = sum(len(text) - 1 for text in self.texts)
+        self._every = -(-num_positions * vocab_size // _MAX_KEPT)
+        self._reference: list[Floats] = []
 
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
-        """(num_tokens, 2): the negative log-probability of the token in nats, and the argmax."""
+        """(num_tokens, 3): the negative log-probability of the token in nats, the argmax, and the
+        divergence from the reference in nats, `_NOT_MEASURED` where it is not measured.
+        """
         lengths = [len(text) for text in self.texts]
         batches = list(_batches(lengths, self.batch_tokens))
         slots, room = max(map(len, batches), default=0), max(lengths, default=0)
         session = CausalSession(graph, self.layout, slots, room)
-        rows = []
+        rows: list[Answers] = []
+        is_reference = not self._reference
         for number, batch in enumerate(batches):
             show(number, len(batches), "batches")
             session.seen[:] = 0
             texts = [self.texts[index] for index in batch]
             for text, logits in zip(texts, session.run(0, texts), strict=True):
-                rows.append(_next_tokens(text, logits))
-        return np.concatenate(rows) if rows else np.zeros((0, 2))
+                probabilities = _log_softmax(logits[: -1 : self._every])
+                divergence = np.full(len(text) - 1, _NOT_MEASURED)
+                if is_reference:
+                    self._reference.append(probabilities)
+                else:
+                    of_reference = self._reference[len(rows)]
+                    divergence[:: self._every] = _divergence(of_reference, probabilities)
+                rows.append(np.column_stack([_next_tokens(text, logits), divergence]))
+        return np.concatenate(rows) if rows else np.zeros((0, 3))
 
     def compare(self, reference: Answers, answers: Answers) -> Comparison:
         before, after = (np.exp(np.mean(each[:, 0])) for each in (reference, answers))
+        divergence = answers[:, 2]
         figures = {
             "perplexity_fp32": float(before),
             "perplexity": float(after),
             "top1_agreement": float(np.mean(reference[:, 1] == answers[:, 1])),
+            "kl_divergence": float(divergence[divergence != _NOT_MEASURED].mean()),
         }
         return Comparison(float(after / before) - 1, len(answers), figures)
 
@@ -152,6 +173,20 @@ class Perplexity(Evaluation):
         if read < guessed:
             return None
         return f"perplexity {read:.4g}, and {guessed:.4g} by the frequency of tokens alone"
+
+
+def _log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    total = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
+    probabilities: Floats = shifted - np.log(total).astype(np.float32)
+    return probabilities
+
+
+def _divergence(reference: Floats, other: Floats) -> NDArray[np.float64]:
+    """Of each row of log-probabilities, in nats."""
+    difference = np.where(reference > -np.inf, reference - other, 0)  # tokens that are ruled out
+    divergence: NDArray[np.float64] = (np.exp(reference) * difference).sum(axis=1, dtype=np.float64)
+    return divergence
 
 
 def _next_tokens(text: Ids, logits: Floats) -> Answers:

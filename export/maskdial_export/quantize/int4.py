@@ -56,15 +56,16 @@ INT4: Mapping[Literal["int4", "int4-fp16"], Int4] = {
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix in blocks of its inputs.
+    """A matrix in blocks of its inputs: a weight is ``scale * (integer - zero) - minimum``.
 
     Attributes:
-        integers: uint8 (outputs, num_blocks, block_size), from 0 to 15; padded with zeros.
+        integers: uint8 (outputs, num_blocks, block_size), from 0 to 15, or to 255 with 8 bits;
+            padded with zeros.
         scale: float32 (outputs, num_blocks), numbers of 16 bits unless some are too small.
-        zero: uint8 (outputs, num_blocks).
+        zero: uint8 (outputs, num_blocks); 128 with 8 bits, 0 with 4 bits and minima.
         num_inputs: without the padding.
-        minimum: float32 (outputs, num_blocks): a weight is ``scale * integer - minimum`` in blocks
-            of a file that has them; None otherwise. Zeros are then 0.
+        minimum: float32 (outputs, num_blocks) in blocks of a file that has them; None otherwise.
+        bits: 4 or 8.
     """
 
     integers: NDArray[np.uint8]
@@ -72,6 +73,12 @@ class Blocks:
     zero: NDArray[np.uint8]
     num_inputs: int
     minimum: NDArray[np.float32] | None = None
+    bits: Literal[4, 8] = 4
+
+    @property
+    def block_size(self) -> int:
+        size: int = self.integers.shape[2]
+        return size
 
     def weight(self) -> NDArray[np.float32]:
         """The matrix (inputs, outputs) in float32."""

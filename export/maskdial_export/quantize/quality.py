@@ -133,8 +133,7 @@ class Quantizer:
     ) -> None:
         """``made`` has the int4 matrices that another graph of the model shares.
 
-        With int4, integers of 4 bits that the checkpoint's file has are kept, and its other layers
-        are int8.
+        Integers that the checkpoint's file has are kept, and its other layers are int8.
 
         Raises:
             ExportError: a pattern of the gate matches no layer.
@@ -153,9 +152,9 @@ class Quantizer:
         self.names = [*filter(None, [self.embedding]), *self.projections]
         self.named = gate.kept(self.names)
         self.raised = gate.raised(self.projections)
-        kept = set(stored.names(self.projections)) if precision == "int4" else set()
+        kept = set(stored.names(self.projections))
         self.keeps_integers = bool(kept)
-        if kept:
+        if kept and precision == "int4":
             kept |= {*self.named, *self.raised}
             self.raised += [each for each in self.projections if each not in kept]
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
@@ -250,7 +249,7 @@ class Quantizer:
         worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
         # The decoder's inputs are those of a text that it does not write (see `observe_layers`)
         calibrates = self.gate.calibrate and self.checkpoint.text_to_text is None
-        if self.precision == "int8" and calibrates:
+        if self.precision == "int8" and calibrates and not self.keeps_integers:
             ranges = calibrate(self._layer_errors())
             if ranges:
                 yield _Attempt(worst, ranges)
@@ -321,7 +320,9 @@ class Quantizer:
 
     def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
         kept, raised = self._parts(attempt)
-        if self.keeps_integers:  # also those whose product is one with a layer that is int8
+        if (
+            self.keeps_integers and self.precision == "int4"
+        ):  # also those whose product is one with a layer that is int8
             fits = self.stored.names(self.projections)
             more = (name for name in fits if name not in {*kept, *raised, *self.stored.kept})
             raised = (*raised, *more)

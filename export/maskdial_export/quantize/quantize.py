@@ -8,6 +8,8 @@
   (``MatMulNBits``, which quantizes activations itself; `maskdial_export.quantize.int4`), and some
   layers as int8. ONNX Runtime has a separate kernel for one row, which on some processors gives
   other last bits; the server's own kernels do not.
+* Integers of a GGUF file are kept, with int4 and int8: those of 4 bits in blocks of 32, others as
+  8-bit integers in blocks of 16 or 32 (`maskdial_export.quantize.stored`).
 * ``int4-fp16`` is W4A16, for CUDA: 4-bit integers in blocks of 64 in a float16 graph. The rows of
   some models, such as a 135M Llama's 576 columns, are no multiple of 128, and CUDA's product of
   several rows (``ep.cuda.fpa_intb_gemm``) needs whole blocks.
@@ -97,8 +99,8 @@ def quantize(
             inputs), by which their integers are chosen.
         made: for int4, matrices that were rounded before, by their modules' names; others are
             added.
-        stored: for int4, returns the blocks of a file that are exactly some modules' weight; where
-            it has none, they are int8.
+        stored: for int8 and int4, returns the blocks of a file that are exactly some modules'
+            weight; where it has none, they are int8.
     """
     graph = model.graph
     largest = _REDUCED if reduce_range else LARGEST
@@ -113,12 +115,14 @@ def quantize(
             continue
         _part_bias(graph, node)
         _part_factor(graph, node)
-        is_int8 = int4 is None or any(module in raised for module in modules)
-        blocks = None if is_int8 or stored is None else stored(modules, weight)
-        if int4 is None or is_int8 or (stored is not None and blocks is None):
+        is_raised = any(module in raised for module in modules)
+        blocks = None if is_raised or stored is None else stored(modules, weight)
+        if blocks is not None:
+            output = _project_blocks(graph, node, blocks)
+        elif int4 is None or is_raised or stored is not None:
             output = int8.project(graph, node, weight)
         else:
-            output = int4.project(graph, node, weight, blocks)
+            output = int4.project(graph, node, weight)
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     if embedding is not None and embedding not in keep:
@@ -284,58 +288,50 @@ class _Int4:
         self._moments = moments
         self._made = {} if made is None else made
 
-    def project(
-        self,
-        graph: ir.Graph,
-        node: ir.Node,
-        weight: NDArray[np.float32],
-        blocks: Blocks | None = None,
-    ) -> ir.Value:
-        """Inserts the quantized product before ``node``; returns its result.
-
-        ``blocks`` are the weight's, if they are known.
-        """
-        kind, (num_inputs, num_outputs) = self._kind, weight.shape
+    def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
+        """Inserts the quantized product before ``node``; returns its result."""
         modules = modules_of(node)
         name = ",".join(modules)
-        if blocks is None:
-            if name not in self._made:
-                self._made[name] = to_blocks(weight, kind, self._moments.get(modules[0]))
-            blocks = self._made[name]
-        inputs = [
-            node.inputs[0],
-            add_initializer(graph, f"{name}.int4", _pairs(blocks.integers)),
-            add_initializer(graph, f"{name}.scale", blocks.scale.astype(kind.dtype)),
-        ]
-        if kind.zeros:
-            inputs.append(add_initializer(graph, f"{name}.zero", _pairs(blocks.zero)))
-        attributes = {
-            "K": num_inputs,
-            "N": num_outputs,
-            "bits": 4,
-            "block_size": kind.block_size,
-            "accuracy_level": kind.accuracy_level,
-        }
-        product = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
-        graph.insert_before(node, [product])
-        if blocks.minimum is None:
-            return product.outputs[0]
-        # Less the sum of each block's inputs times its minimum
-        members = np.repeat(
-            np.eye(blocks.scale.shape[1], dtype=np.float32), kind.block_size, axis=0
-        )
-        sums = ir.node(
-            "MatMul",
-            [
-                node.inputs[0],
-                add_initializer(graph, f"{BLOCK_SUMS}{num_inputs}", members[:num_inputs]),
-            ],
-        )
-        minima = add_initializer(graph, f"{name}.minimum", blocks.minimum.T.copy())
-        least = ir.node("MatMul", [sums.outputs[0], minima])
-        difference = ir.node("Sub", [product.outputs[0], least.outputs[0]])
-        graph.insert_before(node, [sums, least, difference])
-        return difference.outputs[0]
+        if name not in self._made:
+            self._made[name] = to_blocks(weight, self._kind, self._moments.get(modules[0]))
+        return _project_blocks(graph, node, self._made[name], self._kind)
+
+
+def _project_blocks(
+    graph: ir.Graph, node: ir.Node, blocks: Blocks, kind: Int4 = INT4["int4"]
+) -> ir.Value:
+    """Inserts the product with a matrix in blocks before ``node``; returns its result."""
+    name = ",".join(modules_of(node))
+    num_outputs, num_blocks, size = blocks.integers.shape
+    nibbles = blocks.bits == 4
+    integers = _pairs(blocks.integers) if nibbles else blocks.integers
+    inputs = [
+        node.inputs[0],
+        add_initializer(graph, f"{name}.int{blocks.bits}", integers),
+        add_initializer(graph, f"{name}.scale", blocks.scale.astype(kind.dtype)),
+    ]
+    if nibbles and kind.zeros:
+        inputs.append(add_initializer(graph, f"{name}.zero", _pairs(blocks.zero)))
+    attributes = {
+        "K": blocks.num_inputs,
+        "N": num_outputs,
+        "bits": blocks.bits,
+        "block_size": size,
+        "accuracy_level": kind.accuracy_level,
+    }
+    product = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
+    graph.insert_before(node, [product])
+    if blocks.minimum is None:
+        return product.outputs[0]
+    # Less the sum of each block's inputs times its minimum
+    members = np.repeat(np.eye(num_blocks, dtype=np.float32), size, axis=0)[: blocks.num_inputs]
+    of_sums = add_initializer(graph, f"{BLOCK_SUMS}{size}.{blocks.num_inputs}", members)
+    sums = ir.node("MatMul", [node.inputs[0], of_sums])
+    minima = add_initializer(graph, f"{name}.minimum", blocks.minimum.T.copy())
+    least = ir.node("MatMul", [sums.outputs[0], minima])
+    difference = ir.node("Sub", [product.outputs[0], least.outputs[0]])
+    graph.insert_before(node, [sums, least, difference])
+    return difference.outputs[0]
 
 
 def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,77 +1,119 @@
-"""Integers that a GGUF file has, kept as they are in a bundle of int4."""
+"""Integers that a quantized checkpoint has, kept as they are in a bundle of int4 or int8."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial_export.checkpoint.gguf.convert import read_contents
-from maskdial_export.checkpoint.gguf.weights import Weight
-from maskdial_export.quantize.int4 import INT4, Blocks
+from maskdial_export.checkpoint.blocks import StoredBlocks, StoredMatrix
+from maskdial_export.quantize.int4 import Blocks
 
-_BITS = 4
-_SIZE = INT4["int4"].block_size
-_MIDDLE = 8
+Floats = NDArray[np.float32]
+
+_SIZES = (16, 32)
+"""The blocks of 8-bit integers, of which the kernels have products. Those of 4-bit integers are any
+multiple of the second."""
+_MIDDLE, _MIDDLE8 = 8, 128
 
 
 class StoredIntegers:
-    """The matrices of a file whose blocks are those of int4: Q4_0, Q4_1 and Q4_K.
+    """The quantized matrices of a checkpoint.
 
     Attributes:
         kept: the modules whose integers a graph has.
     """
 
-    def __init__(self, parts: Sequence[Path] = ()) -> None:
-        """``parts``: the GGUF files of the model; none have no integers to keep."""
-        weights = read_contents(parts).weights if parts else ()
-        self._weights: Mapping[str, Weight] = {each.name: each for each in weights}
+    def __init__(
+        self,
+        matrices: Mapping[str, StoredMatrix],
+        precision: str,
+        head: tuple[str, str] | None = None,
+    ) -> None:
+        """Chooses what is kept.
+
+        Args:
+            matrices: of the checkpoint, by module.
+            precision: with ``int8``, all integers are kept as 8 bits. With ``int4``, they are kept
+                if some have 4 bits. With another one, none are.
+            head: the output layer whose weight is that of another module, and that module.
+        """
+        found = dict(matrices)
+        if head is not None and head[1] in found:
+            found.setdefault(head[0], found[head[1]])
+        has_nibbles = any(each.bits == 4 for each in found.values())
+        keeps = precision == "int8" or (precision == "int4" and has_nibbles)
+        self._matrices = found if keeps else {}
+        self._bits: Literal[4, 8] = 4 if precision == "int4" else 8
         self.kept: set[str] = set()
 
     def names(self, modules: Sequence[str]) -> list[str]:
         """Those of some modules whose matrices are such."""
-        return [name for name in modules if self._fits(name)]
+        return [name for name in modules if name in self._matrices]
 
-    def find(self, modules: Sequence[str], weight: NDArray[np.float32]) -> Blocks | None:
+    def find(self, modules: Sequence[str], weight: Floats) -> Blocks | None:
         """The integers of modules whose product is one, if they are exactly this weight.
 
         Args:
             modules: their names; the outputs of each follow those of the one before.
             weight: float32 (inputs, outputs).
         """
-        parts = [self._read(name) for name in modules]
+        parts = [self._matrices[name].read() for name in self.names(modules)]
         found = [part for part in parts if part is not None]
-        if len(found) < len(parts) or len({part.minimum is None for part in found}) > 1:
+        if len(found) < len(modules):
             return None
-        minima = [part.minimum for part in found if part.minimum is not None]
+        size = min(part.block_size for part in found)
+        minima = any(part.minimum is not None for part in found)
+        nibbles = self._bits == 4 and all(part.bits <= 4 for part in found) and size % 32 == 0
+        if not nibbles:
+            size = next((each for each in reversed(_SIZES) if size % each == 0), 0)
+        if size == 0 or any(part.block_size % size for part in found):
+            return None
+        pieces = [as_blocks(part, 4 if nibbles else 8, size, minima=minima) for part in found]
         blocks = Blocks(
-            np.concatenate([part.integers for part in found]),
-            np.concatenate([part.scale for part in found]),
-            np.concatenate([part.zero for part in found]),
+            np.concatenate([piece.integers for piece in pieces]),
+            np.concatenate([piece.scale for piece in pieces]),
+            np.concatenate([piece.zero for piece in pieces]),
             len(weight),
-            np.concatenate(minima) if minima else None,
+            np.concatenate([piece.minimum for piece in pieces if piece.minimum is not None])
+            if minima
+            else None,
+            pieces[0].bits,
         )
         if not np.array_equal(blocks.weight(), weight):
             return None
         self.kept.update(modules)
         return blocks
 
-    def _fits(self, module: str) -> bool:
-        stored = self._weights.get(f"{module}.weight")
-        return stored is not None and stored.kinds <= {"Q4_0", "Q4_1", "Q4_K"}
 
-    def _read(self, module: str) -> Blocks | None:
-        if not self._fits(module):
-            return None
-        stored = self._weights[f"{module}.weight"].blocks()
-        if stored is None or stored.bits != _BITS or stored.block_size != _SIZE:
-            return None
-        middle = _MIDDLE if stored.minimum is None else 0
-        values = (stored.values.astype(np.int16) + middle).astype(np.uint8)
-        return Blocks(
-            values.reshape(*stored.scale.shape, _SIZE),
-            stored.scale,
-            np.full(stored.scale.shape, middle, np.uint8),
-            values.shape[1],
-            stored.minimum,
-        )
+def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: bool) -> Blocks:
+    """A matrix with integers of some bits, in blocks of some size, with minima or without.
+
+    Nibbles with minima have zeros of 0. Bytes have zeros of 128.
+    """
+    values, scale, minimum = stored.values.astype(np.int16), stored.scale, stored.minimum
+    zero = np.zeros(scale.shape, np.int16) if stored.zero is None else stored.zero.astype(np.int16)
+    times = stored.block_size // size
+    if bits == 8:
+        values = values - np.repeat(zero, stored.block_size, axis=1)
+        if not minima and values.min(initial=0) > -_MIDDLE8:
+            # The kernel finds scales that are multiples of a step if they have no sign.
+            signs = np.where(scale < 0, -1, 1).astype(np.int16)
+            values, scale = values * np.repeat(signs, stored.block_size, axis=1), np.abs(scale)
+        values, zero = values + _MIDDLE8, np.full(scale.shape, _MIDDLE8, np.int16)
+    elif stored.values.dtype == np.int8:
+        values, zero = values + _MIDDLE, zero + _MIDDLE
+    if minima and minimum is None:
+        minimum = np.zeros_like(scale)
+    if minima and bits == 4 and minimum is not None:
+        minimum = minimum + scale * zero  # of Q4_0, beside Q4_1
+        zero = np.zeros_like(zero)
+    scale = np.repeat(scale, times, axis=1)
+    return Blocks(
+        values.astype(np.uint8).reshape(*scale.shape, size),
+        scale,
+        np.repeat(zero, times, axis=1).astype(np.uint8),
+        values.shape[1],
+        None if minimum is None else np.repeat(minimum, times, axis=1),
+        bits,
+    )

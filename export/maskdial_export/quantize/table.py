@@ -38,6 +38,16 @@ def sharing(model: PreTrainedModel, name: str) -> list[str]:
     ]
 
 
+def tied_head(model: PreTrainedModel) -> tuple[str, str] | None:
+    """The output layer whose weight is the embedding table, and the table's module."""
+    name, head = word_embedding(model), model.get_output_embeddings()
+    if name is None or not isinstance(head, nn.Linear):
+        return None
+    if head.weight is not model.get_submodule(name).weight:
+        return None
+    return next(each for each, module in model.named_modules() if module is head), name
+
+
 def to_int8(
     weight: NDArray[np.float32], axis: int, largest: int = LARGEST
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

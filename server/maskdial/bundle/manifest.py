@@ -378,10 +378,11 @@ class ParityReport(_Frozen):
 class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
-    ``figures`` by task: perplexity, perplexity_fp32 and top1_agreement (generate); agreement, top1
-    and top1_fp32 (fill-mask); agreement (classify, token-classify, entities, question-answering,
-    multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
-    changed, the relative increase of the perplexity, or 1 minus the mean cosine.
+    ``figures`` by task: perplexity, perplexity_fp32, top1_agreement and kl_divergence in nats
+    (generate); agreement, top1 and top1_fp32 (fill-mask); agreement (classify, token-classify,
+    entities, question-answering, multiple-choice); mean_cosine and least_cosine (embed). ``loss``
+    is the share of decisions that changed, the relative increase of the perplexity, or 1 minus the
+    mean cosine.
     """
 
     text: str
@@ -413,6 +414,7 @@ class Manifest(_Frozen):
     precision: Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
     batch_invariant: bool
     vocab_size: int = Field(gt=0)
+    num_parameters: int | None = Field(None, description="of the checkpoint's model")
     max_length: int = Field(gt=0)
     special_tokens: SpecialTokens
     tokenization: Tokenization = Tokenization()

@@ -14,7 +14,7 @@ from maskdial.bounds import Size
 from maskdial.decide import DecisionTask, decide
 from maskdial.dialects.body import BodyError, FieldError, TaskBody, Wire, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.task_bodies import TruncationParameters
+from maskdial.dialects.native.masked_body import TruncationParameters
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.engine.questions import Content, Option, Probabilities, Question, as_text
 from maskdial.errors import ValidationError, shortened

@@ -4,14 +4,14 @@ from collections.abc import Collection
 
 from onnx import NodeProto, helper
 
-from maskdial.kernels.graph import DOMAIN, Graph, attributes_of
+from maskdial.kernels.graph import BLOCK_PRODUCTS, DOMAIN, QUANTIZED, Graph, attributes_of
 
 _PRODUCT_INPUTS = 4
 """A product's rows, weight, scale and bias."""
 MAX_PRODUCTS = 3
 """Of one ``Linears``; ``src/projection.h``."""
-_NORMED = {"Linear": "NormLinear", "Linears": "NormLinears", "Linear4": "NormLinear4"}
-_BRANCHES = frozenset({"Linear", "Linear4", "SimplifiedLayerNormalization"})
+_NORMED = {name: f"Norm{name}" for name in ("Linear", "Linears", "Linear4", "Linear8")}
+_BRANCHES = QUANTIZED | {"SimplifiedLayerNormalization"}
 """Operators that compute the rows that a layer adds to its input."""
 _ADDED_NORM = "SkipSimplifiedLayerNormalization", 3
 """And its inputs: the two terms of the sum, and the norm's weight."""
@@ -125,7 +125,7 @@ def _linears(products: list[NodeProto]) -> NodeProto:
 def _width(graph: Graph, name: str) -> int:
     """The last dimension of a value, by the weights of its operator; 0 if not known."""
     node = graph.producers.get(name)
-    if node is not None and node.op_type == "Linear4":
+    if node is not None and node.op_type in BLOCK_PRODUCTS:
         return (graph.dims(node.input[1]) or [0])[0]
     weight = {"Linear": 2, "LayerNormalization": 1, "AddNorm": 2, "MatMul": 1, "Add": 1}
     if node is None or node.op_type not in weight:

@@ -12,8 +12,10 @@ from maskdial.bundle.manifest import CacheInteger
 DOMAIN = "maskdial"
 """The domain of the kernels' operators."""
 
-QUANTIZED = frozenset({"Linear", "Linear4"})
-"""Products of int8 and int4 weights, before they are fused with others."""
+BLOCK_PRODUCTS = frozenset({"Linear4", "Linear8"})
+"""Products of weights of 4 and 8 bits in blocks."""
+QUANTIZED = BLOCK_PRODUCTS | {"Linear"}
+"""Products of quantized weights, before they are fused with others."""
 ATTENTION = "CausalAttention"
 ATTENTION_OVER: dict[CacheInteger, str] = {
     "int8": "Int8CausalAttention",
@@ -41,6 +43,7 @@ _ROWWISE = frozenset(
         "LayerNormalization",
         "Linear",
         "Linear4",
+        "Linear8",
         "MatMul",
         "MatMulNBits",
         "QuickGelu",

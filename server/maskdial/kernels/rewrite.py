@@ -3,10 +3,11 @@
 The graph on disk has ONNX Runtime's own operators (`maskdial_export.quantize.quantize` writes
 them), so that it runs with or without the kernels. ``Linear`` (``src/linear.cpp``) replaces
 the quantization of the input, ``MatMulIntegerToFloat``, and the product with each row's scale;
-``Linear4`` (``src/linear4.cpp``) replaces ``MatMulNBits``. Each fuses ``silu(gate) * up`` or
-``BiasGelu`` if they follow, and `maskdial.kernels.fuse` the sum and RMS norm before it.
-``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and writes new keys and values to
-the past: the graph has no outputs ``present_*``. `maskdial.kernels.varlen` rewrites masked models.
+``Linear4`` and ``Linear8`` (``src/linear_blocks.cpp``) replace ``MatMulNBits``. Each fuses
+``silu(gate) * up`` or ``BiasGelu`` if they follow, and `maskdial.kernels.fuse` the sum and RMS norm
+before it. ``CausalAttention`` takes the inputs of ``GroupQueryAttention`` and writes
+new keys and values to the past: the graph has no outputs ``present_*``. `maskdial.kernels.varlen`
+rewrites masked models.
 Unknown patterns are left unchanged.
 
 If attention and recurrent layers (`maskdial.kernels.recurrent`) alone read how a causal graph's
@@ -52,11 +53,12 @@ from maskdial.kernels.varlen import pack_texts
 _VERSION = 1
 _ZERO_POINT = 128
 _PRODUCT = "MatMulIntegerToFloat"
-_PRODUCT4 = "MatMulNBits"
+_BLOCKS_PRODUCT = "MatMulNBits"
 CHUNK = 32
 """Inputs; blocks of 4-bit weights are whole chunks (``src/processor.h``)."""
-# Attributes of ``MatMulNBits``: 4-bit weights, and inputs rounded to int8.
-_BITS, _INT8_INPUTS = 4, 4
+_HALF_CHUNK = CHUNK // 2
+_INT8_INPUTS = 4
+"""The accuracy level of ``MatMulNBits`` that rounds inputs to int8."""
 LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
 # Of ONNX Runtime, whose kernels for one row and for several may differ in the last bits.
@@ -223,7 +225,7 @@ def _replace_operators(graph: Graph) -> int:
     products = {
         product.output: product
         for node in graph.nodes
-        if (product := _product(graph, node) or _product4(graph, node)) is not None
+        if (product := _product(graph, node) or _blocks_product(graph, node)) is not None
     }
     replacements: dict[int, NodeProto] = {}
     for node in graph.nodes:
@@ -404,15 +406,18 @@ def _product(graph: Graph, node: NodeProto) -> _Product | None:
     return _Product("Linear", source or value, weights, attributes, output, last)
 
 
-def _product4(graph: Graph, node: NodeProto) -> _Product | None:
+def _blocks_product(graph: Graph, node: NodeProto) -> _Product | None:
     """The product that a ``MatMulNBits`` computes; None if it is another kind."""
-    if node.op_type != _PRODUCT4:
+    if node.op_type != _BLOCKS_PRODUCT:
         return None
     source, weight, scale, *rest = node.input
     zero_points, group_index, bias = (*rest, "", "", "")[:3]
     attributes = attributes_of(node)
-    num_inputs, _, block_size = (attributes.pop(name, 0) for name in ("K", "N", "block_size"))
-    if attributes != {"bits": _BITS, "accuracy_level": _INT8_INPUTS} or block_size % CHUNK:
+    names = ("K", "N", "bits", "block_size", "accuracy_level")
+    num_inputs, _, bits, size, accuracy = (attributes.pop(name, 0) for name in names)
+    nibbles = bits == 4 and size % CHUNK == 0
+    has_kernel = nibbles or (bits == 8 and size in (CHUNK, _HALF_CHUNK) and not zero_points)
+    if attributes or accuracy != _INT8_INPUTS or not has_kernel:
         return None
     constants = [graph.initializer(name) for name in (weight, scale, bias) if name]
     zeros = graph.initializer(zero_points) if zero_points else None
@@ -422,14 +427,14 @@ def _product4(graph: Graph, node: NodeProto) -> _Product | None:
         return None
     if any(each and each.data_type == TensorProto.FLOAT16 for each in constants):
         return None
-    settings = {"num_inputs": num_inputs}
     difference = graph.only_user(node.output[0])
     minimum = _minimum(graph, difference, source, node.output[0])
-    if minimum and difference is not None:
-        weights = (weight, scale, bias, "", minimum)
-        return _Product("Linear4", source, weights, settings, difference.output[0], difference)
-    weights = (weight, scale, bias, zero_points, "")
-    return _Product("Linear4", source, weights, settings, node.output[0], node)
+    zeros_of_nibbles = ["" if minimum else zero_points] if nibbles else []
+    weights = (weight, scale, bias, *zeros_of_nibbles, minimum)
+    last = difference if minimum and difference is not None else node
+    settings = {"num_inputs": num_inputs}
+    op_type = "Linear4" if nibbles else "Linear8"
+    return _Product(op_type, source, weights, settings, last.output[0], last)
 
 
 def _minimum(graph: Graph, node: NodeProto | None, source: str, product: str) -> str:

@@ -29,14 +29,7 @@ _ATTENTION_DEFAULTS: dict[str, float] = {"mask_filter_value": -10_000.0, "unidir
 
 _NORMS = RESIDUAL_NORMS | {"LayerNormalization", "SimplifiedLayerNormalization"}
 # Operators that are worth packing their inputs; others are packed if an input is.
-_HEAVY = _NORMS | {
-    "Linear",
-    "Linear4",
-    "MatMul",
-    "MatMulNBits",
-    "MultiHeadAttention",
-    "RotaryEmbedding",
-}
+_HEAVY = _NORMS | QUANTIZED | {"MatMul", "MatMulNBits", "MultiHeadAttention", "RotaryEmbedding"}
 
 
 def pack_texts(graph: Graph) -> int:

@@ -17,7 +17,8 @@ from maskdial import dialects
 from maskdial import score as scoring
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import tasks
-from maskdial.dialects.native.task_bodies import MaskedBody, ScoreBody
+from maskdial.dialects.native.fill_mask_bodies import ScoreBody
+from maskdial.dialects.native.masked_body import MaskedBody
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ConfigError, MaskdialError, UnavailableError, ValidationError
 from maskdial.http.replies import encode_json, error_content

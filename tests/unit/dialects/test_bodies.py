@@ -16,8 +16,23 @@ from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
-from maskdial.dialects.native import task_bodies as bodies
+from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
+from maskdial.dialects.native.span_bodies import (
+    QuestionAnsweringBody,
+    RedactBody,
+    TokenClassifyBody,
+)
+from maskdial.dialects.native.vector_bodies import (
+    ChunkEmbedBody,
+    EmbedAllBody,
+    EmbedBody,
+    HybridEmbedBody,
+    RerankBody,
+    SimilarityBody,
+    SparseEmbedBody,
+)
 from maskdial.dialects.ollama import changes as ollama_changes
 from maskdial.dialects.ollama import chat as ollama_chat
 from maskdial.dialects.ollama import embed as ollama_embed
@@ -38,22 +53,22 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     GenerateBody: {"inputs": "a"},
     seq2seq_bodies.SummarizeBody: {"inputs": "a"},
     seq2seq_bodies.TranslateBody: {"inputs": "a"},
-    bodies.FillMaskBody: {"inputs": "a [MASK]"},
-    bodies.ClassifyBody: {"inputs": "a"},
-    bodies.TokenClassifyBody: {"inputs": "a"},
+    FillMaskBody: {"inputs": "a [MASK]"},
+    ClassifyBody: {"inputs": "a"},
+    TokenClassifyBody: {"inputs": "a"},
     tei.PredictBody: {"inputs": "a"},
     tei.VertexBody: {"instances": [{}]},
-    bodies.RedactBody: {"inputs": "a"},
-    bodies.QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
-    bodies.ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
-    bodies.EmbedBody: {"inputs": "a"},
-    bodies.SparseEmbedBody: {"inputs": "a"},
-    bodies.EmbedAllBody: {"inputs": "a"},
-    bodies.HybridEmbedBody: {"inputs": "a"},
-    bodies.ChunkEmbedBody: {"inputs": "a", "chunks": [[0, 1]]},
-    bodies.SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
-    bodies.RerankBody: {"query": "a", "texts": ["b"]},
-    bodies.ScoreBody: {"inputs": "a"},
+    RedactBody: {"inputs": "a"},
+    QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
+    ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
+    EmbedBody: {"inputs": "a"},
+    SparseEmbedBody: {"inputs": "a"},
+    EmbedAllBody: {"inputs": "a"},
+    HybridEmbedBody: {"inputs": "a"},
+    ChunkEmbedBody: {"inputs": "a", "chunks": [[0, 1]]},
+    SimilarityBody: {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    RerankBody: {"query": "a", "texts": ["b"]},
+    ScoreBody: {"inputs": "a"},
     tokens.TokenizeBody: {"inputs": "a"},
     tokens.DetokenizeBody: {"ids": [1]},
     completions.CompletionsBody: {"prompt": "a"},

@@ -17,8 +17,8 @@ from maskdial.bundle.tokenizer import Tokenizer, cut_tokens
 from maskdial.dialects import ROUTES
 from maskdial.dialects.anthropic.body import MessagesBody
 from maskdial.dialects.body import parse_body, read_body
+from maskdial.dialects.native.classify_bodies import ClassifyBody
 from maskdial.dialects.native.generate_bodies import GenerateBody
-from maskdial.dialects.native.task_bodies import ClassifyBody
 from maskdial.dialects.native.tokens import DetokenizeBody, _write_texts
 from maskdial.dialects.openai.chat import ChatBody
 from maskdial.dialects.openai.completions import CompletionsBody

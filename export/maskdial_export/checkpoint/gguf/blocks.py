@@ -8,65 +8,31 @@ one float16.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
 from maskdial_export.checkpoint.gguf.file import StoredTensor
 
 Bytes = NDArray[np.uint8]
-Integers = NDArray[np.uint8] | NDArray[np.int8]
-Floats = NDArray[np.float32]
 
 _SUPER = 256  # values in a block of a _K type
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A matrix of integers: a weight is ``scale * value - minimum``, in float32.
-
-    Attributes:
-        values: uint8 or int8 (outputs, inputs).
-        scale: float32 (outputs, inputs / block_size).
-        minimum: float32, of the same shape; what is subtracted. None is zero.
-        bits: how many bits hold any of the values, with a sign if they are int8.
-        block_size: how many neighboring inputs share a scale and a minimum.
-    """
-
-    values: Integers
-    scale: Floats
-    minimum: Floats | None
-    bits: int
-    block_size: int
-
-    def dequantize(self) -> Floats:
-        """The weights (outputs, inputs)."""
-        parts = self.values.reshape(*self.scale.shape, self.block_size).astype(np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
-            parts *= self.scale[..., None]
-            if self.minimum is not None:
-                parts -= self.minimum[..., None]
-        return parts.reshape(self.values.shape)
-
-    def take(self, rows: NDArray[np.int64]) -> "Blocks":
-        """The same matrix with other rows, or in another order."""
-        minimum = None if self.minimum is None else self.minimum[rows]
-        return replace(self, values=self.values[rows], scale=self.scale[rows], minimum=minimum)
-
-
-def read_blocks(tensor: StoredTensor) -> Blocks | None:
+def read_blocks(tensor: StoredTensor) -> StoredBlocks | None:
     """A tensor's integers, with all dimensions but the last as rows; None if it has none.
 
     Types of less than 4 bits whose codes are points of a lattice (IQ1 to IQ3) or ternary have no
     such form, and neither have floats.
     """
-    read = _READERS.get(tensor.type.name)
-    if read is None:
+    if tensor.type.name not in _READERS:
         return None
+    _, read = _READERS[tensor.type.name]
     rows = tensor.rows()
     with np.errstate(invalid="ignore", over="ignore"):
         made = read(rows.reshape(-1, tensor.type.num_bytes))
@@ -106,31 +72,31 @@ def _signed(values: NDArray[Any], zero: int) -> NDArray[np.int8]:
     return values.astype(np.int8) - np.int8(zero)
 
 
-def _q4_0(blocks: Bytes) -> Blocks:
-    return Blocks(_signed(_nibbles(blocks[:, 2:]), 8), _half(blocks, 0), None, 4, 32)
+def _q4_0(blocks: Bytes) -> StoredBlocks:
+    return StoredBlocks(_signed(_nibbles(blocks[:, 2:]), 8), _half(blocks, 0), None, 4, 32)
 
 
-def _q4_1(blocks: Bytes) -> Blocks:
-    return Blocks(_nibbles(blocks[:, 4:]), _half(blocks, 0), -_half(blocks, 2), 4, 32)
+def _q4_1(blocks: Bytes) -> StoredBlocks:
+    return StoredBlocks(_nibbles(blocks[:, 4:]), _half(blocks, 0), -_half(blocks, 2), 4, 32)
 
 
-def _q5_0(blocks: Bytes) -> Blocks:
+def _q5_0(blocks: Bytes) -> StoredBlocks:
     values = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return Blocks(_signed(values, 16), _half(blocks, 0), None, 5, 32)
+    return StoredBlocks(_signed(values, 16), _half(blocks, 0), None, 5, 32)
 
 
-def _q5_1(blocks: Bytes) -> Blocks:
+def _q5_1(blocks: Bytes) -> StoredBlocks:
     values = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return Blocks(values, _half(blocks, 0), -_half(blocks, 2), 5, 32)
+    return StoredBlocks(values, _half(blocks, 0), -_half(blocks, 2), 5, 32)
 
 
-def _q8_0(blocks: Bytes) -> Blocks:
-    return Blocks(blocks[:, 2:].copy().view(np.int8), _half(blocks, 0), None, 8, 32)
+def _q8_0(blocks: Bytes) -> StoredBlocks:
+    return StoredBlocks(blocks[:, 2:].copy().view(np.int8), _half(blocks, 0), None, 8, 32)
 
 
-def _q2_k(blocks: Bytes) -> Blocks:
+def _q2_k(blocks: Bytes) -> StoredBlocks:
     scales = blocks[:, :16]
-    return Blocks(
+    return StoredBlocks(
         _fields(blocks[:, 16:80], 2, run=32),
         _half(blocks, 80) * (scales & 15).astype(np.float32),
         _half(blocks, 82) * (scales >> 4).astype(np.float32),
@@ -139,12 +105,12 @@ def _q2_k(blocks: Bytes) -> Blocks:
     )
 
 
-def _q3_k(blocks: Bytes) -> Blocks:
+def _q3_k(blocks: Bytes) -> StoredBlocks:
     low = _nibbles(blocks[:, 96:104])
     high = _fields(blocks[:, 104:108], 2, run=4)
     scales = _signed(low | high << 4, 32).astype(np.float32)
     values = _fields(blocks[:, 32:96], 2, run=32) | _fields(blocks[:, :32], 1, run=32) << 2
-    return Blocks(_signed(values, 4), _half(blocks, 108) * scales, None, 3, 16)
+    return StoredBlocks(_signed(values, 4), _half(blocks, 108) * scales, None, 3, 16)
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -158,52 +124,55 @@ def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
     )
 
 
-def _q4_k(blocks: Bytes) -> Blocks:
-    return Blocks(_fields(blocks[:, 16:], 4, run=32), *_scales_and_minima(blocks), 4, 32)
+def _q4_k(blocks: Bytes) -> StoredBlocks:
+    return StoredBlocks(_fields(blocks[:, 16:], 4, run=32), *_scales_and_minima(blocks), 4, 32)
 
 
-def _q5_k(blocks: Bytes) -> Blocks:
+def _q5_k(blocks: Bytes) -> StoredBlocks:
     values = _fields(blocks[:, 48:], 4, run=32) | _fields(blocks[:, 16:48], 1, run=32) << 4
-    return Blocks(values, *_scales_and_minima(blocks), 5, 32)
+    return StoredBlocks(values, *_scales_and_minima(blocks), 5, 32)
 
 
-def _q6_k(blocks: Bytes) -> Blocks:
+def _q6_k(blocks: Bytes) -> StoredBlocks:
     values = _fields(blocks[:, :128], 4, run=64) | _fields(blocks[:, 128:192], 2, run=32) << 4
     scales = blocks[:, 192:208].copy().view(np.int8).astype(np.float32)
-    return Blocks(_signed(values, 32), _half(blocks, 208) * scales, None, 6, 16)
+    return StoredBlocks(_signed(values, 32), _half(blocks, 208) * scales, None, 6, 16)
 
 
-def _iq4_nl(blocks: Bytes) -> Blocks:
-    return Blocks(_IQ4[_nibbles(blocks[:, 2:])], _half(blocks, 0), None, 8, 32)
+def _iq4_nl(blocks: Bytes) -> StoredBlocks:
+    return StoredBlocks(_IQ4[_nibbles(blocks[:, 2:])], _half(blocks, 0), None, 8, 32)
 
 
-def _iq4_xs(blocks: Bytes) -> Blocks:
+def _iq4_xs(blocks: Bytes) -> StoredBlocks:
     low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
     high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 8)
     scales = _signed(low | high << 4, 32).astype(np.float32)
     values = _IQ4[_fields(blocks[:, 8:], 4, run=16)]
-    return Blocks(values, _half(blocks, 0) * scales, None, 8, 32)
+    return StoredBlocks(values, _half(blocks, 0) * scales, None, 8, 32)
 
 
-def _mxfp4(blocks: Bytes) -> Blocks:
+def _mxfp4(blocks: Bytes) -> StoredBlocks:
     # Half of 2 to the power of the byte minus 127: the table of values is doubled
     exponent = blocks[:, :1].astype(np.int32)
     bits = np.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)
-    return Blocks(_MXFP4[_nibbles(blocks[:, 1:])], bits.view(np.float32), None, 5, 32)
+    return StoredBlocks(_MXFP4[_nibbles(blocks[:, 1:])], bits.view(np.float32), None, 5, 32)
 
 
-_READERS: Mapping[str, Callable[[Bytes], Blocks]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
+_READERS: Mapping[str, tuple[int, Callable[[Bytes], StoredBlocks]]] = {
+    "Q4_0": (4, _q4_0),
+    "Q4_1": (4, _q4_1),
+    "Q5_0": (5, _q5_0),
+    "Q5_1": (5, _q5_1),
+    "Q8_0": (8, _q8_0),
+    "Q2_K": (2, _q2_k),
+    "Q3_K": (3, _q3_k),
+    "Q4_K": (4, _q4_k),
+    "Q5_K": (5, _q5_k),
+    "Q6_K": (6, _q6_k),
+    "IQ4_NL": (8, _iq4_nl),
+    "IQ4_XS": (8, _iq4_xs),
+    "MXFP4": (5, _mxfp4),
 }
+
+BITS: Mapping[str, int] = {name: bits for name, (bits, _) in _READERS.items()}
+"""The types of tensors whose integers `read_blocks` returns, and how many bits hold one."""

@@ -15,7 +15,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial_export.checkpoint.gguf.blocks import Blocks, Floats, read_blocks
+from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
+from maskdial_export.checkpoint.gguf.blocks import BITS, read_blocks
 from maskdial_export.checkpoint.gguf.file import GGUFFile, StoredTensor
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.errors import ExportError
@@ -82,8 +83,10 @@ class Weight:
     logarithm: bool = False
 
     @property
-    def kinds(self) -> set[str]:
-        return {piece.tensor.type.name for piece in self.pieces}
+    def bits(self) -> int | None:
+        """The most that an integer of a piece has; None if a piece has no integers."""
+        kinds = {piece.tensor.type.name for piece in self.pieces}
+        return max(BITS[kind] for kind in kinds) if kinds <= BITS.keys() else None
 
     def values(self) -> Floats:
         """In float32, of the model's shape."""
@@ -105,7 +108,7 @@ class Weight:
                 values = np.log(-values)
         return np.ascontiguousarray(values)
 
-    def blocks(self) -> Blocks | None:
+    def blocks(self) -> StoredBlocks | None:
         """The integers, if its rows are stored as such and alike; otherwise None."""
         changed = self.shift or self.transposed or self.padding or self.columns is not None
         if self.is_vector or changed or self.squeezed:

@@ -14,7 +14,23 @@ from maskdial import score as scoring
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
-from maskdial.dialects.native import task_bodies as bodies
+from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
+from maskdial.dialects.native.masked_body import MaskedBody
+from maskdial.dialects.native.span_bodies import (
+    QuestionAnsweringBody,
+    RedactBody,
+    TokenClassifyBody,
+)
+from maskdial.dialects.native.vector_bodies import (
+    ChunkEmbedBody,
+    EmbedAllBody,
+    EmbedBody,
+    HybridEmbedBody,
+    RerankBody,
+    SimilarityBody,
+    SparseEmbedBody,
+)
 from maskdial.engine.timing import Timed
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
@@ -32,7 +48,7 @@ from maskdial.masked.tasks.token_classify import TokenClassifyRequest
 from maskdial.masked.tasks.zero_shot import ZeroShotRequest
 from maskdial.registry.served import ServedModel
 
-BodyT = TypeVar("BodyT", bound=bodies.MaskedBody)
+BodyT = TypeVar("BodyT", bound=MaskedBody)
 
 Claim = Callable[[Mapping[str, Any], ServedModel], bool]
 """Whether a body that was sent to `/models/NAME` is for this task, and not for the model's main
@@ -44,7 +60,7 @@ def _never(_: Mapping[str, Any], __: ServedModel) -> bool:
     return False
 
 
-def _first_if_single(body: bodies.MaskedBody, answers: Sequence[object]) -> object:
+def _first_if_single(body: MaskedBody, answers: Sequence[object]) -> object:
     """A list of texts gets the list of their answers, one text its answer."""
     return answers if body.batch else answers[0]
 
@@ -113,13 +129,13 @@ class MaskedTask(Generic[BodyT]):
         return Timed(self.render(call.body, answer.content), answer.timings)
 
 
-def _render_fillings(body: bodies.FillMaskBody, answers: list[list[list[Filling]]]) -> object:
+def _render_fillings(body: FillMaskBody, answers: list[list[list[Filling]]]) -> object:
     """The fillings of a text's only mask are not nested once more."""
     texts = [masks[0] if len(masks) == 1 else masks for masks in answers]
     return _first_if_single(body, texts)
 
 
-def _render_redactions(body: bodies.RedactBody, redactions: list[Redaction]) -> object:
+def _render_redactions(body: RedactBody, redactions: list[Redaction]) -> object:
     """What was replaced is only there if it was wanted."""
     texts = [
         {
@@ -134,12 +150,12 @@ def _render_redactions(body: bodies.RedactBody, redactions: list[Redaction]) -> 
     return _first_if_single(body, texts)
 
 
-def _render_answers(body: bodies.QuestionAnsweringBody, answers: list[list[Answer]]) -> object:
+def _render_answers(body: QuestionAnsweringBody, answers: list[list[Answer]]) -> object:
     single = body.parameters is None or (body.parameters.top_k or 1) == 1
     return _first_if_single(body, [each[0] if single else each for each in answers])
 
 
-def _render_ranks(body: bodies.RerankBody, ranks: list[Rank]) -> object:
+def _render_ranks(body: RerankBody, ranks: list[Rank]) -> object:
     if not body.return_text:
         return ranks
     return [
@@ -147,7 +163,7 @@ def _render_ranks(body: bodies.RerankBody, ranks: list[Rank]) -> object:
     ]
 
 
-def _render_kinds(body: bodies.HybridEmbedBody, answers: list[HybridVectors]) -> object:
+def _render_kinds(body: HybridEmbedBody, answers: list[HybridVectors]) -> object:
     texts = []
     for vectors in answers:
         kinds: replies.HybridVector = {}
@@ -177,7 +193,7 @@ def _has_labels(content: Mapping[str, Any], _: ServedModel) -> bool:
 TASKS: tuple[MaskedTask[Any], ...] = (
     MaskedTask(
         FillMaskRequest,
-        bodies.FillMaskBody,
+        FillMaskBody,
         replies.FillMaskReply,
         "Fills the masks of a text: for each mask, the best tokens with their probabilities.",
         _render_fillings,
@@ -185,7 +201,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         ClassifyRequest,
-        bodies.ClassifyBody,
+        ClassifyBody,
         replies.ClassifyReply,
         "Scores a text, or a pair of texts, for each label of a classifier.",
         # One text is nested as well: transformers' clients take the first element.
@@ -193,35 +209,35 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         TokenClassifyRequest,
-        bodies.TokenClassifyBody,
+        TokenClassifyBody,
         replies.TokenClassifyReply,
         "Tags the tokens of a text, and merges them into entities; or finds entities of the "
         "labels in the request, with a GLiNER model.",
     ),
     MaskedTask(
         RedactRequest,
-        bodies.RedactBody,
+        RedactBody,
         replies.RedactReply,
         "Puts something else in the place of a text's entities.",
         _render_redactions,
     ),
     MaskedTask(
         QuestionAnsweringRequest,
-        bodies.QuestionAnsweringBody,
+        QuestionAnsweringBody,
         replies.QuestionAnsweringReply,
         "Answers a question with spans of its context.",
         _render_answers,
     ),
     MaskedTask(
         EmbedRequest,
-        bodies.EmbedBody,
+        EmbedBody,
         replies.EmbedReply,
         "Turns a text into a vector, or several texts into one each.",
         lambda body, vectors: body.form.write(vectors),
     ),
     MaskedTask(
         SparseEmbedRequest,
-        bodies.SparseEmbedBody,
+        SparseEmbedBody,
         replies.SparseEmbedReply,
         "Weighs the vocabulary for a text (SPLADE), or for several texts each: the weights that "
         "are not 0.",
@@ -230,7 +246,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         EmbedAllRequest,
-        bodies.EmbedAllBody,
+        EmbedAllBody,
         replies.EmbedAllReply,
         "Turns each token of a text into a vector (ColBERT), or of several texts each.",
         lambda _, texts: [vectors.tolist() for vectors in texts],
@@ -238,7 +254,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         ChunkEmbedRequest,
-        bodies.ChunkEmbedBody,
+        ChunkEmbedBody,
         replies.ChunkEmbedReply,
         "Turns chunks of a text into a vector each, the mean of their tokens' vectors, after one "
         "pass over the whole text (late chunking).",
@@ -247,7 +263,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         HybridEmbedRequest,
-        bodies.HybridEmbedBody,
+        HybridEmbedBody,
         replies.HybridEmbedReply,
         "Turns a text into a dense vector, sparse weights and a vector for each token (BGE-M3), or "
         "those that are wanted, in one pass; or several texts each.",
@@ -255,14 +271,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         ZeroShotRequest,
-        bodies.ZeroShotClassifyBody,
+        ZeroShotClassifyBody,
         replies.ZeroShotReply,
         "Scores a text for each of the labels, or choices, in the request.",
         claims=_has_labels,
     ),
     MaskedTask(
         RerankRequest,
-        bodies.RerankBody,
+        RerankBody,
         replies.RerankReply,
         "Orders texts by how well they answer a query, with their scores.",
         _render_ranks,
@@ -270,7 +286,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
     ),
     MaskedTask(
         SimilarityRequest,
-        bodies.SimilarityBody,
+        SimilarityBody,
         replies.SimilarityReply,
         "Compares a sentence with others: the cosine similarities of their embeddings.",
         lambda _, cosines: cosines.tolist(),
@@ -297,7 +313,7 @@ class ScoreTask:
 SCORE = ScoreTask()
 
 
-async def score(call: Call[bodies.ScoreBody]) -> Response:
+async def score(call: Call[ScoreBody]) -> Response:
     """Scores a text by how likely a model finds it, token by token: the log-likelihood of a causal
     model, the pseudo-log-likelihood of a masked one.
     """
@@ -308,5 +324,5 @@ async def score(call: Call[bodies.ScoreBody]) -> Response:
 
 ROUTES = (
     *(route for task in TASKS for route in task.routes()),
-    task_route("/score", score, bodies.ScoreBody, replies.ScoreReply, tags=["masked", "causal"]),
+    task_route("/score", score, ScoreBody, replies.ScoreReply, tags=["masked", "causal"]),
 )

@@ -27,9 +27,9 @@ from maskdial.dialects.body import (
     parse_body,
 )
 from maskdial.dialects.call import Call, endpoint, respond, task_route
+from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
 from maskdial.dialects.native.replies import DetokenizeReply
-from maskdial.dialects.native.task_bodies import MaskedBody, TruncationParameters
 from maskdial.dialects.native.tasks import MaskedTask, task_of
 from maskdial.dialects.native.tokens import DetokenizeBody, detokenize
 from maskdial.engine.limits import check_num_texts

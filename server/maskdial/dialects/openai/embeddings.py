@@ -18,8 +18,9 @@ from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.config import Config
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.task_bodies import INSTRUCTION_IN_PROMPT, Text, TruncationParameters
+from maskdial.dialects.native.masked_body import Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of
+from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_PROMPT
 from maskdial.dialects.openai.base import (
     NotBlankInput,
     OpenAIBody,

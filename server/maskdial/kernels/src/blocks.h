@@ -1,4 +1,4 @@
-// Rows quantized in blocks, and their products with panels of 4-bit weights.
+// Rows quantized in blocks, and their products with panels of weights of 4 or 8 bits.
 //
 // Included by processor.cpp only: nothing here has external linkage, since an inline function that was
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
@@ -9,8 +9,9 @@
 
 namespace {
 
-// Nibbles are 0 to 15 and inputs -127 to 127. A chunk's products are added up in partial sums, which
-// begin with the sums so far where those of many chunks fit.
+// Nibbles are 0 to 15, bytes -128 to 127 and inputs -127 to 127. A chunk's products of nibbles are added up
+// in partial sums, which begin with the sums so far where those of many chunks fit. Products of bytes are
+// those of a byte plus kByteOffset.
 #if defined(__AVX512VNNI__)
 
 using Partial = Sums;
@@ -29,6 +30,14 @@ inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
 inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm512_dpbusd_epi32(sums, nibbles, quads);
+}
+using Bytes = __m512i;
+constexpr int kByteOffset = 128;
+inline Bytes load_signed(const uint8_t* p) {
+  return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+}
+inline Sums add_bytes(Sums sums, Bytes bytes, Quads quads) {
+  return _mm512_dpbusd_epi32(sums, bytes, quads);
 }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
@@ -62,6 +71,15 @@ inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return _mm256_dpbusd_avx_epi32(sums, nibbles, quads);
 }
+using Bytes = __m256i;
+constexpr int kByteOffset = 128;
+inline Bytes load_signed(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+}
+inline Sums add_bytes(Sums sums, Bytes bytes, Quads quads) {
+  return _mm256_dpbusd_avx_epi32(sums, bytes, quads);
+}
 #else
 // Sums of 16 bits: a pair of products is at most 2 * 15 * 127, and the kChunk / kQuad pairs of a
 // chunk 30,480. So nothing saturates.
@@ -77,6 +95,20 @@ inline Partial add_nibbles(Partial pairs, Nibbles nibbles, Quads quads) {
   // Else g++ adds up a chunk's products as a tree, whose leaves do not fit the registers.
   asm("" : "+x"(pairs));
   return pairs;
+}
+// A pair of products is at most 2 * 128 * 127, which does not saturate.
+struct Bytes {
+  __m256i magnitudes, bytes;
+};
+constexpr int kByteOffset = 0;
+inline Bytes load_signed(const uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_abs_epi8(bytes), bytes};
+}
+inline Sums add_bytes(Sums sums, const Bytes& bytes, Quads quads) {
+  const __m256i signed_quads = _mm256_sign_epi8(quads, bytes.bytes);
+  const __m256i pairs = _mm256_maddubs_epi16(bytes.magnitudes, signed_quads);
+  return add_sums(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif
 
@@ -98,6 +130,12 @@ inline Partial add_partials(Partial a, Partial b) { return add_sums(a, b); }
 inline Sums end_chunk(Partial partials, Sums) { return partials; }
 inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   return add_products(sums, quads, nibbles);
+}
+using Bytes = Weights;
+constexpr int kByteOffset = 0;
+inline Bytes load_signed(const uint8_t* p) { return vld1q_s8(reinterpret_cast<const int8_t*>(p)); }
+inline Sums add_bytes(Sums sums, Bytes bytes, Quads quads) {
+  return add_products(sums, quads, bytes);
 }
 inline void store_signed_bytes(int8_t* p, Floats v) { store_low_bytes(p, vcvtnq_s32_f32(v)); }
 
@@ -123,6 +161,15 @@ inline Partial add_nibbles(Partial sums, Nibbles nibbles, Quads quads) {
   }
   return sums;
 }
+using Bytes = const uint8_t*;
+constexpr int kByteOffset = 0;
+inline Bytes load_signed(const uint8_t* p) { return p; }
+inline Sums add_bytes(Sums sums, Bytes bytes, Quads quads) {
+  for (size_t i = 0; i < kQuad; ++i) {
+    sums += static_cast<int8_t>(bytes[i]) * static_cast<int8_t>(quads >> (8 * i) & 0xff);
+  }
+  return sums;
+}
 inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(std::nearbyintf(v)); }
 
 #endif
@@ -132,7 +179,16 @@ constexpr size_t kOctet = 2 * kQuad;
 // A panel is a few kilobytes, too short for the processor to foresee the next one. The last one is
 // followed by memory that is not the matrix's: a prefetch of it does nothing.
 constexpr size_t kBlockPrefetched = 4096;
-constexpr size_t kChunkBytes = kChunk / kOctet * kPanel4 * kQuad;
+
+// How a panel holds its weights.
+enum class BlockWeights { kNibbles, kBytes, kBytesInHalfChunks };
+constexpr size_t chunk_size_of(BlockWeights weights) {
+  return weights == BlockWeights::kBytesInHalfChunks ? kHalfChunk : kChunk;
+}
+constexpr size_t chunk_bytes_of(BlockWeights weights) {
+  const size_t size = chunk_size_of(weights) * kPanel4;
+  return weights == BlockWeights::kNibbles ? size / 2 : size;
+}
 
 inline void store_some_signed_bytes(int8_t* p, Floats v, size_t count) {
   if (count == kWidth) return store_signed_bytes(p, v);
@@ -166,10 +222,10 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
   }
 }
 
-// Adds the products of kRows rows and kVectors vectors of columns in a chunk. With kForeseen, the
-// hardware prefetches the weights.
+// Adds the products of kRows rows and kVectors vectors of columns in a chunk of nibbles. With kForeseen,
+// the hardware prefetches the weights.
 template <bool kForeseen, size_t kRows, size_t kVectors>
-inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
+inline void add_nibble_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
                       Sums (&sums)[kRows][kVectors]) {
   // Few sums would wait for each other, so there are more: integers add up in any order.
   constexpr size_t kChains = kRows * kVectors <= 4 ? 2 : 1;
@@ -213,39 +269,84 @@ inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_s
   }
 }
 
-// The numbers of a block for a vector of columns.
-template <BlockNumbers kNumbers>
+// The same for a chunk of kSize bytes.
+template <size_t kSize, bool kForeseen, size_t kRows, size_t kVectors>
+inline void add_byte_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
+                           Sums (&sums)[kRows][kVectors]) {
+  constexpr size_t kChains = kRows * kVectors <= 4 ? 2 : 1;
+  Sums partials[kChains][kRows][kVectors];
+  UNROLL for (size_t c = 0; c < kChains; ++c) {
+    UNROLL for (size_t r = 0; r < kRows; ++r) {
+      UNROLL for (size_t v = 0; v < kVectors; ++v) {
+        partials[c][r][v] = c == 0 ? sums[r][v] : splat_sum(0);
+      }
+    }
+  }
+  UNROLL for (size_t q = 0; q < kSize / kQuad; ++q) {
+    for (size_t byte = 0; byte < kVectors * kWidth * kQuad && !kForeseen; byte += kLine) {
+      __builtin_prefetch(weights + kBlockPrefetched + byte);
+    }
+    Bytes bytes[kVectors];
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      bytes[v] = load_signed(weights + v * kWidth * kQuad);
+    }
+    UNROLL for (size_t r = 0; r < kRows; ++r) {
+      int32_t quad;
+      std::memcpy(&quad, values + r * row_stride, sizeof(quad));
+      const Quads quads = splat_signed_quad(quad);
+      UNROLL for (size_t v = 0; v < kVectors; ++v) {
+        Sums& sum = partials[q % kChains][r][v];
+        sum = add_bytes(sum, bytes[v], quads);
+      }
+    }
+    weights += kPanel4 * kQuad;
+    values += kQuad;
+  }
+  UNROLL for (size_t r = 0; r < kRows; ++r) {
+    UNROLL for (size_t v = 0; v < kVectors; ++v) {
+      sums[r][v] = partials[0][r][v];
+      if constexpr (kChains > 1) sums[r][v] = add_sums(sums[r][v], partials[1][r][v]);
+    }
+  }
+}
+
+// The numbers of a block for a vector of columns. The sums of bytes have kByteOffset in each.
+template <BlockWeights kWeights, BlockNumbers kNumbers>
 struct ColumnNumbers {
+  static constexpr bool kZeros =
+      kNumbers == BlockNumbers::kFloatZero || kNumbers == BlockNumbers::kHalfZero;
+  static constexpr bool kMinima =
+      kNumbers == BlockNumbers::kFloatMinimum || kNumbers == BlockNumbers::kByteMinimum;
   Floats scale, other;
 
   ColumnNumbers(const uint8_t* block, const uint8_t* group, size_t column) {
-    if constexpr (kNumbers == BlockNumbers::kByteMinimum) {
+    if constexpr (group_bytes_per_column(kNumbers) > 0) {
       const auto* steps = reinterpret_cast<const float*>(group);
       scale = mul(load_bytes(block + column), load(steps + column));
-      other = mul(load_bytes(block + kPanel4 + column), load(steps + kPanel4 + column));
-    } else if constexpr (kNumbers == BlockNumbers::kHalfZero) {
-      const auto* scales = reinterpret_cast<const uint16_t*>(block);
-      scale = load_halves(scales + column);
-      other = load_bytes(block + kPanel4 * sizeof(uint16_t) + column);
+      if constexpr (kMinima) {
+        other = mul(load_bytes(block + kPanel4 + column), load(steps + kPanel4 + column));
+      }
+    } else if constexpr (kNumbers == BlockNumbers::kHalfZero || kNumbers == BlockNumbers::kHalf) {
+      scale = load_halves(reinterpret_cast<const uint16_t*>(block) + column);
+      if constexpr (kZeros) other = load_bytes(block + kPanel4 * sizeof(uint16_t) + column);
     } else {
       const auto* scales = reinterpret_cast<const float*>(block);
       scale = load(scales + column);
-      other = kNumbers == BlockNumbers::kFloatZero
-                  ? load_bytes(block + kPanel4 * sizeof(float) + column)
-                  : load(scales + kPanel4 + column);
+      if constexpr (kZeros) other = load_bytes(block + kPanel4 * sizeof(float) + column);
+      if constexpr (kMinima) other = load(scales + kPanel4 + column);
     }
   }
 
   // Adds a block's part of a product, whose integers' sum is `sum`.
   Floats add(Sums sum, float step, float row_sum, Floats total) const {
-    if constexpr (kNumbers == BlockNumbers::kFloatMinimum ||
-                  kNumbers == BlockNumbers::kByteMinimum) {
-      total = fma(mul(to_floats(sum), scale), splat(step), total);
-      return fma(other, splat(row_sum * step), total);
-    } else {
-      const Floats centered = fma(other, splat(row_sum), to_floats(sum));  // integers, exact
-      return fma(mul(centered, scale), splat(step), total);
+    Floats integers = to_floats(sum);  // exact, as are the products with sums of rows
+    if constexpr (kZeros) integers = fma(other, splat(row_sum), integers);
+    if constexpr (kWeights != BlockWeights::kNibbles && kByteOffset != 0) {
+      integers = fma(splat(float{kByteOffset}), splat(row_sum), integers);
     }
+    total = fma(mul(integers, scale), splat(step), total);
+    if constexpr (kMinima) total = fma(other, splat(row_sum * step), total);
+    return total;
   }
 };
 
@@ -264,10 +365,12 @@ void finish_block_tile(const float* totals, size_t num_rows, size_t num_columns,
 
 // A tile of kRows rows and kVectors vectors of columns. Most blocks are a single chunk each (kSingle):
 // without a loop over chunks, more sums and totals stay in registers.
-template <BlockNumbers kNumbers, size_t kRows, size_t kVectors, bool kSingle, bool kForeseen>
+template <BlockWeights kWeights, BlockNumbers kNumbers, size_t kRows, size_t kVectors, bool kSingle,
+          bool kForeseen>
 void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t first,
                          const Result& to) {
-  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_blocks();
+  constexpr size_t kSize = chunk_size_of(kWeights);
+  const size_t row_stride = panel.num_chunks * kSize, num_blocks = panel.num_blocks();
   const uint8_t* weights = panel.weights + first * kQuad;
   const int8_t* values = rows.values + row * row_stride;
   const float* steps = rows.steps + row * num_blocks;
@@ -289,13 +392,17 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
     const size_t left = panel.num_chunks - chunk;
     const size_t end = chunk + (left < panel.chunks_per_block ? left : panel.chunks_per_block);
     do {
-      add_chunk<kForeseen>(weights, values, row_stride, sums);
-      weights += kChunkBytes;
-      values += kChunk;
+      if constexpr (kWeights == BlockWeights::kNibbles) {
+        add_nibble_chunk<kForeseen>(weights, values, row_stride, sums);
+      } else {
+        add_byte_chunk<kSize, kForeseen>(weights, values, row_stride, sums);
+      }
+      weights += chunk_bytes_of(kWeights);
+      values += kSize;
     } while (++chunk < end && !kSingle);
     const uint8_t* numbers = weights - first * kQuad;
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
-      const ColumnNumbers<kNumbers> column(numbers, group, first + v * kWidth);
+      const ColumnNumbers<kWeights, kNumbers> column(numbers, group, first + v * kWidth);
       UNROLL for (size_t r = 0; r < kRows; ++r) {
         const size_t at = r * num_blocks + block;
         totals[r][v] = column.add(sums[r][v], steps[at], row_sums[at], totals[r][v]);
@@ -311,23 +418,28 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
   finish_block_tile(results[0], kRows, kVectors * kWidth, panel, first, to);
 }
 
-template <BlockNumbers kNumbers, size_t kRows>
+template <BlockWeights kWeights, BlockNumbers kNumbers, size_t kRows>
 void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
                          const BlockPanel& panel, const Result& to) {
   if constexpr (kRows > 1) {
     if (num_rows < kRows) {
-      return multiply_block_rows<kNumbers, kRows - 1>(rows, row, num_rows, panel, to);
+      return multiply_block_rows<kWeights, kNumbers, kRows - 1>(rows, row, num_rows, panel, to);
     }
   }
   constexpr size_t kVectors = kVectorsOf<kPanel4, kRows>;
-  const bool single = panel.chunks_per_block == 1;
-  auto multiply_tile = single ? multiply_block_tile<kNumbers, kRows, kVectors, true, false>
-                              : multiply_block_tile<kNumbers, kRows, kVectors, false, false>;
-  if constexpr (kRows == 1) {  // one row waits for its weights, as in multiply_rows
-    if (kHardwarePrefetches) {
-      multiply_tile = single ? multiply_block_tile<kNumbers, kRows, kVectors, true, true>
-                             : multiply_block_tile<kNumbers, kRows, kVectors, false, true>;
+  // One row waits for its weights, as in multiply_rows.
+  constexpr bool kMayForesee = kRows == 1;
+  // Blocks of bytes are single chunks.
+  constexpr bool kOnlySingle = kWeights != BlockWeights::kNibbles;
+  auto multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, kOnlySingle, false>;
+  if (kOnlySingle || panel.chunks_per_block == 1) {
+    multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, true, false>;
+    if (kMayForesee && kHardwarePrefetches) {
+      multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, true, kMayForesee>;
     }
+  } else if (kMayForesee && kHardwarePrefetches) {
+    multiply_tile =
+        multiply_block_tile<kWeights, kNumbers, kRows, kVectors, kOnlySingle, kMayForesee>;
   }
   for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
     multiply_tile(rows, row, panel, first, to);
@@ -336,27 +448,52 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
 
 // The rows are not copied from one tile to the next: a load of two pointers that were stored one by
 // one waits until all stores before them, which are the products', have reached the cache.
-template <BlockNumbers kNumbers>
+template <BlockWeights kWeights, BlockNumbers kNumbers>
 void multiply_all_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                          const Result& result) {
   const size_t tile_rows = rows_of_tiles(num_rows, kTileRows<kPanel4>);
   for (size_t row = 0; row < num_rows; row += tile_rows) {
     const size_t some = num_rows - row < tile_rows ? num_rows - row : tile_rows;
-    multiply_block_rows<kNumbers, kTileRows<kPanel4>>(rows, row, some, panel, result.from(row));
+    multiply_block_rows<kWeights, kNumbers, kTileRows<kPanel4>>(rows, row, some, panel,
+                                                                result.from(row));
+  }
+}
+
+template <BlockWeights kWeights>
+void multiply_bytes(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                    const Result& result) {
+  switch (panel.numbers) {
+    case BlockNumbers::kHalf:
+      return multiply_all_blocks<kWeights, BlockNumbers::kHalf>(rows, num_rows, panel, result);
+    case BlockNumbers::kByte:
+      return multiply_all_blocks<kWeights, BlockNumbers::kByte>(rows, num_rows, panel, result);
+    case BlockNumbers::kByteMinimum:
+      return multiply_all_blocks<kWeights, BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
+    case BlockNumbers::kFloatMinimum:
+      return multiply_all_blocks<kWeights, BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+    default:
+      return multiply_all_blocks<kWeights, BlockNumbers::kFloat>(rows, num_rows, panel, result);
   }
 }
 
 void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                      const Result& result) {
+  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
+  if (panel.bits == 8) {
+    if (panel.chunk_size == kChunk) {
+      return multiply_bytes<BlockWeights::kBytes>(rows, num_rows, panel, result);
+    }
+    return multiply_bytes<BlockWeights::kBytesInHalfChunks>(rows, num_rows, panel, result);
+  }
   switch (panel.numbers) {
-    case BlockNumbers::kFloatZero:
-      return multiply_all_blocks<BlockNumbers::kFloatZero>(rows, num_rows, panel, result);
     case BlockNumbers::kHalfZero:
-      return multiply_all_blocks<BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
+      return multiply_all_blocks<kNibbles, BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
     case BlockNumbers::kFloatMinimum:
-      return multiply_all_blocks<BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+      return multiply_all_blocks<kNibbles, BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
     case BlockNumbers::kByteMinimum:
-      return multiply_all_blocks<BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
+      return multiply_all_blocks<kNibbles, BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
+    default:
+      return multiply_all_blocks<kNibbles, BlockNumbers::kFloatZero>(rows, num_rows, panel, result);
   }
 }
 

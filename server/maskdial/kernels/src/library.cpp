@@ -60,7 +60,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       OrtCustomOpDomain* created = nullptr;
       check(*api, api->CreateCustomOpDomain("maskdial", &created));
       for (const OrtCustomOp* op :
-           {&kLinearOp, &kLinearsOp, &kLinear4Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op,
+           {&kLinearOp, &kLinearsOp, &kLinear4Op, &kLinear8Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op, &kNormLinear8Op,
             &kAttentionOp, &kInt8AttentionOp, &kInt16AttentionOp, &kMaskedAttentionOp, &kPackOp,
             &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp,
             &kCausalConvOp, &kLinearAttentionOp, &kLogitsSummaryOp}) {

@@ -3,8 +3,8 @@
 
 #include "onnxruntime.h"
 
-extern const OrtCustomOp kLinearOp, kLinearsOp, kLinear4Op;
-extern const OrtCustomOp kNormLinearOp, kNormLinearsOp, kNormLinear4Op;
+extern const OrtCustomOp kLinearOp, kLinearsOp, kLinear4Op, kLinear8Op;
+extern const OrtCustomOp kNormLinearOp, kNormLinearsOp, kNormLinear4Op, kNormLinear8Op;
 extern const OrtCustomOp kAttentionOp, kInt8AttentionOp, kInt16AttentionOp, kMaskedAttentionOp;
 extern const OrtCustomOp kPackOp, kUnpackOp, kTokenPositionsOp, kPackedRowsOp, kFirstRowsOp;
 extern const OrtCustomOp kCausalConvOp, kLinearAttentionOp;

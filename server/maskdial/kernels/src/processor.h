@@ -59,16 +59,26 @@ struct Result {
   }
 };
 
-// 4-bit weights come in chunks of this many inputs; the byte that holds the weights of input i of the
-// first quad of a pair holds those of input i of the second one in its high half.
+// Weights of blocks come in chunks of this many inputs, or those of 8 bits in blocks of kHalfChunk. With 4
+// bits, the byte that holds the weights of input i of the first quad of a pair holds those of input i of
+// the second one in its high half.
 constexpr size_t kChunk = 32;
+constexpr size_t kHalfChunk = kChunk / 2;
 // The largest input.
 constexpr float kLargestInput = 127.0f;
 
 // What follows the weights of a block, for each column of its panel: a scale, and the weight that is zero
-// or the minimum, which is subtracted from the scaled weights. Scales and minima of bytes are multiples of
-// two floats, which come before every group of blocks.
-enum class BlockNumbers { kFloatZero, kHalfZero, kFloatMinimum, kByteMinimum };
+// (4 bits only) or the minimum, which is subtracted from the scaled weights. Scales and minima of bytes are
+// multiples of floats, which come before every group of blocks.
+enum class BlockNumbers {
+  kFloatZero,
+  kHalfZero,
+  kFloatMinimum,
+  kByteMinimum,
+  kFloat,
+  kHalf,
+  kByte,
+};
 constexpr size_t kBlockGroup = 8;
 constexpr size_t bytes_per_column(BlockNumbers numbers) {
   switch (numbers) {
@@ -80,26 +90,34 @@ constexpr size_t bytes_per_column(BlockNumbers numbers) {
       return 2 * sizeof(float);
     case BlockNumbers::kByteMinimum:
       return 2 * sizeof(uint8_t);
+    case BlockNumbers::kFloat:
+      return sizeof(float);
+    case BlockNumbers::kHalf:
+      return sizeof(uint16_t);
+    case BlockNumbers::kByte:
+      return sizeof(uint8_t);
   }
   return 0;
 }
 constexpr size_t group_bytes_per_column(BlockNumbers numbers) {
-  return numbers == BlockNumbers::kByteMinimum ? 2 * sizeof(float) : 0;
+  if (numbers == BlockNumbers::kByteMinimum) return 2 * sizeof(float);
+  return numbers == BlockNumbers::kByte ? sizeof(float) : 0;
 }
 
-// One panel of 4-bit weights, block after block: [chunks_per_block][kChunk / 8][kPanel4][kQuad] (fewer
-// chunks in the last one), and its numbers: the scales [kPanel4], then the others. A group's numbers are
-// before its first block. And a bias per column or null.
+// One panel of weights, block after block: of 4 bits [chunks_per_block][kChunk / 8][kPanel4][kQuad] (fewer
+// chunks in the last one), of 8 bits [chunk_size / 4][kPanel4][kQuad] with a sign; and its numbers: the
+// scales [kPanel4], then the others. A group's numbers are before its first block. And a bias per column or
+// null.
 struct BlockPanel {
   const uint8_t* weights;
-  size_t num_chunks, chunks_per_block;
+  size_t bits, chunk_size, num_chunks, chunks_per_block;
   BlockNumbers numbers;
   const float* biases;
 
   size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }
 };
 
-// Rows quantized in blocks: values [num_rows][num_chunks][kChunk], and [num_rows][num_blocks] the step
+// Rows quantized in blocks: values [num_rows][num_chunks][chunk_size], and [num_rows][num_blocks] the step
 // between the integers of each block, and the sum of its integers times -1.
 struct BlockRows {
   const int8_t* values;

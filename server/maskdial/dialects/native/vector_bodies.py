@@ -1,0 +1,268 @@
+"""The bodies of the tasks that compare vectors, or return them: `/embed`, its relatives,
+`/similarity` and `/rerank`.
+"""
+
+from typing import Annotated, Generic, Literal, Self, TypeVar
+
+import pydantic
+from pydantic import Field, model_validator
+
+from maskdial.bounds import LARGEST_INT, Range, Size
+from maskdial.dialects.body import FieldError, TextsBody, Wire, example
+from maskdial.dialects.native.masked_body import MaskedBody, Text, TruncationParameters
+from maskdial.dialects.vectors import VectorForm
+from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
+from maskdial.masked.tasks.embed_all import EmbedAllRequest
+from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
+from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
+from maskdial.masked.tasks.rerank import RerankRequest
+
+INSTRUCTION_IN_PROMPT = (
+    "What the texts are for, in place of the instruction in the model's prompt. Default: the "
+    "prompt as it is."
+)
+
+
+INSTRUCTION_IN_TEMPLATE = (
+    "What to look for, in place of the instruction in the model's template. Default: the "
+    "template's own."
+)
+
+
+class PromptParameters(TruncationParameters):
+    """Parameters of `/embed-sparse` and `/similarity`."""
+
+    prompt_name: str | None = Field(
+        None,
+        description="Put the model's prompt of this name before every text. Default: the model's "
+        "default prompt, if it has one.",
+    )
+    instruction: Text | None = Field(None, description=INSTRUCTION_IN_PROMPT)
+
+
+class EmbedParameters(VectorForm, PromptParameters):
+    """Parameters of `/embed`."""
+
+    normalize: bool | None = Field(
+        None, description="Scale vectors to length 1. Default: as the model was trained."
+    )
+    dimensions: Annotated[int, Range(1)] | None = Field(
+        None, description="Keep the first dimensions only, and normalize again. Default: all."
+    )
+
+
+ParametersT = TypeVar("ParametersT", bound=TruncationParameters)
+
+
+class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
+    """A text, or a list of them. The parameters may also stand beside the inputs."""
+
+    parameters: ParametersT | None = None
+
+    def merged(self, kind: type[ParametersT]) -> ParametersT:
+        """The parameters from both places."""
+        beside = {name: getattr(self, name) for name in kind.model_fields}
+        inside = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
+        return kind.model_validate(beside | inside)
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        for name in () if self.parameters is None else type(self.parameters).model_fields:
+            if None not in (getattr(self, name), getattr(self.parameters, name)):
+                raise ValueError(f"parameters.{name}: also given beside the inputs")
+        return self
+
+
+class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
+    """A text, or a list of them, to turn into vectors."""
+
+    model_config = example({"inputs": ["The ship left at dawn.", "She baked bread."]})
+
+    @property
+    def form(self) -> VectorForm:
+        """How the vectors are to be written."""
+        return self.merged(EmbedParameters)
+
+    def request(self) -> EmbedRequest:
+        given = self.merged(EmbedParameters)
+        return EmbedRequest(
+            self.texts,
+            given.truncation,
+            given.prompt_name,
+            given.instruction,
+            given.normalize,
+            given.dimensions,
+            given.dtypes,
+        )
+
+
+class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
+    """A text, or a list of them, to turn into weights of the vocabulary."""
+
+    model_config = example({"inputs": "The ship left at dawn."})
+
+    def request(self) -> SparseEmbedRequest:
+        given = self.merged(PromptParameters)
+        return SparseEmbedRequest(
+            self.texts, given.truncation, given.prompt_name, given.instruction
+        )
+
+
+class EmbedAllParameters(TruncationParameters):
+    """Parameters of `/embed-all`."""
+
+    prompt_name: Literal["query", "document"] | None = Field(
+        None, description="Whether the texts are queries or documents. Default: document."
+    )
+
+
+class EmbedAllBody(EmbedAllParameters, VectorsBody[EmbedAllParameters]):
+    """A text, or a list of them, to turn into a vector for each token."""
+
+    model_config = example({"inputs": ["Where is the ship?"], "prompt_name": "query"})
+
+    def request(self) -> EmbedAllRequest:
+        given = self.merged(EmbedAllParameters)
+        return EmbedAllRequest(self.texts, given.truncation, given.prompt_name)
+
+
+class HybridEmbedParameters(PromptParameters):
+    """Parameters of `/embed-hybrid`."""
+
+    outputs: Annotated[list[VectorKind], Size(1, 3, "kinds")] | None = Field(
+        None, description="Kinds of vectors to return. Default: all three."
+    )
+
+
+class HybridEmbedBody(HybridEmbedParameters, VectorsBody[HybridEmbedParameters]):
+    """A text, or a list of them, to turn into vectors of several kinds."""
+
+    model_config = example({"inputs": "The ship left at dawn.", "outputs": ["dense", "sparse"]})
+
+    def request(self) -> HybridEmbedRequest:
+        given = self.merged(HybridEmbedParameters)
+        return HybridEmbedRequest(
+            self.texts,
+            given.truncation,
+            given.prompt_name,
+            given.instruction,
+            given.outputs or ("dense", "sparse", "multi_vector"),
+        )
+
+
+def _check_chunks(value: object) -> object:
+    if not isinstance(value, list):
+        raise ValueError("must be a list of [start, end]")
+    for index, chunk in enumerate(value):
+        if not (isinstance(chunk, list) and [*map(type, chunk)] == [int, int]):
+            raise ValueError(f"item {index} must be [start, end], in characters")
+        if not 0 <= chunk[0] < chunk[1]:
+            raise ValueError(f"item {index} must begin at 0 or later, and before it ends")
+    return [tuple(chunk) for chunk in value]
+
+
+_Place = Annotated[int, Field(json_schema_extra={"minimum": 0})]
+
+
+class ChunkEmbedBody(TruncationParameters, MaskedBody):
+    """A text, and chunks of it to turn into vectors."""
+
+    model_config = example(
+        {"inputs": "The ship left at dawn. It was loaded.", "chunks": [[0, 22], [22, 37]]}
+    )
+
+    inputs: Text
+    chunks: Annotated[
+        list[tuple[_Place, _Place]],
+        Size(1, 4096, "chunks"),
+        pydantic.BeforeValidator(_check_chunks),
+    ] = Field(description="Where the chunks begin and end, in characters of the text.")
+    normalize: bool | None = Field(None, description="Scale vectors to length 1. Default: true.")
+
+    def request(self) -> ChunkEmbedRequest:
+        return ChunkEmbedRequest(
+            self.inputs, self.chunks, self.truncation, self.normalize is not False
+        )
+
+    @property
+    def batch(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _check_ends(self) -> Self:
+        for index, (_, end) in enumerate(self.chunks):
+            if end > len(self.inputs):
+                raise FieldError(
+                    f"chunks[{index}]",
+                    f"ends at {end}, and the text has {len(self.inputs)} characters",
+                )
+        return self
+
+
+class SimilarityInputs(Wire):
+    """A sentence, and those to compare it with."""
+
+    source_sentence: Text
+    sentences: Annotated[list[Text], Size(1, LARGEST_INT, "sentences")]
+
+
+class SimilarityBody(MaskedBody):
+    """A sentence, and those to compare it with."""
+
+    spellings = {  # noqa: RUF012
+        "texts": "inputs.sentences",
+        "source": "inputs.source_sentence",
+        "sentences": "inputs.sentences",
+    }
+
+    model_config = example(
+        {"inputs": {"source_sentence": "A ship sails.", "sentences": ["A boat leaves.", "Bread."]}}
+    )
+
+    inputs: SimilarityInputs
+    parameters: PromptParameters | None = None
+
+    def request(self) -> SimilarityRequest:
+        parameters = self.parameters or PromptParameters()
+        return SimilarityRequest(
+            self.inputs.source_sentence,
+            self.inputs.sentences,
+            parameters.truncation,
+            parameters.prompt_name,
+            parameters.instruction,
+        )
+
+    @property
+    def batch(self) -> bool:
+        return True
+
+
+class RerankBody(TruncationParameters, MaskedBody):
+    """A query, and texts to put in order."""
+
+    spellings = {}  # noqa: RUF012
+
+    model_config = example(
+        {"query": "Where is the ship?", "texts": ["The ship left at dawn.", "She baked bread."]}
+    )
+
+    query: Text
+    texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")]
+    raw_scores: bool | None = Field(
+        None,
+        description="Return logits instead of their sigmoids. Default: false. The scores of "
+        "late-interaction models are sums of products either way.",
+    )
+    return_text: bool | None = Field(
+        None, description="Return the texts with their scores. Default: false."
+    )
+    instruction: Text | None = Field(None, description=INSTRUCTION_IN_TEMPLATE)
+
+    def request(self) -> RerankRequest:
+        return RerankRequest(
+            self.query, self.texts, self.truncation, **self.given("raw_scores", "instruction")
+        )
+
+    @property
+    def batch(self) -> bool:
+        return True
