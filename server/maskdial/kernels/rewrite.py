@@ -63,7 +63,7 @@ LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
 # Of ONNX Runtime, whose kernels for one row and for several may differ in the last bits.
 _OTHER_PRODUCTS = frozenset(
-    {"Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MoE", "QMoE", _PRODUCT, _PRODUCT4}
+    {"Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MoE", "QMoE", _PRODUCT, _BLOCKS_PRODUCT}
 )
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _PAST_KEY = "past_key."

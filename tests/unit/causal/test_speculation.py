@@ -92,7 +92,7 @@ def test_a_record_follows_what_was_right() -> None:
     for length in range(100, 1000, 100):
         record.note(0, 1, length)
         pauses.append(record.resume_at - length)
-    assert pauses == [1, 3, 7, 15, 16, 16, 16, 16, 16]
+    assert pauses == [1, 3, 7, 15, 31, 32, 32, 32, 32]
     assert record.rate < 0.4
     record.note(1, 1, 1000)
     assert record.resume_at == 1000

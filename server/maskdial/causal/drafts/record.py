@@ -2,7 +2,7 @@
 
 _DECAY = 0.85  # for each draft token
 _PRIOR_TESTS = 1.0
-_LONGEST_PAUSE = 16
+_LONGEST_PAUSE = 32
 _LONGEST_WAIT = 3
 
 

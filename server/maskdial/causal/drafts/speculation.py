@@ -19,7 +19,7 @@ from maskdial.metrics import DraftKind, ModelMetrics
 MAX_PASS_DRAFTS = 64
 """Draft tokens of one pass, for all its sequences."""
 
-_FIRST_RATE = 0.5
+_FIRST_RATE, _MOST_AT_FIRST = 0.5, 0.6
 _PROBE_AFTER = 32  # tokens
 _OVERALL_DECAY = 0.98
 
@@ -231,5 +231,6 @@ class Speculation:
         if records is None:
             records = self._records[sequence] = {}
         if kind not in records:
-            records[kind] = Record(self._overall[kind].rate)
+            # Other texts may repeat themselves more than this one.
+            records[kind] = Record(min(self._overall[kind].rate, _MOST_AT_FIRST))
         return records[kind]
