@@ -297,6 +297,8 @@ def _runner(
     if source_length is not None:
         source_length = max(source_length, num_golden)
     slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
+    # Where drafts were wrong, recurrent layers read the right ones again.
+    num_again = slots * max_drafts if layout.states else 0
     return Runner(
         session,
         layout,
@@ -305,7 +307,7 @@ def _runner(
         max_length=context,
         vocab_size=bundle.manifest.vocab_size,
         # A last chunk is longer by one token rather than followed by a single one.
-        max_tokens=max(chunk_tokens + 1 + num_drafted, num_golden),
+        max_tokens=max(chunk_tokens + 1 + num_drafted + num_again, num_golden),
         max_rows=max(slots, layout.query_block + 1) + num_drafted,
         max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
