@@ -27,7 +27,7 @@ _UNUSED_SLOT_SECONDS = 5.0
 
 
 class CausalEngine(Engine):
-    """Generates text for many sequences at once, one token each per `step`.
+    """Generates text for many sequences at once, a token each per `step`, or more by speculation.
 
     Args:
         runner: the model, or its decoder.
