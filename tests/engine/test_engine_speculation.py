@@ -16,6 +16,7 @@ import pytest
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import DeadlineError
+from tests.engine.conftest import PATIENCE
 from tests.engine.test_engine_company import random_params, run_in_company
 
 MAX_DRAFTS = 8
@@ -257,8 +258,11 @@ RECORD = {
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_what_a_grammar_forces_is_drafted(starter: Any, seed: int | None) -> None:
+def test_what_a_grammar_forces_is_drafted(
+    starter: Any, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys of JSON take a pass or two, and masks after drafts are those of single steps."""
+    monkeypatch.setattr("maskdial.causal.output_processor._DRAFT_PATIENCE_SECONDS", PATIENCE)
     if not starter.session.is_exact:
         pytest.skip("the kernels are not built")
     request = starter.request(
@@ -291,8 +295,11 @@ class WatchedMatcher:
         return getattr(self._matcher, name)
 
 
-def test_no_draft_is_one_that_the_grammar_forbids(starter: Any) -> None:
+def test_no_draft_is_one_that_the_grammar_forbids(
+    starter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The prompt goes on otherwise than the grammar lets the text."""
+    monkeypatch.setattr("maskdial.causal.output_processor._DRAFT_PATIENCE_SECONDS", PATIENCE)
     grammar = starter.grammar("regex", "( la){3,30}")
     watched = WatchedMatcher(grammar.matcher())
     request = starter.request(

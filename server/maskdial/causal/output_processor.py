@@ -19,6 +19,8 @@ from maskdial.metrics import ModelMetrics
 # How long a step waits for a grammar's mask while nothing else can run. After it, the engine takes
 # in what has arrived meanwhile.
 _PATIENCE_SECONDS = 0.05
+# How long it waits for the mask of a draft token, whose logits would be computed again.
+_DRAFT_PATIENCE_SECONDS = 0.002
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +137,8 @@ class OutputProcessor:
         (sequence,) = output.sequences
         replies: list[tuple[Sequence, Reply]] = []
         for i, draft in enumerate((*output.drafts, None)):
+            if not sequence.can_sample:
+                sequence.wait_for_grammar(_DRAFT_PATIENCE_SECONDS)
             if not sequence.can_sample:
                 sequence.hold(np.array(output.logits[i : i + 1])[0])
                 break

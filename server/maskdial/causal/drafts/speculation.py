@@ -211,7 +211,8 @@ class Speculation:
             if not proposer.serves(sequence):
                 continue
             record = self._record(sequence, proposer.kind)
-            if num_tokens < record.resume_at:
+            # What a grammar forces is found without looking for it.
+            if num_tokens < record.resume_at and proposer.kind != "grammar":
                 continue
             if record.untried is not None:
                 position, token_id = record.untried
