@@ -294,6 +294,17 @@ KINDS: tuple[Kind, ...] = (
             ("/api/blobs/{digest}", "/api/blobs/sha256:a"),
         )
     ),
+    *(  # without --batch-dir
+        Kind(f"403 {path}", path, body, 403, target=target)
+        for path, body, target in (
+            ("/v1/files", lambda n: {"purpose": word(n)}, ""),
+            ("/v1/files/{id}", None, "/v1/files/file-1"),
+            ("/v1/files/{id}/content", None, "/v1/files/file-1/content"),
+            ("/v1/batches", lambda n: {"endpoint": word(n)}, ""),
+            ("/v1/batches/{id}", None, "/v1/batches/batch_1"),
+            ("/v1/batches/{id}/cancel", lambda _: {}, "/v1/batches/batch_1/cancel"),
+        )
+    ),
     Kind("405 delete", "/api/delete", status=405),
     Kind("401 ollama unload", "/api/chat", lambda _: {"model": "hybrid", "keep_alive": 0}, 401),
     # Clients that ask at once share one reply, which takes long.

@@ -13,6 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 import maskdial
 from maskdial import dialects
+from maskdial.batches import routes as batches
+from maskdial.batches.service import BatchService
 from maskdial.config import Config
 from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
 from maskdial.http.context import ServerContext
@@ -55,7 +57,7 @@ def create_app(
         # anything to write takes longer than finding the route.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.router.routes.extend(dialects.ROUTES)
+    app.router.routes.extend((*dialects.ROUTES, *batches.ROUTES))
     metrics = Metrics()
 
     def start(name: str, path: Path) -> tuple[ServedModel, ...]:
@@ -69,6 +71,7 @@ def create_app(
         config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
     )
     app.state.on_load_failure = on_load_failure
+    app.state.batches = None if config.batch_dir is None else BatchService(app, config.batch_dir)
     app.add_middleware(
         Guard,
         routes=app.routes,
@@ -83,7 +86,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_allow_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("*",),
         )
@@ -97,9 +100,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
     loading = asyncio.create_task(_load_models(context, app.state.on_load_failure))
     context.watchdog.start()
+    service: BatchService | None = app.state.batches
+    if service is not None:
+        service.start()
     try:
         yield
     finally:
+        if service is not None:
+            await service.stop()
         await context.watchdog.stop()
         loading.cancel()
         await asyncio.wait({loading})

@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 import maskdial
 from maskdial import health, logs, settings
-from maskdial.config import HEADINGS, SETTINGS, Config, default_text, load_config, repeated
+from maskdial.config import (
+    BRIEF,
+    HEADINGS,
+    SETTINGS,
+    Config,
+    default_text,
+    load_config,
+    repeated,
+)
 from maskdial.errors import ConfigError, MaskdialError, printable
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ _CONNECT_SECONDS = 1.0
 
 _METAVARS = {
     "model_dir": "DIR",
+    "batch_dir": "DIR",
     "uds": "FILE",
     "ssl_certfile": "FILE",
     "ssl_keyfile": "FILE",
@@ -66,10 +75,25 @@ class _Parser(argparse.ArgumentParser):
     """Takes whole names of flags only, and never repeats a value.
 
     argparse shows all arguments that it does not know: ``--api-keys KEY`` with the key.
+
+    Attributes:
+        rare: flags that the help leaves out, but for that of ``--help-all``.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+        self.rare: list[argparse.Action] = []
+
+    def format_help(self) -> str:
+        """The help, without what is rare."""
+        texts = [action.help for action in self.rare]
+        for action in self.rare:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in zip(self.rare, texts, strict=True):
+                action.help = text
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -109,7 +133,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
-    ray = add("ray", "serve from the replicas of a Ray cluster", _ray)
+    ray = add("ray", "serve from the replicas of a Ray cluster, or answer a file there", _ray)
     if chosen == "ray":
         _add_ray_arguments(ray)
     inspect = add("inspect", "show the contents of a bundle", _inspect)
@@ -130,6 +154,12 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
 
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """One flag for each field of `Config`, described by the field."""
+    assert isinstance(parser, _Parser)
+    parser.add_argument(
+        "--help-all",
+        action=_HelpAll,
+        help=f"show all {len(SETTINGS)} settings; --help has the {len(BRIEF)} that matter first",
+    )
     parser.epilog = (
         "Each flag is also an environment variable (--api-key: MASKDIAL_API_KEY) and a key of the "
         "TOML file (api_key). Flags override variables, variables override the file. Flags that "
@@ -154,9 +184,24 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
             options["metavar"] = _METAVARS[name]
         elif choices := get_args(field.annotation):
             options["metavar"] = "|".join(map(str, choices))
-        group.add_argument(
+        flag = group.add_argument(
             settings.flag(name), dest=name, default=argparse.SUPPRESS, help=help_, **options
         )
+        if name not in BRIEF:
+            parser.rare.append(flag)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all flags, and ends the process."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, _Parser)
+        parser.rare = []
+        parser.print_help()
+        parser.exit()
 
 
 class _Once(argparse.Action):
@@ -291,7 +336,7 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         import maskdial.ray.cli
     except ImportError as error:
-        raise ConfigError(f"this needs Ray Serve ({error}): pip install 'maskdial[ray]'") from error
+        raise ConfigError(f"this needs Ray ({error}): pip install 'maskdial[ray]'") from error
     maskdial.ray.cli.add_arguments(parser, _add_serve_arguments)
 
 

@@ -204,8 +204,9 @@ class Config(BaseModel):
     )
     api_key_file: Annotated[Path | None, _None] = Field(
         None,
-        description="file of more such keys, one NAME:KEY a line, read again on SIGHUP; logs and "
-        "metrics have the names. A name may have several keys, so that they can be exchanged",
+        description="file of keys that requests must send, or one of --api-key: one NAME:KEY a "
+        "line, read again on SIGHUP; logs and metrics have the names. A name may have several "
+        "keys, so that they can be exchanged",
     )
     admin_key: Annotated[_Key | None, _None] = Field(
         None,
@@ -324,6 +325,24 @@ class Config(BaseModel):
         le=_MAX_BYTES,
         description="maximum size of all replies that wait for their clients; beyond that, the "
         "connections that held most for longest are closed",
+    )
+    batch_dir: Annotated[Path | None, _None] = Field(
+        None,
+        description="folder for OpenAI's Batch API: uploaded files, batches and their results, "
+        "which are computed while no other request is; none: /v1/files and /v1/batches are refused",
+    )
+    batch_max_file_bytes: int = Field(
+        200 * 2**20,
+        ge=1024,
+        le=_MAX_BYTES,
+        description="maximum size of an uploaded file; larger ones get 413",
+    )
+    batch_max_dir_bytes: int = Field(
+        10 * 2**30,
+        ge=2**20,
+        le=_MAX_BYTES,
+        description="maximum size of all files in --batch-dir; beyond that, uploads and batches "
+        "get 429. Results of batches that run are not stopped by it",
     )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
@@ -539,15 +558,23 @@ variable ``MASKDIAL_API_KEY``, and the key ``api_key`` of the file."""
 HEADINGS = {
     "host": "network",
     "models": "models",
-    "api_keys": "keys",
-    "provider": "processors",
+    "api_keys": "security",
+    "provider": "engine",
     "max_batch_tokens": "requests",
     "max_connections": "connections",
+    "batch_dir": "batches",
     "slots": "text generation",
     "request_timeout": "deadlines and faults",
     "log_level": "logs and traces",
 }
 """The headings of the help, each by the first field of `Config` below it."""
+
+
+BRIEF = (
+    *("host", "port", "model", "model_dir", "api_key_file", "threads", "slots", "max_context"),
+    *("request_timeout", "log_level"),
+)
+"""The settings that matter first, by name: those of the short help."""
 
 
 def default_text(field: str) -> str:

@@ -4,7 +4,7 @@ MaskdialError
 ├── ValidationError      422  the request asks for something that cannot be done
 ├── UnauthorizedError    401  the key is missing or wrong
 ├── ForbiddenError       403  this server does not do that for anyone
-├── NotFoundError        404  no such model or route
+├── NotFoundError        404  no such model, route, file or batch
 ├── SlowBodyError        408  the body did not arrive in time
 ├── TooLargeError        413  the body is larger than the server accepts
 ├── OverloadedError      429  the queue is full; Retry-After says when to retry
@@ -99,10 +99,14 @@ class ForbiddenError(MaskdialError):
 
 
 class NotFoundError(MaskdialError):
-    """No such model or route."""
+    """No such model, route, file or batch; ``field`` is what named it."""
 
     status = 404
     error_type = "not_found"
+
+    def __init__(self, message: str, *, field: str = "model") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class SlowBodyError(MaskdialError):

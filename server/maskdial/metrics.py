@@ -193,6 +193,10 @@ class Metrics:
         )
         for reason in get_args(ConnectionEnd):
             self.connections_ended.labels(reason)
+        self._batch_requests = counter(
+            "batch_requests", "Requests of batches, which no other counts", "model", "outcome"
+        )
+        self._batches = gauge("batches", "Batches that have not ended", "state")
         self._key_requests = counter(
             "key_requests", "Requests by the name of their key", "key", "outcome"
         )
@@ -320,6 +324,15 @@ class Metrics:
                 self._requests.labels(route, model, each)
         self._requests.labels(route, model, outcome).inc()
         self._request_duration.labels(route, model).observe(seconds)
+
+    def count_batch_request(self, model: str, outcome: str) -> None:
+        """Counts a request of a batch that has its answer, if need be of the empty model."""
+        self._batch_requests.labels(model, outcome).inc()
+
+    def set_batches(self, counts: Mapping[str, int]) -> None:
+        """Sets how many batches there are in each state."""
+        for state, number in counts.items():
+            self._batches.labels(state).set(number)
 
     def count_key(self, name: str, outcome: str) -> None:
         """Counts a request by the name of its key."""

@@ -114,7 +114,7 @@ def _check(
             hint = (
                 f"did you mean {written(found[0])}?"
                 if found
-                else "'maskdial serve --help' lists them"
+                else "'maskdial serve --help-all' lists them"
             )
             raise ConfigError(f"{where(name)}: no such setting; {hint}")
         if _is_empty(value):

@@ -80,6 +80,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/create": {"model": "chat"},
     "/api/copy": {"source": "chat"},
     "/api/blobs/{digest}": {},
+    "/v1/files": {},
+    "/v1/batches": {
+        "input_file_id": "file-1",
+        "endpoint": "/classify",
+        "completion_window": "24h",
+    },
+    "/v1/batches/{id}/cancel": {},
     "/models/load": {"model": "sentiment"},
     "/models/unload": {"model": "sentiment"},
     "/models/{name}": {"inputs": "Once", "parameters": {"max_new_tokens": 1}},
@@ -114,6 +121,9 @@ REFUSED = (
     "/api/create",
     "/api/copy",
     "/api/blobs/{digest}",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/batches/{id}/cancel",
     "/models/unload",
     "/v2/repository/models/{name}/unload",
 )
@@ -788,7 +798,9 @@ def cases(path: str, document: Mapping[str, Any]) -> list[Case]:
 def _bodies(path: str, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if path in COPIES:
         return []
-    content = document["paths"][path]["post"]["requestBody"]["content"]
+    content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
+    if "application/json" not in content:  # a form, or no body
+        return []
     return _branches(content["application/json"]["schema"], document)
 
 

@@ -16,13 +16,13 @@ import httpx
 import pytest
 
 from maskdial import cli
+from maskdial.batches.answers import Answers
+from maskdial.batches.batch import Batch
+from maskdial.batches.lines import open_input
+from maskdial.batches.output import Files
 from maskdial.config import Config
 from maskdial.errors import UnavailableError
-from maskdial.offline.answers import Answers
 from maskdial.offline.application import Application
-from maskdial.offline.batch import Batch
-from maskdial.offline.lines import open_input
-from maskdial.offline.output import Files
 from maskdial.registry.catalog import STARTER_FOLDER
 
 TEXTS = [
@@ -161,7 +161,7 @@ def test_each_bad_line_is_a_sentence_and_the_others_are_answered(
         6: "the line has 5,014 bytes; one may have at most 2,000 (MASKDIAL_MAX_BODY_BYTES)",
         7: "parameters.top_k: must be at least 1, not 0",
         8: 'the line has no "inputs"',
-        10: "custom_id was given to a line before; the first one is answered",
+        10: "custom_id was given to a line before",
         11: 'method must be "POST"',
         12: 'url must be the path of a task, such as "/v1/embeddings"',
         13: "body.stream: a batch has whole replies; leave it out",

@@ -82,6 +82,7 @@ def http(
         models={**starters, "chat": chat_bundle, "masked": masked_starter, **heads},
         api_keys=[KEY],
         admin_key=ADMIN_KEY,
+        batch_dir=folder / "batches",
         max_body_bytes=250_000,
         max_queue=256,
         slots=2,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.metrics import Metrics
+from maskdial.runtime.session import PassStop
 
 FILL_MASK_INPUTS = frozenset({"input_ids", "lengths", "token_type_ids", "rows"})
 CLASSIFY_INPUTS = frozenset({"input_ids", "lengths"})
@@ -72,6 +73,12 @@ class ScriptedSession:
             (types * valid).sum(1)[texts],
         ]
         return np.stack(columns, axis=1).astype(np.float32)
+
+    def run_until(
+        self, feeds: Mapping[str, NDArray[Any]], stop: PassStop
+    ) -> NDArray[np.float32] | None:
+        logits = self.run(feeds)
+        return None if stop.is_set else logits
 
     async def pass_started(self) -> None:
         assert await asyncio.to_thread(self._started.acquire, timeout=WAIT)

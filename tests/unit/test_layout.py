@@ -18,7 +18,18 @@ PACKAGES = {
 }
 # Each folder or module may import those that come after it, and no others.
 SERVER = (
-    *("__main__", "cli", "inspection", "offline", "health", "ray", "server", "app", "dialects"),
+    *(
+        "__main__",
+        "cli",
+        "inspection",
+        "ray",
+        "offline",
+        "health",
+        "server",
+        "app",
+        "batches",
+        "dialects",
+    ),
     *(
         "http",
         "local",
@@ -46,7 +57,7 @@ REWRITERS = tuple(
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}
 HTTP = ("fastapi", "starlette", "uvicorn")
-HTTP_ROOMS = ("offline", "ray", "server", "app", "dialects", "http")
+HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
     *("causal.prefix_cache", "causal.sampling.sampler", "causal.drafts.budget"),

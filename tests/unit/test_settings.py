@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from maskdial import cli, settings
-from maskdial.config import HEADINGS, SETTINGS, Config, load_config, repeated
+from maskdial.config import BRIEF, HEADINGS, SETTINGS, Config, load_config, repeated
 from maskdial.errors import ConfigError
 
 NAMES = sorted(SETTINGS)
@@ -304,7 +304,7 @@ NUMBERS = [
 
 
 def test_every_number_is_found() -> None:
-    assert len(NUMBERS) == 28, "a new number? its limits are tried below"
+    assert len(NUMBERS) == 30, "a new number? its limits are tried below"
 
 
 @pytest.mark.parametrize(("name", "limits"), NUMBERS, ids=[name for name, _ in NUMBERS])
@@ -418,9 +418,24 @@ def test_the_highest_numbers_serve(start_server: Callable[..., Any]) -> None:
         running.stop()
 
 
+@pytest.mark.parametrize("command", ["serve", "health"])
+def test_the_short_help_has_what_matters_first(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = capsys.readouterr().out
+    flags = set(re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE))
+    own = {"--pid"} if command == "health" else set()
+    assert flags == {*map(settings.flag, BRIEF), "--help-all", "--config", *own}
+    assert "\nrequests:\n" not in shown  # none of that group is
+    assert f"all {len(SETTINGS)} settings" in shown
+    assert len(BRIEF) == 10
+
+
 def test_the_help_has_each_setting_below_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
+        cli.main(["serve", "--help-all"])
     shown = capsys.readouterr().out
     assert next(iter(HEADINGS)) == next(iter(Config.model_fields))
     places = [shown.index(f"\n{heading}:\n") for heading in HEADINGS.values()]

@@ -24,6 +24,7 @@ from maskdial.errors import GenerationError, MaskdialError, OverloadedError, Val
 from maskdial.metrics import CancelReason, ModelMetrics
 
 _UNUSED_SLOT_SECONDS = 5.0
+_PREEMPTED = "other requests needed the slot; try again"
 
 
 class CausalEngine(Engine):
@@ -122,6 +123,8 @@ class CausalEngine(Engine):
         """
         with self._changed:
             self._check_accepting()
+            if current_usage().background:  # whoever asks knows how many it may have open
+                return
             waiting = self._scheduler.num_waiting
             if waiting + num_sequences > self._max_queue:
                 raise OverloadedError(
@@ -214,6 +217,9 @@ class CausalEngine(Engine):
     def _schedule(self) -> Plan:
         with self._changed:
             plan = self._scheduler.schedule()
+            preempted = self._scheduler.take_preempted()
+            channels = [self._channels.pop(s) for s in preempted if s in self._channels]
+        publish((channel, OverloadedError(_PREEMPTED)) for channel in channels)
         now = time.perf_counter()
         fresh = [p.sequence for p in plan.prefills if p.start == p.sequence.num_reused]
         for sequence in fresh:
@@ -221,7 +227,7 @@ class CausalEngine(Engine):
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
         for sequence in (*fresh, *plan.awaiting_mask, *plan.encoding, *plan.decoding):
-            if sequence.begin(now):
+            if sequence.begin(now) and not sequence.usage.background:
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
         if self._speculation is None:
             return plan

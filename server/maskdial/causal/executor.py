@@ -160,12 +160,12 @@ class Executor:
                 )
             else:
                 self._runner.cache.copy(fork.source, fork.target, fork.num_tokens)
+        for move in plan.moves:
+            self._runner.cache.copy(move.source, move.target, move.num_tokens)
         for load in plan.loads:
             self._runner.cache.write(load.slot, load.start, load.block)
             if load.states is not None:
                 self._runner.cache.write_states(load.slot, load.states)
-        for move in plan.moves:
-            self._runner.cache.copy(move.source, move.target, move.num_tokens)
         for restore in plan.restores:
             self._runner.cache.write_states(restore.slot, restore.states)
         self._rewind()
@@ -359,7 +359,9 @@ class Executor:
             if key not in self._prefix_cache or (keeps and not self._prefix_cache.has_states(key)):
                 block = self._runner.cache.read(prefill.slot, index * size, size)
                 states = self._runner.cache.read_states(prefill.slot) if keeps else None
-                self._prefix_cache.put(key, block, states)
+                self._prefix_cache.put(
+                    key, block, states, evicts=not prefill.sequence.usage.background
+                )
 
     def _forget_behind(self, sequence: Sequence, num_tokens: int) -> None:
         """As `_forget`, when a pass of ``num_tokens`` reaches one of the lengths to do so at."""

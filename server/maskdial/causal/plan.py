@@ -67,7 +67,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: copy the forks, the loads, the moves and the states, then decode, then prefill or
+    """One step: copy the forks, the moves, the loads and the states, then decode, then prefill or
     encode.
 
     ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, are

@@ -130,6 +130,8 @@ class PrefixCache:
         key: bytes,
         block: NDArray[np.generic],
         states: NDArray[np.float32] | None = None,
+        *,
+        evicts: bool = True,
     ) -> None:
         """Adds a block, evicting others as needed; counts as a use of it and all blocks before it.
 
@@ -140,8 +142,13 @@ class PrefixCache:
             key: the block's, from `keys`.
             block: made read-only and kept without a copy, so it must own its memory.
             states: likewise; added to a block that has none yet.
+            evicts: whether others may be evicted; otherwise only what fits is added.
         """
         digest, previous = _digest(key), key[:-_DIGEST_BYTES]
+        new_bytes = 0 if digest in self._blocks else block.nbytes
+        new_bytes += 0 if states is None else states.nbytes
+        if not evicts and self.num_bytes + new_bytes > self._max_bytes:
+            return
         if digest not in self._blocks:
             is_unreachable = previous and previous not in self._blocks
             if is_unreachable or block.nbytes > self._max_bytes:

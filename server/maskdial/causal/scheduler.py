@@ -17,6 +17,9 @@ _STARTS_PER_OLDEST = 4
 _PROMPT_COST = 1.0
 _GENERATED_COST = 2.0
 
+# After so many steps of the background alone, its prompts are read in whole chunks.
+_STEPS_ALONE = 256
+
 _queue_order = attrgetter("priority", "arrival")
 
 
@@ -35,6 +38,10 @@ class Scheduler:
     A `SharedPrompt` is prefilled once, by the first of its sequences. The others get a copy of its
     keys and values when a slot is free; the last one that runs leaves its slot, with the prompt in
     it, to the next.
+
+    A sequence in the background runs only while no other one runs or waits. Otherwise it pauses: it
+    keeps its slot, above all others, until one of them needs it, and is `preempted` then, as it is
+    at once where it has not begun to decode, or is a beam.
 
     The source texts of an encoder-decoder model are read whole, several short ones in one pass. At
     most one such pass lies between two decode steps. A beam search takes a slot for each beam at
@@ -63,6 +70,9 @@ class Scheduler:
     ) -> None:
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
+        self._background: list[Sequence] = []  # those that wait, in the order of arrival
+        self._preempted: list[Sequence] = []
+        self._steps_alone = 0  # of the background, since another sequence ran
         self._prefilling: list[Sequence] = []
         self._encoding: list[Sequence] = []
         self._loads: list[Load] = []
@@ -79,6 +89,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
+        """Sequences that wait for a slot, without those in the background."""
         return len(self._waiting)
 
     @property
@@ -93,12 +104,33 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) or any(sequence is not None for sequence in self._slots)
+        waits = bool(self._waiting or self._background)
+        return waits or any(sequence is not None for sequence in self._slots)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether there is work that is not in the background."""
+        return bool(self._waiting) or not all(map(_is_background, self.running))
+
+    @property
+    def _active(self) -> tuple[Sequence, ...]:
+        """The running sequences that do not pause, in slot order."""
+        if not self._is_busy:
+            return self.running
+        return tuple(each for each in self.running if not _is_background(each))
+
+    def take_preempted(self) -> list[Sequence]:
+        """The readers of sequences that had to give up their slots since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
         sequence.enqueue(self._num_arrived)
         self._num_arrived += 1
+        if _is_background(sequence):
+            self._background.append(sequence)
+            return
         client = sequence.usage.client
         if not self._num_waiting_of[client]:
             self._shares.join(client, +self._num_waiting_of)
@@ -109,7 +141,7 @@ class Scheduler:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
         sequence.cancel()
         if sequence.state is State.WAITING:
-            if sequence in self._waiting:  # beams but the first never are
+            if sequence in (*self._waiting, *self._background):  # beams but the first never are
                 self._leave_queue(sequence)
             sequence.end()
 
@@ -118,6 +150,7 @@ class Scheduler:
         for sequence in self.running:
             if sequence.cancelled:
                 self.release(sequence)
+        self._make_way()
         forks = tuple(self._fork_beams())
         moves = [*self._admit(), *self._fill_holes()]
         loads, self._loads = tuple(self._loads), []
@@ -129,7 +162,7 @@ class Scheduler:
             moves=tuple(moves),
             loads=loads,
             restores=restores,
-            awaiting_mask=tuple(s for s in self.running if s.state is State.HOLDING),
+            awaiting_mask=tuple(s for s in self._active if s.state is State.HOLDING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
@@ -143,10 +176,11 @@ class Scheduler:
         """
         return (
             bool(plan.rows)
-            and plan.rows == self.running
+            and plan.rows == self._active
             and len(plan.decoding_rows) == len(plan.rows)
             and not (plan.awaiting_mask or plan.prefills or plan.encoding)
-            and not (self._waiting and None in self._slots)
+            and not (self._waiting and self._next_slot() is not None)
+            and not (self._background and not self._is_busy and None in self._slots)
             and not any(each.cancelled or each.search is not None for each in plan.rows)
         )
 
@@ -187,7 +221,8 @@ class Scheduler:
 
     def clear(self) -> None:
         """Drops every sequence."""
-        waiting, self._waiting = self._waiting, []
+        waiting = [*self._waiting, *self._background]
+        self._waiting, self._background = [], []
         self._num_waiting_of.clear()
         for sequence in self.running:
             self.release(sequence)
@@ -196,13 +231,13 @@ class Scheduler:
 
     def _admit(self) -> Iterator[Move]:
         """Starts the sequences that can start now; yields the copies of shared prompts."""
-        while None in self._slots:
+        while (slot := self._next_slot()) is not None:
             sequence = self._next_waiting()
             if sequence is None:
                 return
-            slot = self._slots.index(None)
             source = self._prompt_source(sequence)
             if source is not None:
+                yield from self._vacate(slot)
                 self._fork(sequence, slot)
                 yield Move(source.slot, slot, sequence.num_prompt)
                 continue
@@ -211,14 +246,16 @@ class Scheduler:
             if sequence.num_source:
                 if not self._encodes_beside(sequence):
                     return
+                yield from self._vacate(slot)
                 self._occupy(sequence, slot)
                 sequence.start(slot, 0)
                 self._encoding.append(sequence)
-                self._reserve(sequence)
+                yield from self._reserve(sequence)
                 continue
             prefix = self._find_prefix(sequence)
             if self._prefilling and (prefix or not self._joins(sequence, slot)):
                 return
+            yield from self._vacate(slot)
             self._occupy(sequence, slot)
             sequence.start(slot, len(prefix) * self._block_tokens)
             self._prefilling.append(sequence)
@@ -226,10 +263,12 @@ class Scheduler:
                 states = block.states if index == len(prefix) - 1 else None
                 load = Load(slot, index * self._block_tokens, block.data, states)
                 self._loads.append(load)
-            self._reserve(sequence)
+            yield from self._reserve(sequence)
 
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next; it stays in the queue."""
+        if not self._is_busy:
+            return next((s for s in self._background if not self._awaits_prompt(s)), None)
         ready = (sequence for sequence in self._waiting if not self._awaits_prompt(sequence))
         if len(self._num_waiting_of) > 1:
             candidates = tuple(ready)
@@ -245,6 +284,9 @@ class Scheduler:
         self._shares.charge(sequence.usage.client, num_tokens * cost)
 
     def _leave_queue(self, sequence: Sequence) -> None:
+        if _is_background(sequence):
+            self._background.remove(sequence)
+            return
         self._waiting.remove(sequence)
         client = sequence.usage.client
         self._num_waiting_of[client] -= 1
@@ -286,6 +328,9 @@ class Scheduler:
         shared = sequence.shared_prompt
         if shared is None or sequence.state is State.PREFILLING or any(self._sharing(sequence)):
             return None
+        if _is_background(sequence):
+            siblings = (s for s in self._background if s.shared_prompt is shared)
+            return None if self._is_busy else next(siblings, None)
         if len(self._num_waiting_of) > 1:
             due = self._next_waiting()
             if due is not None and due.usage.client != sequence.usage.client:
@@ -319,14 +364,57 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether there is a slot for each beam."""
-        return self._slots.count(None) >= len(sequence.beams)
+        return len(self._slots) - len(self._active) >= len(sequence.beams)
 
-    def _reserve(self, first: Sequence) -> None:
+    def _reserve(self, first: Sequence) -> Iterator[Move]:
         """Takes slots for the other beams of a search."""
         for beam in first.beams[1:]:
-            slot = self._slots.index(None)
+            slot = self._next_slot()
+            assert slot is not None, "there is room for all beams"
+            yield from self._vacate(slot)
             self._slots[slot] = beam
             beam.reserve(slot)
+
+    def _next_slot(self) -> int | None:
+        """The lowest slot that a sequence can have which starts now."""
+        busy = self._is_busy
+        free = (
+            slot
+            for slot, holder in enumerate(self._slots)
+            if holder is None or (busy and _is_background(holder))
+        )
+        return next(free, None)
+
+    def _vacate(self, slot: int) -> Iterator[Move]:
+        """Has a paused sequence leave a slot, for a free one where there is one."""
+        holder = self._slots[slot]
+        if holder is None:
+            return
+        free = [number for number, other in enumerate(self._slots) if other is None]
+        if not free:
+            self._preempt(holder)
+            return
+        self._slots[slot], self._slots[free[-1]] = None, holder
+        holder.move(free[-1])
+        yield Move(slot, free[-1], holder.num_computed)
+
+    def _make_way(self) -> None:
+        """Stops what cannot pause while there is work that is not in the background."""
+        if not self._is_busy:
+            self._steps_alone += 1
+            return
+        self._steps_alone = 0
+        for sequence in self.running:
+            pauses = sequence.search is None and sequence.state in (State.DECODING, State.HOLDING)
+            if _is_background(sequence) and not pauses and sequence.slot >= 0:
+                self._preempt(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Has a sequence, or all beams of its search, give up its slot for good."""
+        search = sequence.search
+        self._preempted += (sequence,) if search is None else search.readers
+        for each in sequence.beams:
+            self.release(each)
 
     def _fork_beams(self) -> Iterator[Fork]:
         """The copies that beam searches need for the texts that they go on with."""
@@ -358,7 +446,7 @@ class Scheduler:
         return max(sequence.num_prompt - 2, 0) // self._block_tokens
 
     def _highest_decoding(self) -> Sequence | None:
-        decoding = (s for s in reversed(self.running) if s.state is State.DECODING)
+        decoding = (s for s in reversed(self._active) if s.state is State.DECODING)
         return next(decoding, None)
 
     def _fill_holes(self) -> Iterator[Move]:
@@ -376,6 +464,8 @@ class Scheduler:
         chunk = self._prefill_chunk_tokens
         if sequence.params.prompt_logprobs:
             chunk = self._block_tokens
+        elif _is_background(sequence) and self._steps_alone < _STEPS_ALONE:
+            chunk = self._block_tokens  # another one that arrives would wait for all of it
         num_tokens = sequence.num_to_prefill
         # A last chunk of one token would run on another kernel (see `KVLayout.query_block`).
         if num_tokens > chunk + 1:
@@ -386,6 +476,10 @@ class Scheduler:
             if sequence.num_computed < border:
                 num_tokens = border - sequence.num_computed
         return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
+
+
+def _is_background(sequence: Sequence) -> bool:
+    return sequence.usage.background
 
 
 def _restores(forked: Iterable[Sequence]) -> Iterator[Restore]:

@@ -16,12 +16,14 @@ class ClientUsage:
 
     ``client`` is its sender: the name of a key, or an address. ``key`` is the name of its key,
     empty if none is needed. ``tokens`` are those that engines have computed for it, prompts
-    included.
+    included. ``background``: an engine turns to it only while nothing else waits or runs there, it
+    does not count towards the length of the queue, and it has as long as it takes.
     """
 
     client: str = ""
     key: str = ""
     tokens: int = 0
+    background: bool = False
 
 
 usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from maskdial.config import Config
+from maskdial.engine.fairness import current_usage
 from maskdial.errors import DeadlineError
 
 
@@ -33,12 +34,13 @@ class Timings:
 
 class Deadline:
     """When a request has to be finished: after its own timeout or the server's, whichever is
-    shorter. To be created in a running event loop, when the request's body has arrived.
+    shorter; one in the background has none. To be created in a running event loop, when the
+    request's body has arrived.
     """
 
     def __init__(self, timeout: float | None, config: Config) -> None:
         timeouts = [each for each in (timeout, config.request_timeout) if each is not None]
-        self._timeout = min(timeouts, default=None)
+        self._timeout = None if current_usage().background else min(timeouts, default=None)
         self._started = asyncio.get_running_loop().time()
 
     def remaining(self) -> float | None:

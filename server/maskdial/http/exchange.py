@@ -24,6 +24,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _DISCARD_BYTES = 32_000_000
 _DISCARD_SECONDS = 2.0
 _MAX_LENGTH_DIGITS = 19
+_MAX_FORM_BYTES = 16_384  # of what surrounds a file
 # Request ids are no secrets. A call of the system for each of them would let go of the interpreter,
 # and wait for the engine's thread to get it back.
 _IDS = random.Random()
@@ -38,8 +39,10 @@ class Exchange:
         send: as in ASGI.
         error_reply: how the route's dialect writes errors.
         lifecycle: says until when bodies are awaited.
-        max_body_bytes: maximum size of the body.
-        body_timeout: seconds until the body must have arrived.
+        max_body_bytes: maximum size of the body, unless it holds a file.
+        max_file_bytes: maximum size of that; None: the body holds none.
+        body_timeout: seconds until the body must have arrived, or as many bytes of one with a file
+            as another may have.
         transcript: gets the bodies as they pass.
     """
 
@@ -52,6 +55,7 @@ class Exchange:
         *,
         lifecycle: Lifecycle,
         max_body_bytes: int,
+        max_file_bytes: int | None = None,
         body_timeout: float,
         transcript: Transcript | None = None,
     ) -> None:
@@ -81,6 +85,7 @@ class Exchange:
         self._error_reply = error_reply
         self._lifecycle = lifecycle
         self._max_body_bytes = max_body_bytes
+        self._max_file_bytes = max_file_bytes
         self._body_timeout = body_timeout
         self._body_deadline: float | None = None
         self._body_bytes = 0
@@ -101,7 +106,7 @@ class Exchange:
             UnavailableError: it has not arrived, and the server shuts down.
             ClientGoneError: the client left before it had sent all of it.
         """
-        if self._declared_bytes > self._max_body_bytes:
+        if self._declared_bytes > self._limit:
             raise self._too_large()
         if self._body_ended:
             return await self._receive()  # which is how handlers wait for a disconnect
@@ -110,7 +115,7 @@ class Exchange:
             raise ClientGoneError
         self._body_ended = not message.get("more_body", False)
         self._body_bytes += len(message.get("body", b""))
-        if self._body_bytes > self._max_body_bytes:
+        if self._body_bytes > self._limit:
             raise self._too_large()
         if self.transcript is not None:
             self.transcript.add_request(message.get("body", b""))
@@ -160,7 +165,10 @@ class Exchange:
         loop = asyncio.get_running_loop()
         if self._body_deadline is None:
             self._body_deadline = loop.time() + self._body_timeout
-        deadline = min(self._body_deadline, self._lifecycle.body_deadline)
+        # Whoever sends a file has as long for each part of it as others for a body of that size.
+        more = 0 if self._max_file_bytes is None else self._body_bytes // self._max_body_bytes
+        deadline = self._body_deadline + more * self._body_timeout
+        deadline = min(deadline, self._lifecycle.body_deadline)
         try:
             async with asyncio.timeout_at(deadline) as timeout:
                 self._lifecycle.bodies.add(timeout)
@@ -188,11 +196,20 @@ class Exchange:
         except TimeoutError:
             pass
 
+    @property
+    def _limit(self) -> int:
+        """Of the body's size."""
+        if self._max_file_bytes is None:
+            return self._max_body_bytes
+        return self._max_file_bytes + _MAX_FORM_BYTES
+
     def _too_large(self) -> TooLargeError:
         size = max(self._declared_bytes, self._body_bytes)
+        limit, flag = self._max_body_bytes, "--max-body-bytes"
+        if self._max_file_bytes is not None:
+            limit, flag = self._max_file_bytes, "--batch-max-file-bytes"
         return TooLargeError(
-            f"the body has {size:,} bytes or more; this server accepts at most "
-            f"{self._max_body_bytes:,} (--max-body-bytes)"
+            f"the body has {size:,} bytes or more; this server accepts at most {limit:,} ({flag})"
         )
 
 

@@ -30,7 +30,8 @@ class Guard:
     """Identifies, admits, times, counts and limits each request, and turns errors into replies.
 
     Task routes are refused with 503 while the server loads or drains; all others always answer. The
-    request's ``state`` gets ``client``: the name of its key, or its address without one.
+    request's ``state`` gets ``key``: the name of its key, empty if it needs none; and ``client``:
+    that name, or its address without one.
 
     Args:
         app: answers the requests to other routes.
@@ -85,6 +86,11 @@ class Guard:
             self._error_reply(scope) if route is None else route.error_reply,
             lifecycle=self._lifecycle,
             max_body_bytes=self._config.max_body_bytes,
+            max_file_bytes=(
+                self._config.batch_max_file_bytes
+                if route is not None and route.takes_file
+                else None
+            ),
             body_timeout=self._config.body_timeout,
             transcript=Transcript() if self._config.log_texts and route is not None else None,
         )
@@ -92,6 +98,7 @@ class Guard:
         scope["state"]["client"] = address_of(scope)
         try:
             key = self._keys.check(scope, route_path(scope))
+            scope["state"]["key"] = key or ""
             if key is not None:
                 scope["state"]["client"] = key
             if route is None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import time
 from enum import Enum
 
 from maskdial.errors import UnavailableError
@@ -29,6 +30,7 @@ class Lifecycle:
         """When bodies that have not arrived are given up, in the event loop's time."""
         self.bodies: set[asyncio.Timeout] = set()
         """The timeouts of those that are being received; a shutdown shortens them."""
+        self._idle_since = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -72,4 +74,10 @@ class Lifecycle:
         """A request was answered, or its client left."""
         self.num_requests -= 1
         if self.num_requests == 0:
+            self._idle_since = time.monotonic()
             self._idle.set()
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long there has been no request to answer; 0 while there is one."""
+        return 0.0 if self.num_requests else time.monotonic() - self._idle_since

@@ -67,7 +67,7 @@ def _operation(route: Route, schemas: Mapping[_Type, Any]) -> dict[str, Any]:
         for name in names
     ]
     if route.body is not None:
-        body = {"application/json": {"schema": schemas[route.body, "validation"]}}
+        body = {route.body_type: {"schema": schemas[route.body, "validation"]}}
         content["requestBody"] = {"required": not route.body_is_optional, "content": body}
     reply: dict[str, Any] = {route.media_type: {"schema": _reply_schema(route, schemas)}}
     if route.streams:

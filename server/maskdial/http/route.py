@@ -25,6 +25,7 @@ class Route(APIRoute):
         reply_statuses: those of them that come with a ``reply`` nevertheless.
         media_type: of the reply.
         body: the type of the body; None: it has none.
+        body_type: its media type.
         body_is_optional: whether it may be left out.
         streams: whether the reply may also be a stream.
         stream_type: its media type.
@@ -42,6 +43,7 @@ class Route(APIRoute):
         reply_statuses: Collection[int] = (),
         media_type: str = "application/json",
         body: Any = None,
+        body_type: str = "application/json",
         body_is_optional: bool = False,
         streams: bool = False,
         stream_type: str = EVENTS.media_type,
@@ -55,6 +57,7 @@ class Route(APIRoute):
         self.reply_statuses = reply_statuses
         self.media_type = media_type
         self.body = body
+        self.body_type = body_type
         self.body_is_optional = body_is_optional
         self.streams = streams
         self.stream_type = stream_type
@@ -73,6 +76,7 @@ class TaskRoute(Route):
         invalid_status: of a body that cannot be served.
         statuses: of errors beside those of all tasks.
         admin: whether it changes the server, which takes an admin key.
+        takes_file: whether the body holds a file, so that it may be as large as one.
         options: those of `Route`, and FastAPI's own: tags, summary, description.
     """
 
@@ -85,11 +89,13 @@ class TaskRoute(Route):
         invalid_status: int = 422,
         statuses: Collection[int] = (),
         admin: bool = False,
+        takes_file: bool = False,
         **options: Any,
     ) -> None:
         all_statuses = (*_TASK_STATUSES, invalid_status, *statuses)
         super().__init__(path, endpoint, methods=["POST"], statuses=all_statuses, **options)
         self.error_reply = error_reply
         self.admin = admin
+        self.takes_file = takes_file
         if self.dependant.dependencies:
             raise TypeError(f"{path}: the guard resolves no dependencies of FastAPI")

@@ -21,7 +21,7 @@ class Kernels:
 
     Attributes:
         path: its file.
-        processor: the instruction set that it uses here: avx512vnni, avxvnni, avx2 or scalar.
+        processor: the instruction set that it uses here, such as amx, avx512vnni or avx2.
     """
 
     path: Path

@@ -2,6 +2,10 @@
 
 A text waits only while the session is busy: an idle engine runs a lone text at once, and what
 arrives during a pass forms the next batches.
+
+Texts in the background run in passes of their own, while no other text waits. One that arrives
+stops such a pass, whose texts wait again; the next pass of the background is half as large then,
+so that it gets done between others.
 """
 
 import asyncio
@@ -26,6 +30,7 @@ from maskdial.errors import (
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
+from maskdial.runtime.session import PassStop
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +42,9 @@ class MaskedSession(Protocol):
     def input_names(self) -> frozenset[str]: ...
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]: ...
+    def run_until(
+        self, feeds: Mapping[str, NDArray[Any]], stop: PassStop
+    ) -> NDArray[np.float32] | None: ...
 
 
 class MaskedEngine(Engine):
@@ -81,16 +89,24 @@ class MaskedEngine(Engine):
         self._pad_multiple = pad_multiple
         self._max_length = max_length
         self._batcher: Batcher[MaskedWork] = Batcher(max_batch_tokens)
+        self._background: Batcher[MaskedWork] = Batcher(max_batch_tokens)
         self._running: list[MaskedWork] = []
+        self._stop: PassStop | None = None  # of a pass of the background
 
     def check_room(self, num_texts: int) -> None:
         """Refuses now what `submit_many` would refuse: for callers with work to do before it.
+
+        Requests in the background have no such limits: whoever asks knows how many it has open.
 
         Raises:
             OverloadedError: the queue has no room for all of them now.
             ValidationError: there are more than the queue can ever hold.
             UnavailableError: the engine is draining or dead.
         """
+        if current_usage().background:
+            with self._changed:
+                self._check_accepting()
+            return
         if num_texts > self.max_queue:
             raise ValidationError(
                 f"{num_texts} texts in one request, but model {self._name!r} takes at most "
@@ -148,27 +164,38 @@ class MaskedEngine(Engine):
     def step(self) -> None:
         """Runs the next batch."""
         with self._changed:
-            batch = self._running = self._batcher.next_batch()
+            batch, stop = self._batcher.next_batch(), None
+            if not batch:
+                batch, stop = self._background.next_batch(), PassStop()
+            self._running, self._stop = batch, stop
             self._report()
         if not batch:  # its texts were withdrawn since they were seen
             return
-        replies = self._run(batch)
+        replies = self._run(batch, stop)
         # Under one lock: a text that `_abandon` finds running has not been answered.
         with self._changed:
-            publish(zip(batch, replies, strict=True))
-            self._running = []
-            self._finished.add(len(batch))
+            running, self._running, self._stop = self._running, [], None
             self._metrics.requests_running.set(0)
+            if stop is None:
+                self._finished.add(len(batch))
+            else:
+                self._resize_background(stopped=replies is None)
+            if replies is None:
+                for work in running:
+                    if not work.future.done():  # its caller has left
+                        self._background.add(work)
+            else:
+                publish(zip(batch, replies, strict=True))
 
     def _warm_up(self) -> None:
         self._compute([MaskedInput((self._pad_token_id,), rows=(0,))])
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._batcher)
+        return bool(self._batcher or self._background)
 
     def _abandon(self) -> list[MaskedWork]:
-        left = self._running + self._batcher.clear()
+        left = self._running + self._batcher.clear() + self._background.clear()
         self._running = []
         self._report()
         return left
@@ -181,35 +208,49 @@ class MaskedEngine(Engine):
         with self._changed:  # reentrant: nothing comes between the check and the queue
             self.check_room(len(requests))
             for request in requests:
-                self._batcher.add(request)
+                self._queue_of(request).add(request)
+            if self._batcher and self._stop is not None:
+                self._stop.set()
             self._metrics.queue_size.set(len(self._batcher))
             self._changed.notify()
 
     def _withdraw(self, requests: list[MaskedWork]) -> None:
         with self._changed:
-            withdrawn = [request for request in requests if self._batcher.discard(request)]
+            withdrawn = [each for each in requests if self._queue_of(each).discard(each)]
             if withdrawn:
                 self._metrics.queue_size.set(len(self._batcher))
+
+    def _queue_of(self, request: MaskedWork) -> Batcher[MaskedWork]:
+        return self._background if request.usage.background else self._batcher
+
+    def _resize_background(self, *, stopped: bool) -> None:
+        """Finds the size of the background's passes that get done between the others."""
+        size = self._background.max_batch_tokens
+        size = size // 2 if stopped else size + max(size // 4, 1)
+        self._background.max_batch_tokens = min(max(size, 1), self.max_batch_tokens)
 
     def _count_cancelled(self, requests: list[MaskedWork], reason: CancelReason) -> None:
         self._metrics.cancelled[reason].inc(sum(each.future.cancelled() for each in requests))
 
-    def _run(self, batch: list[MaskedWork]) -> list[Reply]:
-        """One pass: a reply to each text of the batch."""
+    def _run(self, batch: list[MaskedWork], stop: PassStop | None) -> list[Reply] | None:
+        """One pass: a reply to each text of the batch; None if it was stopped."""
         inputs = [request.input for request in batch]
         started = time.perf_counter()
         try:
-            logits = self._compute(inputs)
+            logits = self._compute(inputs, stop)
         except Exception as error:
             _log.exception("a pass of model %r over %d texts failed", self._name, len(batch))
             message = f"a pass of model {self._name!r} failed ({describe(error)})"
             return [InferenceError(message) for _ in batch]
+        if logits is None:
+            return None
         seconds = time.perf_counter() - started
         size, padded_tokens = len(batch), len(batch) * self._padded_length(inputs)
         num_tokens = sum(request.length for request in batch)
         for request in batch:
             request.usage.tokens += request.length
-            self._metrics.queue_duration.observe(started - request.arrived_at)
+            if stop is None:
+                self._metrics.queue_duration.observe(started - request.arrived_at)
         self._metrics.observe_pass(seconds, size, num_tokens, padded_tokens)
         self._metrics.prompt_tokens.inc(num_tokens)
         return [
@@ -228,9 +269,13 @@ class MaskedEngine(Engine):
         except MaskdialError as error:
             return error
 
-    def _compute(self, inputs: Sequence[MaskedInput]) -> list[NDArray[np.float32]]:
-        """The logits of each text, as in `MaskedResult`."""
-        return self._split(inputs, self._session.run(self._feeds(inputs)))
+    def _compute(
+        self, inputs: Sequence[MaskedInput], stop: PassStop | None = None
+    ) -> list[NDArray[np.float32]] | None:
+        """The logits of each text, as in `MaskedResult`; None if the pass was stopped."""
+        feeds = self._feeds(inputs)
+        logits = self._session.run(feeds) if stop is None else self._session.run_until(feeds, stop)
+        return None if logits is None else self._split(inputs, logits)
 
     def _feeds(self, inputs: Sequence[MaskedInput]) -> dict[str, NDArray[Any]]:
         """The graph's inputs, right-padded; `maskdial.bundle.bundle` describes them."""

@@ -3,22 +3,24 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-from fastapi import FastAPI
-from starlette.types import Message, Receive
+from starlette.types import Message
 
 from maskdial.app import create_app
+from maskdial.batches.requests import Requests, receiving
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
-from maskdial.http.context import ServerContext
 from maskdial.http.lifecycle import Phase
-from maskdial.http.route import TaskRoute
 
-_OPEN = {"api_keys": (), "api_key_file": None, "admin_key": None, "otlp_endpoint": None}
+_OPEN = {
+    "api_keys": (),
+    "api_key_file": None,
+    "admin_key": None,
+    "otlp_endpoint": None,
+    "batch_dir": None,
+}
 # A caller in this process waits for its turn; nobody refuses it.
 _UNLIMITED = {
     "max_queue": 2**20,
@@ -30,29 +32,8 @@ _UNLIMITED = {
 _UNNAMED = "model"
 
 
-@dataclass(slots=True)
-class Reply:
-    """A whole reply: status, headers in lower case, body."""
-
-    status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-class Application:
+class Application(Requests):
     """A running application; use it in the event loop of `start`."""
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-        context = app.state.context
-        assert isinstance(context, ServerContext)
-        self.context = context
-        self.task_paths = frozenset(
-            route.path
-            for route in app.routes
-            if isinstance(route, TaskRoute) and not route.param_convertors and not route.admin
-        )
-        """The paths of requests that models answer."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -80,24 +61,6 @@ class Application:
                         loading.result()
             yield cls(app)
 
-    async def post(self, path: str, body: bytes) -> Reply:
-        """The reply to a request with a JSON body; a stream comes as a whole."""
-        reply, parts = Reply(), []
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                reply.status = message["status"]
-                reply.headers = {
-                    name.decode("latin-1").lower(): value.decode("latin-1")
-                    for name, value in message["headers"]
-                }
-            else:
-                parts.append(message.get("body", b""))
-
-        await self._app(self._scope("POST", path), _receive(body), send)
-        reply.body = b"".join(parts)
-        return reply
-
     async def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -105,7 +68,7 @@ class Application:
         async def send(message: Message) -> None:
             messages.put_nowait(message)
 
-        work = self._app(self._scope(method, path), _receive(body), send)
+        work = self._app(self.scope(method, path), receiving(body), send)
         answering = asyncio.ensure_future(work)
         answering.add_done_callback(lambda _: messages.put_nowait(None))
         try:
@@ -116,36 +79,6 @@ class Application:
             if not answering.done():
                 answering.cancel()
                 await asyncio.wait({answering})
-
-    def _scope(self, method: str, path: str) -> dict[str, Any]:
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
-            "client": None,
-            "server": None,
-        }
-
-
-def _receive(body: bytes) -> Receive:
-    """Gives the body to the route; the client stays until the request is cancelled."""
-    sent = False
-
-    async def receive() -> Message:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from maskdial import logs
+from maskdial.batches.answers import Answers
+from maskdial.batches.batch import Batch
+from maskdial.batches.lines import Format, Input, format_of, open_input
+from maskdial.batches.output import Files, Output, Pipe
 from maskdial.bundle.bundle import read_manifests
 from maskdial.config import Config, load_config
 from maskdial.errors import ConfigError
-from maskdial.offline.answers import Answers
 from maskdial.offline.application import Application, models_setting
-from maskdial.offline.batch import Batch
-from maskdial.offline.lines import Format, Input, format_of, open_input
-from maskdial.offline.output import Files, Output, Pipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,24 +77,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answers a file; returns 1 if some of its lines failed."""
-    config = _config(options)
+    config = config_of(options)
     logs.configure("warning", config.log_format)
-    kind = format_of(options.input, options.format)
-    if kind != "jsonl" and options.task is None:
-        raise ConfigError("say what to do with the texts: set --task, such as --task embed")
-    parameters = _parameters(options.parameters)
-    lines = open_input(
-        options.input, kind, config.max_body_bytes, options.column, options.id_column
-    )
-    with contextlib.closing(lines), _output(options, config, kind) as output:
+    parameters = parameters_of(options.parameters)
+    lines, kind = opened_input(options, config)
+    with contextlib.closing(lines), opened_output(options, config, kind) as output:
         try:
-            with _progress(lines, output.journal.number) as progress:
+            with shown_progress(lines, output.journal.number) as progress:
                 asyncio.run(_run(options, config, parameters, lines, output, progress))
         except BrokenPipeError:
             # The interpreter flushes standard output again at exit, which must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
-        journal = output.journal
+        return status_of(options, output)
+
+
+def status_of(options: argparse.Namespace, output: Output) -> int:
+    """The exit status of a run: 1 if lines failed, which is said."""
+    journal = output.journal
     if journal.num_failed:
         where = "" if options.output == "-" else f"; {options.output}.errors.jsonl says why"
         print(
@@ -102,6 +102,17 @@ def run(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 1 if journal.num_failed else 0
+
+
+def opened_input(options: argparse.Namespace, config: Config) -> tuple[Input, Format]:
+    """The lines of a run, and their format."""
+    kind = format_of(options.input, options.format)
+    if kind != "jsonl" and options.task is None:
+        raise ConfigError("say what to do with the texts: set --task, such as --task embed")
+    lines = open_input(
+        options.input, kind, config.max_body_bytes, options.column, options.id_column
+    )
+    return lines, kind
 
 
 async def _run(
@@ -117,7 +128,8 @@ async def _run(
         await Batch(lines, options.input, answers, output, progress).run()
 
 
-def _config(options: argparse.Namespace) -> Config:
+def config_of(options: argparse.Namespace) -> Config:
+    """The settings of a run: files, variables, and the bundle of the command line."""
     flags: dict[str, Any] = {}
     if options.bundle is not None:
         flags["model"] = models_setting(options.bundle, options.model)
@@ -126,7 +138,8 @@ def _config(options: argparse.Namespace) -> Config:
     return load_config(flags, options.config)
 
 
-def _parameters(text: str | None) -> Mapping[str, Any] | None:
+def parameters_of(text: str | None) -> Mapping[str, Any] | None:
+    """The value of ``--parameters``."""
     if text is None:
         return None
     try:
@@ -139,7 +152,8 @@ def _parameters(text: str | None) -> Mapping[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _output(options: argparse.Namespace, config: Config, kind: Format) -> Iterator[Output]:
+def opened_output(options: argparse.Namespace, config: Config, kind: Format) -> Iterator[Output]:
+    """Where the results of a run go."""
     if options.output == "-":
         if options.resume or options.overwrite:
             raise ConfigError("--resume and --overwrite need a file of results, not a pipe")
@@ -174,7 +188,7 @@ def _fingerprint(config: Config) -> str:
 
 
 @contextlib.contextmanager
-def _progress(lines: Input, num_done: int) -> Iterator[Callable[[int, int], None]]:
+def shown_progress(lines: Input, num_done: int) -> Iterator[Callable[[int, int], None]]:
     """Shows how far it is, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _, __: None

@@ -42,7 +42,7 @@ def deployment_options(config: Config) -> dict[str, Any]:
     """The options of the deployment that follow from the settings, as a Serve configuration has
     them.
     """
-    gpus = {"num_gpus": 1} if _may_use_gpu(config) else {}
+    gpus = {"num_gpus": 1} if may_use_gpu(config) else {}
     max_open = _MODELS * (_num_slots(config) + config.max_queue)
     return {
         "ray_actor_options": {"num_cpus": num_threads(config), **gpus},
@@ -98,9 +98,9 @@ def num_threads(config: Config) -> int:
 
 def _num_slots(config: Config) -> int:
     """Slots of a causal model; those of ``auto`` where memory does not make them fewer."""
-    return config.slots or (_SLOTS_GPU if _may_use_gpu(config) else _SLOTS_CPU)
+    return config.slots or (_SLOTS_GPU if may_use_gpu(config) else _SLOTS_CPU)
 
 
-def _may_use_gpu(config: Config) -> bool:
+def may_use_gpu(config: Config) -> bool:
     """Whether CUDA is the provider, or one of several to try."""
     return "cuda" in config.provider.split(",")

@@ -14,6 +14,7 @@ from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 from maskdial.config import SETTINGS, Config, load_config
 from maskdial.errors import ConfigError
+from maskdial.ray import batch
 from maskdial.ray.application import DEPLOYMENT, autoscaling, deployment_options, num_threads
 
 _SECRETS = {"api_keys", "admin_key", "metrics_key"}
@@ -25,13 +26,17 @@ _POLL_SECONDS = 0.5
 def add_arguments(
     parser: argparse.ArgumentParser, add_settings: Callable[[argparse.ArgumentParser], None]
 ) -> None:
-    """Adds `config` and `deploy`.
+    """Adds `batch`, `config` and `deploy`.
 
     Args:
         parser: that of `maskdial ray`.
         add_settings: adds the flags of `maskdial serve`.
     """
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    help_ = "answer a file of requests with actors on a cluster"
+    answering = commands.add_parser("batch", help=help_, description=help_[0].upper() + help_[1:])
+    answering.set_defaults(run_ray=batch.run)
+    batch.add_arguments(answering)
     for name, run, help_ in (
         ("config", _write, "print a configuration that `serve deploy` takes"),
         ("deploy", _deploy, "deploy to a running cluster"),
@@ -105,6 +110,11 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
         raise ConfigError(
             f"{secrets[0]}: keys are not written to the configuration, which the dashboard shows; "
             "use --api-key-file, or MASKDIAL_* variables on the cluster's machines"
+        )
+    if config.batch_dir is not None:
+        raise ConfigError(
+            "batch_dir: a folder of batches belongs to one server; answer files with `maskdial ray "
+            "batch`"
         )
     if config.uds is not None:
         raise ConfigError("uds: a cluster is reached by its proxies, not by a Unix socket")

@@ -13,9 +13,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from maskdial.bundle.bundle import read_manifests
+from maskdial.bundle.bundle import num_bytes, read_manifests
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config, model_name_fault
+from maskdial.engine.fairness import current_usage
 from maskdial.errors import (
     BundleError,
     ConfigError,
@@ -35,6 +36,7 @@ _log = logging.getLogger("maskdial.models")
 _RETRY_SECONDS = 30.0
 _SCAN_SECONDS = 1.0
 _SWEEP_SECONDS = 1.0
+_RECENT_SECONDS = 60.0
 
 
 class Models:
@@ -117,7 +119,8 @@ class Models:
     async def lease(self, choice: ModelChoice, task: Task | None = None) -> Lease:
         """A lease on a model, which is loaded first if necessary; without a task, the named one.
 
-        A caller that is cancelled leaves the load to the others.
+        A caller that is cancelled leaves the load to the others. One in the background has no model
+        unloaded that was used a moment ago.
 
         Raises:
             NotFoundError, ValidationError: as `try_lease`.
@@ -135,8 +138,17 @@ class Models:
                 )
             if entry.failure and time.monotonic() - entry.failed_at < _RETRY_SECONDS:
                 raise _not_loaded(entry, entry.failure)
+            if current_usage().background and not self._has_room(entry):
+                raise UnavailableError(
+                    f"model {entry.name!r} is not loaded, and others that were used in the last "
+                    f"{_RECENT_SECONDS:g} seconds make no room for a batch"
+                )
             self._begin(entry, entry.folder)
         return await entry.wait()
+
+    def _has_room(self, entry: Entry) -> bool:
+        size = sum(num_bytes(entry.folder, manifest) for manifest in entry.manifests)
+        return self._versions.has_room(entry.name, size, _RECENT_SECONDS)
 
     def pick(self, lease: Lease, choice: ModelChoice, task: Task) -> ServedModel:
         """The model of a lease that does the task; if it does so under both masks, the causal one.

@@ -89,6 +89,18 @@ class Versions:
             if self._watching is None:
                 self._watching = asyncio.create_task(self._watch_files())
 
+    def has_room(self, name: str, size: int, seconds: float) -> bool:
+        """Whether a version of ``size`` bytes fits without unloading one that is in use, or was in
+        the last ``seconds``.
+        """
+        since = time.monotonic() - seconds
+        kept = [
+            each
+            for each in self._serving
+            if each.names != {name} and (each.num_leases or each.used_at > since)
+        ]
+        return self._fits([*kept, *self._draining], size)
+
     def drain(self, version: Version) -> "asyncio.Task[None]":
         """Stops a version that no name has any more, once its requests are finished.
 

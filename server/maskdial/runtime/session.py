@@ -18,6 +18,7 @@ from maskdial.runtime.providers import find_provider
 _log = logging.getLogger(__name__)
 
 _ERRORS_ONLY = 3
+_FATAL_ONLY = 4
 _NOT_CAPTURED = -1
 _REPORT = 600  # characters; no error of one sentence is longer
 
@@ -45,6 +46,20 @@ class SessionOptions:
     captures: bool = False
     kernels: Kernels | None = None
     kv_cache: CacheChoice = "float"
+
+
+class PassStop:
+    """Stops a pass, from another thread, between two of its operators."""
+
+    def __init__(self) -> None:
+        self.options = ort.RunOptions()
+        self.options.log_severity_level = _FATAL_ONLY  # a stop is no error
+        self.is_set = False
+
+    def set(self) -> None:
+        """Stops the pass that runs with it, or is about to."""
+        self.is_set = True
+        self.options.terminate = True
 
 
 class Session:
@@ -147,6 +162,19 @@ class Session:
         Feeds that the graph does not declare are ignored.
         """
         (output,) = self.run_for(self.output_names[:1], feeds)
+        return cast(NDArray[np.float32], output)
+
+    def run_until(
+        self, feeds: Mapping[str, NDArray[Any]], stop: PassStop
+    ) -> NDArray[np.float32] | None:
+        """As `run`; None if the pass was stopped before its end."""
+        declared = {name: array for name, array in feeds.items() if name in self.input_names}
+        try:
+            (output,) = self._session.run(self.output_names[:1], declared, stop.options)
+        except Exception:  # ONNX Runtime's exceptions share no other base
+            if not stop.is_set:
+                raise
+            return None
         return cast(NDArray[np.float32], output)
 
     def run_for(

@@ -57,6 +57,11 @@ def keys_of(token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array([hash(tuple(token_ids[: i + 1].tolist())) for i in range(len(token_ids))])
 
 
+def in_background(sequence: Sequence) -> Sequence:
+    sequence.usage = ClientUsage("batch", background=True)
+    return sequence
+
+
 class Simulation:
     """Runs plans against slots that hold, for each position, what a model would have written.
 
@@ -84,10 +89,10 @@ class Simulation:
     def step(self) -> Plan:
         """One iteration; returns its plan. Nothing finishes by itself."""
         plan = self.scheduler.schedule()
-        for load in plan.loads:
-            self.cache[load.slot, load.start : load.start + len(load.block)] = load.block
         for move in plan.moves:
             self.cache[move.target, : move.num_tokens] = self.cache[move.source, : move.num_tokens]
+        for load in plan.loads:
+            self.cache[load.slot, load.start : load.start + len(load.block)] = load.block
         self.check(plan)
         for slot, sequence in enumerate(plan.rows):
             decodes = slot in plan.decoding_rows
@@ -123,9 +128,13 @@ class Simulation:
         running = self.scheduler.running
         assert len({sequence.slot for sequence in running}) == len(running)
         assert [sequence.slot for sequence in plan.rows] == list(range(len(plan.rows)))
-        decoding = [sequence for sequence in running if sequence.state is State.DECODING]
-        assert list(plan.decoding) == decoding
-        assert list(plan.awaiting_mask) == [s for s in running if s.state is State.HOLDING]
+        others = [sequence for sequence in running if not sequence.usage.background]
+        # Those in the background pause, in higher slots, while others run or wait.
+        active = others if others or self.scheduler.num_waiting else list(running)
+        assert list(running[: len(active)]) == active
+        assert list(plan.decoding) == [s for s in active if s.state is State.DECODING]
+        assert list(plan.awaiting_mask) == [s for s in active if s.state is State.HOLDING]
+        assert all(prefill.sequence in active for prefill in plan.prefills)
         self.check_prefills(plan.prefills)
         for sequence in running:
             written = self.cache[sequence.slot, : sequence.num_computed]
@@ -534,10 +543,58 @@ def test_clear_ends_everything() -> None:
     assert not simulation.scheduler.has_work
 
 
+def test_the_background_pauses_and_goes_on() -> None:
+    simulation = Simulation(slots=3)
+    batch = [in_background(make(2)), in_background(make(2))]
+    for sequence in batch:
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    assert simulation.scheduler.num_waiting == 0
+    before = [sequence.num_tokens for sequence in batch]
+    online = make(2)
+    simulation.scheduler.add(online)
+    plan = simulation.step()
+    assert plan.prefills == (Prefill(online, 0, 0, 2),)
+    assert [move.target for move in plan.moves] == [2]
+    assert [sequence.slot for sequence in (online, *batch)] == [0, 2, 1]
+    assert plan.rows == ()
+    assert simulation.step().rows == (online,)
+    assert [sequence.num_tokens for sequence in batch] == before
+    simulation.scheduler.release(online)
+    assert set(simulation.step().decoding) == set(batch)
+    assert simulation.scheduler.take_preempted() == []
+
+
+def test_the_background_gives_up_slots_that_are_needed() -> None:
+    simulation = Simulation(slots=2)
+    batch = [in_background(make(2)), in_background(make(2)), in_background(make(9))]
+    for sequence in batch:
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    online = [make(2), make(2)]
+    simulation.scheduler.add(online[0])
+    simulation.step()
+    assert simulation.scheduler.take_preempted() == [batch[0]]
+    assert (online[0].slot, batch[1].slot) == (0, 1)
+    simulation.scheduler.add(online[1])
+    simulation.step()
+    assert simulation.scheduler.take_preempted() == [batch[1]]
+    for sequence in online:
+        simulation.scheduler.release(sequence)
+    assert [prefill.sequence for prefill in simulation.step().prefills] == [batch[2]]
+    simulation.scheduler.add(make(2))  # which a prompt that is being read does not outlast
+    simulation.step()
+    assert simulation.scheduler.take_preempted() == [batch[2]]
+
+
 OPERATIONS = st.one_of(
     st.tuples(st.just("arrive"), st.integers(1, 14)),
     st.tuples(st.just("arrive again"), st.integers(0, 30)),
     st.tuples(st.just("copies"), st.integers(1, 5)),
+    st.tuples(st.just("arrive in the background"), st.integers(1, 14)),
+    st.tuples(st.just("copies in the background"), st.integers(1, 3)),
     st.tuples(st.just("cancel"), st.integers(0, 30)),
     st.tuples(st.just("finish"), st.integers(0, 30)),
     st.tuples(st.just("step"), st.integers(1, 3)),
@@ -583,6 +640,10 @@ def test_any_course_of_events(
             arrive(Sequence(arrived[number % len(arrived)].prompt_ids.tolist(), PARAMS))
         elif operation == "copies":
             arrive(*make_copies(number, number))
+        elif operation == "arrive in the background":
+            arrive(in_background(make(number)))
+        elif operation == "copies in the background":
+            arrive(*map(in_background, make_copies(number, number)))
         elif operation == "step":
             for _ in range(number):
                 simulation.step()
@@ -595,13 +656,16 @@ def test_any_course_of_events(
             if decoding:
                 finish(decoding[number % len(decoding)])
 
-    num_steps = sum(sequence.num_prompt for sequence in arrived) + len(arrived)
+    num_steps = 2 * (sum(sequence.num_prompt for sequence in arrived) + len(arrived))
     for _ in range(num_steps):
         simulation.step()
         for sequence in scheduler.running:
             if sequence.state is State.DECODING:
                 finish(sequence)
     assert not scheduler.has_work
+    preempted = scheduler.take_preempted()
+    assert all(sequence.usage.background for sequence in preempted)
+    ended += (sequence for sequence in preempted if sequence not in ended)
     assert len(ended) == len(arrived)
     assert set(ended) == set(arrived)
     assert {sequence.state for sequence in arrived} <= {State.ENDED}

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput
 from maskdial.metrics import Metrics
+from maskdial.runtime.session import PassStop
 from tests.unit.scripted_session import (
     CLASSIFY_INPUTS,
     FILL_MASK_INPUTS,
@@ -97,6 +99,11 @@ class PairSession:
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         assert feeds["pairs"].dtype == np.int64
         return feeds["pairs"].astype(np.float32)
+
+    def run_until(
+        self, feeds: Mapping[str, NDArray[Any]], stop: PassStop
+    ) -> NDArray[np.float32] | None:
+        return self.run(feeds)
 
 
 def test_pairs_are_those_of_each_text_s_rows_and_labels() -> None:
@@ -424,5 +431,48 @@ def test_passes_are_counted() -> None:
             assert bench.value("prompt_tokens_total") == 7
             assert bench.value("queue_duration_seconds_count") == 2
             assert bench.value("inference_duration_seconds_count") == 1
+
+    asyncio.run(main())
+
+
+def test_what_arrives_stops_a_pass_of_the_background() -> None:
+    """Its texts run again, in passes half as large, when no other text waits."""
+
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session, max_batch_tokens=16, max_queue=1) as bench:
+            token = usage_of_request.set(ClientUsage("batch", background=True))
+            batch = [bench.submit(text(4, first)) for first in range(1, 5)]
+            await session.pass_started()
+            usage_of_request.reset(token)
+            assert bench.num_waiting == 0  # those are not what a queue is limited for
+            online = bench.submit(text(3, 7))
+            session.release(2)
+            (result,) = await online
+            assert result.logits.tolist() == expected(text(3, 7))
+            assert not any(task.done() for task in batch)
+            session.release(9)
+            for first, task in enumerate(batch, 1):
+                assert (await task)[0].logits.tolist() == expected(text(4, first))
+        assert session.lengths() == [[4] * 4, [3], [4] * 2, [4] * 2]
+
+    asyncio.run(main())
+
+
+def test_what_arrives_before_the_background_runs_first() -> None:
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session) as bench:
+            first = bench.submit(text(5))
+            await session.pass_started()
+            token = usage_of_request.set(ClientUsage("batch", background=True))
+            batch = bench.submit(text(2))
+            usage_of_request.reset(token)
+            await until(lambda: len(bench.engine._background) == 1)
+            others = [bench.submit(text(3)), bench.submit(text(3))]
+            await until(lambda: bench.num_waiting == 2)
+            session.release(9)
+            await asyncio.gather(first, batch, *others)
+        assert session.lengths() == [[5], [3, 3], [2]]
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ import pytest
 from maskdial.bundle.bundle import Bundle, read_manifests, write_manifest
 from maskdial.bundle.manifest import FULL_MANIFEST, MANIFEST, Manifest
 from maskdial.config import Config
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import (
     BundleError,
     InferenceError,
@@ -513,6 +514,29 @@ def test_a_model_in_use_finishes_before_it_makes_room(tmp_path: Path) -> None:
             (await late).release()
             assert shelf.starts == ["a", "b", "a"]
             assert shelf.num_up == 1
+
+    run(scenario())
+
+
+def test_a_batch_unloads_no_model_that_others_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(tmp_path, models_max=1)
+    shelf.put("a")
+    shelf.put("b", content="2")
+
+    async def scenario() -> None:
+        async with opened(shelf):
+            (await shelf.lease("a")).release()
+            token = usage_of_request.set(ClientUsage("batch", background=True))
+            (await shelf.lease("a")).release()
+            with pytest.raises(UnavailableError, match="make no room for a batch"):
+                await shelf.lease("b")
+            assert shelf.starts == ["a"]
+            monkeypatch.setattr(registry, "_RECENT_SECONDS", 0.0)
+            (await shelf.lease("b")).release()
+            usage_of_request.reset(token)
+            assert shelf.starts == ["a", "b"]
 
     run(scenario())
 

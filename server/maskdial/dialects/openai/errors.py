@@ -67,7 +67,7 @@ def error_content(error: MaskdialError) -> OpenAIError:
     param = error.field if isinstance(error, ValidationError) else None
     code = None if isinstance(error, ValidationError) else error.error_type
     if isinstance(error, NotFoundError):
-        param, code = "model", "model_not_found"
+        param, code = error.field, "model_not_found" if error.field == "model" else None
     if isinstance(error, UnauthorizedError):
         code = "invalid_api_key"
     return _content(error.message, _type(error), param, code)

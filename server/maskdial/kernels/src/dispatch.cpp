@@ -6,13 +6,17 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
 extern const Processor processor_scalar;
 #if defined(__x86_64__)
-extern const Processor processor_avx2, processor_avxvnni, processor_avx512vnni;
+extern const Processor processor_avx2, processor_avxvnni, processor_avx512vnni, processor_amx;
 #elif defined(__aarch64__)
 extern const Processor processor_neon, processor_dotprod;
 #endif
@@ -35,9 +39,20 @@ uint32_t saved_registers() {
   return low;
 }
 
+// Whether the system lets this process use AMX's tiles, which it has to be asked for (Linux:
+// Documentation/arch/x86/xstate.rst).
+bool allows_tiles() {
+#if defined(__linux__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 // Intel's manual, volume 2, CPUID: leaves 1, 7.0 and 7.1.
 struct Features {
-  bool avx2 = false, avxvnni = false, avx512vnni = false;
+  bool avx2 = false, avxvnni = false, avx512vnni = false, amx = false;
 
   Features() {
     uint32_t a, b, c, d;
@@ -49,6 +64,7 @@ struct Features {
     avx2 = has(b, 5);
     avx512vnni = (saved & 0xe0) == 0xe0 && has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) &&
                  has(c, 11);
+    amx = avx512vnni && (saved & 0x60000) == 0x60000 && has(d, 24) && has(d, 25) && allows_tiles();
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) avxvnni = avx2 && has(a, 4);
   }
 };
@@ -82,6 +98,7 @@ const bool kHardwarePrefetches = false;
 const Processor* choose_processor() {
   const Features features;
   const Choice choices[] = {
+      {&processor_amx, features.amx},
       {&processor_avx512vnni, features.avx512vnni},
       {&processor_avxvnni, features.avxvnni},
       {&processor_avx2, features.avx2},

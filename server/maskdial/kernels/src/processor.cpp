@@ -1,5 +1,5 @@
-// The kernels of one instruction set, which the compiler's flags choose: AVX-512 VNNI, AVX-VNNI,
-// AVX2, Arm's NEON with or without dot products, or none. All compute the same bits: integer sums are exact, and every operation on floats
+// The kernels of one instruction set, which the compiler's flags choose: AVX-512 VNNI (and the same with
+// AMX for products), AVX-VNNI, AVX2, Arm's NEON with or without dot products, or none. All compute the same bits: integer sums are exact, and every operation on floats
 // is the same one, in the same order.
 #include "processor.h"
 
@@ -13,6 +13,9 @@
 #include "recurrence.h"
 #include "row_scores.h"
 #include "softmax.h"
+#if defined(__AVX512VNNI__)
+#include "tiles.h"
+#endif
 
 // The table's name differs between the files that are compiled from this one.
 #define JOIN2(a, b) a##b
@@ -20,8 +23,9 @@
 #define TEXT2(a) #a
 #define TEXT(a) TEXT2(a)
 
-extern const Processor JOIN(processor_, ISA);
-const Processor JOIN(processor_, ISA) = {
+namespace {
+
+constexpr Processor kProcessor = {
     .name = TEXT(ISA),
     .quantize = quantize,
     .quantize_by_peak = quantize_by_peak,
@@ -49,3 +53,18 @@ const Processor JOIN(processor_, ISA) = {
     .find_at_least = find_at_least,
     .find_between = find_between,
 };
+
+}  // namespace
+
+extern const Processor JOIN(processor_, ISA);
+const Processor JOIN(processor_, ISA) = kProcessor;
+
+#if defined(__AVX512VNNI__)
+extern const Processor processor_amx;
+constinit const Processor processor_amx = [] {
+  Processor processor = kProcessor;
+  processor.name = "amx";
+  processor.multiply = multiply_tiles;
+  return processor;
+}();
+#endif

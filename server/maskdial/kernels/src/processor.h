@@ -12,7 +12,7 @@ constexpr size_t kPanel4 = 32;
 constexpr size_t kKeyPanel = 32;
 constexpr size_t kQuad = 4;
 // Products take at most this many rows at once, which are whole tiles of every processor.
-constexpr size_t kMaxRows = 24;
+constexpr size_t kMaxRows = 48;
 // Linears and NormLinears have at most this many products.
 constexpr size_t kMaxProducts = 3;
 

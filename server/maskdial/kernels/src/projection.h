@@ -97,8 +97,10 @@ class Projection {
   static constexpr size_t kFloatsPerTask = 8 * 1024;
   // Many rows are several tasks, so that a narrow matrix, too, has work for many threads, and a
   // task's rows stay in the cache.
-  static constexpr size_t kRowsPerTask = 4 * kMaxRows;
+  static constexpr size_t kRowsPerTask = 2 * kMaxRows;
   static constexpr size_t kTileRows = 8;
+  // A task's work is the bytes of its weights, for each time that they are multiplied by so many rows.
+  static constexpr size_t kWorkRows = 24;
 
   // One call: first all rows are quantized, then each task multiplies some by some panels. Panels of
   // several products are counted through; of gated ones, each is that of both.
@@ -127,7 +129,7 @@ class Projection {
       // Whole tiles on every processor, but for the last one.
       rows_per_task = (num_rows + num_blocks * kTileRows - 1) / (num_blocks * kTileRows) * kTileRows;
       const size_t work = matrix.panel_bytes() * (gated() ? 2 : 1) *
-                          ((rows_per_task + kMaxRows - 1) / kMaxRows);
+                          ((rows_per_task + kWorkRows - 1) / kWorkRows);
       // An even number of groups, as large as each other: two threads end at the same time.
       const size_t num_pairs = (num_panels() * work + 2 * kTaskBytes - 1) / (2 * kTaskBytes);
       num_groups = std::min(num_panels(), 2 * num_pairs);

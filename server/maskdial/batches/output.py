@@ -33,7 +33,8 @@ class Journal:
         options: what the run was asked for; another one cannot go on with it.
         number: lines of the input that are done.
         fingerprint: of the input up to there.
-        num_failed: of those lines.
+        num_answered: of those lines; blank ones are in neither number.
+        num_failed: likewise.
         output_bytes: of the results.
         error_bytes: of the failures.
         complete: whether the input had ended.
@@ -42,10 +43,25 @@ class Journal:
     options: Mapping[str, Any]
     number: int = 0
     fingerprint: str = ""
+    num_answered: int = 0
     num_failed: int = 0
     output_bytes: int = 0
     error_bytes: int = 0
     complete: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> "Journal | None":
+        """The journal of a file; None if there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return cls(**json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(f"the journal {path} cannot be read: {error}") from error
 
 
 class Output(Protocol):
@@ -107,8 +123,8 @@ class Files:
         self, path: Path, options: Mapping[str, Any], *, resume: bool, overwrite: bool
     ) -> None:
         self.path = path
-        self.errors = path.with_name(path.name + ".errors.jsonl")
-        self._journal_path = path.with_name(path.name + ".journal")
+        self.errors = errors_path(path)
+        self._journal_path = journal_path(path)
         self._pending: dict[bool, list[bytes]] = {False: [], True: []}
         self._failed = False
         exists = path.exists()
@@ -158,6 +174,7 @@ class Files:
                 self.journal.options,
                 number,
                 fingerprint,
+                self.journal.num_answered + added[False][1],
                 self.journal.num_failed + added[True][1],
                 self.journal.output_bytes + added[False][0],
                 self.journal.error_bytes + added[True][0],
@@ -186,30 +203,16 @@ class Files:
         return written, len(lines)
 
     def _write_journal(self) -> None:
-        partial = self._journal_path.with_name(self._journal_path.name + ".partial")
-        with partial.open("wb") as file:
-            file.write(json.dumps(dataclasses.asdict(self.journal), indent=1).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._journal_path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        content = json.dumps(dataclasses.asdict(self.journal), indent=1).encode() + b"\n"
+        write_whole(self._journal_path, content)
 
     def _read_journal(self, options: Mapping[str, Any]) -> Journal:
-        try:
-            journal = Journal(**json.loads(self._journal_path.read_bytes()))
-        except FileNotFoundError as error:
+        journal = Journal.read(self._journal_path)
+        if journal is None:
             raise ConfigError(
                 f"there is no journal {self._journal_path}, so {self.path} cannot be gone on with; "
                 "replace it by --overwrite"
-            ) from error
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"the journal {self._journal_path} cannot be read: {error}"
-            ) from error
+            )
         for name, value in options.items():
             if journal.options.get(name) != value:
                 raise ConfigError(
@@ -228,6 +231,38 @@ class Files:
                     f"the disk of {self.path} is full; make room, and go on with --resume"
                 ) from error
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
+
+
+def journal_path(path: Path) -> Path:
+    """Where the journal of a file of results is."""
+    return path.with_name(path.name + ".journal")
+
+
+def errors_path(path: Path) -> Path:
+    """Where the failures are that belong to a file of results."""
+    return path.with_name(path.name + ".errors.jsonl")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole: whatever stops the process or the machine, it is the one before
+    or this one.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Has the names in a folder outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _open(path: Path) -> int:

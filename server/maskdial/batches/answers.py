@@ -4,7 +4,6 @@ A line of OpenAI's batches goes through its route. Texts of a native task are an
 time, as one request with a list of them would be, and each gets its item of that reply.
 """
 
-import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ from pydantic_core import from_json
 
 from maskdial import dialects
 from maskdial import score as scoring
+from maskdial.batches.lines import CustomIds, Line
+from maskdial.batches.requests import Reply, Requests
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import tasks
 from maskdial.dialects.native.fill_mask_bodies import ScoreBody
@@ -26,10 +27,10 @@ from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import SimilarityRequest
 from maskdial.masked.tasks.rerank import RerankRequest
-from maskdial.offline.application import Application, Reply
-from maskdial.offline.lines import Line
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel, Task
+
+DUPLICATE = "custom_id was given to a line before"
 
 _GROUPED = {
     name: task
@@ -68,7 +69,7 @@ class Answers:
     """Answers the lines of one file.
 
     Args:
-        application: has the models.
+        requests: to the models.
         task: the route of lines that name none, such as ``embed``.
         parameters: of lines that have none.
 
@@ -77,13 +78,13 @@ class Answers:
     """
 
     def __init__(
-        self, application: Application, task: str | None, parameters: Mapping[str, Any] | None
+        self, requests: Requests, task: str | None, parameters: Mapping[str, Any] | None
     ) -> None:
-        self._application = application
-        self._context = application.context
+        self._requests = requests
+        self._context = requests.context
         self._task = task
         self._parameters = parameters
-        self._ids: set[int] = set()
+        self._ids = CustomIds()
         self._models: dict[ModelChoice, ServedModel] = {}
         if task is not None and task not in _TASK_NAMES:
             raise ConfigError(f"there is no task {task!r}; tasks are {', '.join(_TASK_NAMES)}")
@@ -156,15 +157,13 @@ class Answers:
         custom_id, url = content["custom_id"], content.get("url")
         if not (isinstance(custom_id, str) and custom_id):
             return "custom_id must be a text that is not empty"
-        key = int.from_bytes(hashlib.blake2b(custom_id.encode(), digest_size=8).digest())
-        if key in self._ids:
-            return "custom_id was given to a line before; the first one is answered"
-        self._ids.add(key)
+        if not self._ids.add(custom_id):
+            return DUPLICATE
         if content.get("method") != "POST":
             return 'method must be "POST"'
         if not isinstance(content.get("body"), dict):
             return "body must be an object"
-        if not isinstance(url, str) or url not in self._application.task_paths:
+        if not isinstance(url, str) or url not in self._requests.task_paths:
             return 'url must be the path of a task, such as "/v1/embeddings"'
         if content["body"].get("stream"):
             return "body.stream: a batch has whole replies; leave it out"
@@ -242,7 +241,7 @@ class Answers:
         return _succeeded(line, {"output": content})
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        reply = await self._application.post(path, encode_json(body))
+        reply = await self._requests.post(path, encode_json(body))
         if reply.status == UnavailableError.status:
             raise UnavailableError(_sentence_of(_json_of(reply.body)))
         return reply
@@ -267,6 +266,20 @@ class Answers:
             ),
             reply.status != 200,
         )
+
+
+class Expired(Answers):
+    """What the lines get of a batch that has no time left, as OpenAI has it."""
+
+    def __init__(self, requests: Requests) -> None:
+        super().__init__(requests, None, None)
+
+    def fault_of(self, line: Line) -> str:
+        super().fault_of(line)
+        return "this request could not be executed before the completion window expired"
+
+    def failure(self, line: Line, fault: str) -> Answer:
+        return _failed(line, _Failure(fault, "batch_expired"))
 
 
 def _succeeded(line: Line, content: Mapping[str, Any]) -> Answer:

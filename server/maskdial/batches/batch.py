@@ -6,12 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
+from maskdial.batches.answers import Answer, Answers
+from maskdial.batches.lines import Input, Line, Position
+from maskdial.batches.output import Journal, Output
 from maskdial.errors import ConfigError
-from maskdial.offline.answers import Answer, Answers
-from maskdial.offline.lines import Input, Line, Position
-from maskdial.offline.output import Output
 
 T = TypeVar("T")
 
@@ -35,6 +36,42 @@ class _Place:
 
     line: Line
     answer: Answer | None = None
+
+
+def skip_done(
+    lines: Iterator[Line], journal: Journal, name: str, note: Callable[[Line], object]
+) -> Position | None:
+    """Reads the lines that a journal says are done, which must be as they were.
+
+    Args:
+        lines: the input, from its beginning.
+        journal: of the run to go on with.
+        name: of the input, for errors.
+        note: is told of each of them.
+
+    Returns:
+        Where the last one ends; None if none is done.
+
+    Raises:
+        ConfigError: the input is not what it was.
+    """
+    last: Position | None = None
+    number = 0
+    while number < journal.number:
+        line = next(lines, None)
+        if line is None:
+            raise ConfigError(
+                f"{name} has {number:,} lines, but {journal.number:,} were answered before; "
+                "begin anew with --overwrite"
+            )
+        number, last = line.number, line.end
+        note(line)
+        if number >= journal.number and last.fingerprint != journal.fingerprint:
+            raise ConfigError(
+                f"the {journal.number:,} lines of {name} that were answered before have changed; "
+                "begin anew with --overwrite"
+            )
+    return last
 
 
 class Batch:
@@ -91,12 +128,12 @@ class Batch:
                     more, reading = reading.result(), None
                 if reading is None or is_stuck:  # those of a slow pipe do not wait for the next
                     self._begin([self._read_ahead.popleft() for _ in range(len(self._read_ahead))])
-                self._write()
-            self._checkpoint(complete=True)
+                await self._write()
+            await self._checkpoint(complete=True)
         except BaseException:
             with contextlib.suppress(ConfigError):  # as the disk may be full
-                self._write()
-                self._checkpoint()
+                await self._write()
+                await self._checkpoint()
             raise
         finally:
             for task in self._running:
@@ -104,24 +141,10 @@ class Batch:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     def _skip(self) -> None:
-        """Reads what is done, which must be as it was."""
-        journal = self._output.journal
-        number = 0
-        while number < journal.number:
-            line = next(self._lines, None)
-            if line is None:
-                raise ConfigError(
-                    f"{self._name} has {number:,} lines, but {journal.number:,} were answered "
-                    "before; begin anew with --overwrite"
-                )
-            number = line.number
-            self._answers.fault_of(line)  # which remembers its custom_id
-            if number >= journal.number and line.end.fingerprint != journal.fingerprint:
-                raise ConfigError(
-                    f"the {journal.number:,} lines of {self._name} that were answered before have "
-                    "changed; begin anew with --overwrite"
-                )
-            self._last = line.end
+        # Answers remember each custom_id.
+        self._last = skip_done(
+            self._lines, self._output.journal, self._name, self._answers.fault_of
+        )
 
     def _begin(self, lines: list[Line]) -> None:
         """Has some lines answered."""
@@ -175,7 +198,7 @@ class Batch:
         for place, answer in zip(places, found, strict=True):
             place.answer = answer
 
-    def _write(self) -> None:
+    async def _write(self) -> None:
         num_written = 0
         for place in self._finished():
             assert place.answer is not None, "it is finished"
@@ -186,16 +209,23 @@ class Batch:
         if self._last is not None:
             self._progress(num_written, self._last.done)
         if self._output.is_due:
-            self._checkpoint()
+            await self._checkpoint()
 
     def _finished(self) -> Iterator[_Place]:
         while self._waiting and self._waiting[0].answer is not None:
             yield self._waiting.popleft()
 
-    def _checkpoint(self, *, complete: bool = False) -> None:
+    async def _checkpoint(self, *, complete: bool = False) -> None:
+        """In a thread, as the disk may be slow; one that was begun ends before this does."""
         last = self._last
         number, fingerprint = (0, "") if last is None else (last.number, last.fingerprint)
-        self._output.checkpoint(number, fingerprint, complete=complete)
+        flush = partial(self._output.checkpoint, number, fingerprint, complete=complete)
+        flushing = _in_thread(flush)
+        try:
+            await asyncio.shield(flushing)
+        except asyncio.CancelledError:
+            await asyncio.wait({flushing})
+            raise
 
 
 def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":

@@ -59,6 +59,20 @@ class Line:
     size: int
 
 
+class CustomIds:
+    """The ``custom_id`` of every line so far; about 60 bytes are kept of each."""
+
+    def __init__(self) -> None:
+        self._hashes: set[int] = set()
+
+    def add(self, custom_id: str) -> bool:
+        """Whether it is the first line with this one."""
+        digest = int.from_bytes(hashlib.blake2b(custom_id.encode(), digest_size=8).digest())
+        is_new = digest not in self._hashes
+        self._hashes.add(digest)
+        return is_new
+
+
 class Input(abc.ABC):
     """A file of requests.
 

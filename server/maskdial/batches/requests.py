@@ -1,0 +1,221 @@
+"""Requests: what this process asks its own models, through the routes and without a socket."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.types import Message, Receive
+
+from maskdial import dialects
+from maskdial.engine.fairness import ClientUsage, usage_of_request
+from maskdial.errors import InternalError, MaskdialError, OverloadedError, UnavailableError
+from maskdial.http.context import ServerContext
+from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.route import TaskRoute
+
+_log = logging.getLogger("maskdial.requests")
+_IDS = random.Random()  # ids are no secrets
+_MAX_OPEN = 64  # what several passes of short texts hold
+_MAX_OPEN_BESIDE = 2  # one is prepared while another is computed
+_QUIET_SECONDS = 0.25
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole reply: status, headers in lower case, body.
+
+    ``model`` is the name of the one that was meant, empty if that is not known; ``outcome`` is
+    ``ok``, or the type of the error.
+    """
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    model: str = ""
+    outcome: str = "ok"
+
+
+class Requests:
+    """Asks the models of an application; use it in the application's event loop.
+
+    There is no guard: no key is asked for, and no limit of clients, access log or count of requests
+    applies.
+
+    Args:
+        app: the application.
+        client: on whose behalf, as the engines' fairness has it.
+        key: the name of its key, whose cached prefixes it may use.
+        background: whether the engines answer these requests only while nothing else waits.
+    """
+
+    def __init__(
+        self, app: FastAPI, client: str = "local", key: str = "", *, background: bool = False
+    ) -> None:
+        context = app.state.context
+        assert isinstance(context, ServerContext)
+        self._app = app
+        self.context = context
+        self._client = client
+        self._key = key
+        self._background = background
+        self._routes = {
+            route.path: route
+            for route in dialects.ROUTES
+            if isinstance(route, TaskRoute) and not route.param_convertors and not route.admin
+        }
+
+    @property
+    def task_paths(self) -> frozenset[str]:
+        """The paths of requests that models answer."""
+        return frozenset(self._routes)
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        """The reply to a request with a JSON body, to one of the paths; a stream comes as a whole.
+
+        Errors are replies in the form of the route's dialect.
+        """
+        route = self._routes[path]
+        request_id = f"{_IDS.getrandbits(128):032x}"
+        scope = self.scope("POST", path)
+        scope["app"] = self._app
+        usage = ClientUsage(self._client, self._key, background=self._background)
+        state: dict[str, Any] = {"client": self._client, "usage": usage}
+        scope["state"] = state
+        reply, parts = Reply(), []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                reply.status = message["status"]
+                reply.headers = {"x-request-id": request_id} | {
+                    name.decode("latin-1").lower(): value.decode("latin-1")
+                    for name, value in message["headers"]
+                }
+            else:
+                parts.append(message.get("body", b""))
+
+        receive = receiving(body)
+        token = usage_of_request.set(usage)
+        try:
+            try:
+                self.context.lifecycle.check_accepting()
+                response = await route.endpoint(Request(scope, receive))
+            except Exception as cause:
+                error = cause if isinstance(cause, MaskdialError) else _internal(request_id)
+                response, reply.outcome = route.error_reply(error), error.error_type
+            await response(scope, receive, send)
+        finally:
+            usage_of_request.reset(token)
+            if (lease := state.pop("lease", None)) is not None:
+                lease.release()
+        reply.body, reply.model = b"".join(parts), state.get("model", "")
+        return reply
+
+    @staticmethod
+    def scope(method: str, path: str) -> dict[str, Any]:
+        """The ASGI scope of a request with a JSON body."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
+            "client": None,
+            "server": None,
+        }
+
+
+class Pace:
+    """How many requests of all batches are open.
+
+    The event loop has to read and to write each of them. So while other requests are open, and for
+    a moment after them, there are few, and they begin one at a time, with other work of the event
+    loop between them.
+
+    Args:
+        lifecycle: knows of the other requests.
+    """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._turn = asyncio.Lock()
+        self._left = asyncio.Event()
+        self._num_open = 0
+
+    @contextlib.asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Waits until one more may be open, which it is within the block."""
+        async with self._turn:
+            await asyncio.sleep(0)
+            while self._num_open >= self._limit:
+                self._left.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._left.wait()
+            self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._left.set()
+
+    @property
+    def _limit(self) -> int:
+        return _MAX_OPEN if self._lifecycle.idle_seconds > _QUIET_SECONDS else _MAX_OPEN_BESIDE
+
+
+class BackgroundRequests(Requests):
+    """Requests of a batch, for which the engines have what is left.
+
+    One that has to make way is asked again.
+
+    Args:
+        app: the application.
+        owner: the name of the key that the batch belongs to; empty without keys.
+        pace: of all batches.
+    """
+
+    def __init__(self, app: FastAPI, owner: str, pace: Pace) -> None:
+        # No name of a key and no address has a space.
+        super().__init__(app, f"batch {owner}", owner, background=True)
+        self._pace = pace
+
+    async def post(self, path: str, body: bytes) -> Reply:
+        while True:
+            async with self._pace.admitted():
+                reply = await super().post(path, body)
+            if reply.status != OverloadedError.status:
+                break
+        if reply.status != UnavailableError.status:  # it is asked again
+            self.context.metrics.count_batch_request(reply.model, reply.outcome)
+        return reply
+
+
+def _internal(request_id: str) -> InternalError:
+    """What a reply says of an exception that is being handled."""
+    _log.exception("request %s of a batch failed", request_id)
+    return InternalError(f"internal error; search the server log for request {request_id}")
+
+
+def receiving(body: bytes) -> Receive:
+    """Gives the body to the route; the client stays until the request is cancelled."""
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive

@@ -1,0 +1,107 @@
+"""Storage: the folder of the Batch API, which one server has at a time.
+
+lock              held by that server
+files/ID          what was uploaded, or what a batch has given
+files/ID.json     what is known of it; a file without that does not count
+batches/ID.json   a batch
+work/ID/          the results of a batch that is not finished, and their journal
+"""
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from maskdial.batches.output import write_whole
+from maskdial.errors import ConfigError, UnavailableError
+
+T = TypeVar("T")
+
+
+class Storage:
+    """The folder, and the thread that writes to it, one thing after the other.
+
+    Raises:
+        ConfigError: it cannot be written, or another server has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files, self.batches, self.work = (
+            folder / name for name in ("files", "batches", "work")
+        )
+        try:
+            for each in (self.files, self.batches, self.work):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not os.access(each, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"the folder {folder} of --batch-dir cannot be written: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ConfigError(
+                f"another server has the folder {folder}; give each a --batch-dir of its own"
+            ) from error
+        self._thread = ThreadPoolExecutor(1, "maskdial-batches")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Does work with the folder in its thread, after all that was asked for before.
+
+        It is finished even if the caller is cancelled.
+
+        Raises:
+            UnavailableError: the disk is full, or cannot be written.
+        """
+        loop = asyncio.get_running_loop()
+        working = loop.run_in_executor(self._thread, lambda: _explained(work))
+        return await asyncio.shield(working)
+
+    async def save(self, path: Path, record: object) -> None:
+        """Writes a record, as a whole."""
+        content = json.dumps(record).encode()
+        await self.run(lambda: write_whole(path, content))
+
+    def close(self) -> None:
+        """Ends the thread when its work is done, and lets go of the folder."""
+        self._thread.shutdown()
+        os.close(self._lock)
+
+
+def records(folder: Path) -> Iterator[dict[str, Any]]:
+    """The records in a folder.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    for path in sorted(folder.glob("*.json")):  # by their ids, so the oldest comes first
+        try:
+            yield json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}; repair or remove it") from error
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess; ids of one kind are in the order of their creation."""
+    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+def _explained(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "the disk for the server's files is full; try again later"
+        else:
+            why = f"the server's files cannot be written: {error.strerror}"
+        raise UnavailableError(why) from error
