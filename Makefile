@@ -137,8 +137,8 @@ $(TEST): $(PROJECTS) constraints.txt | $(BIN)/pip
 $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt -e ".[export]" --group dev
-	# The tests compare with it. It asks for an older transformers, with which it would not be compared.
-	$(PIP) install -c constraints.txt --no-deps gliner
+	# The tests compare with them. The first asks for an older transformers, with which it would not be compared.
+	$(PIP) install -c constraints.txt --no-deps gliner gliner2
 	touch $@
 
 $(DIST): pyproject.toml constraints.txt | $(BIN)/pip

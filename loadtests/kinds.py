@@ -231,6 +231,20 @@ _LONG = {"max_new_tokens": 200}
 
 KINDS: tuple[Kind, ...] = (
     Kind("fill-mask", "/fill-mask", lambda n: {"inputs": f"[MASK] {text(n)}", "model": "hybrid"}),
+    Kind(
+        "fill-mask joint",
+        "/fill-mask",
+        lambda n: {
+            "inputs": f"[MASK] {word(n)} [MASK]",
+            "model": "hybrid",
+            "parameters": {"joint": True, "num_beams": 2},
+        },
+    ),
+    Kind(
+        "infill",
+        "/infill",
+        lambda n: {"input_prefix": word(n), "input_suffix": " sea", "model": "hybrid"},
+    ),
     Kind("classify", "/classify", inputs("sentiment")),
     Kind("classify many", "/classify", lambda n: {"inputs": [text(n)] * 4, "model": "sentiment"}),
     Kind("dispatched", "/models/{name}", lambda n: {"inputs": text(n)}, target="/models/sentiment"),

@@ -62,7 +62,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"logit_bias": {"12000": 1.0}}, "logit_bias", "token ids from 0 to 11999"),
         ({"logit_bias": {"x": 1.0}}, "logit_bias", "must be a token id"),
         ({"stop_token_ids": [12001]}, "stop_token_ids", "token ids from 0 to 11999"),
-        ({"suffix": "the end"}, "suffix", "fill in text"),
+        ({"suffix": "the end"}, "suffix", "no fill-in-the-middle tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream"),
         (
             {

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from maskdial_client._async.caller import AsyncCaller
+from maskdial_client._async.fill_mask import Order
 from maskdial_client._async.tokens import PromptToken, parse_prompt_tokens
 from maskdial_client.call import TaskOptions, task_body, task_call
 
@@ -24,7 +25,8 @@ class SamplingParameters(TaskOptions, total=False):
 
     A temperature of 0 is greedy. Of a client's requests, those with a lower ``priority`` start
     first. Prompts share cached prefixes only with prompts of the same ``cache_salt``. Languages are
-    for encoder-decoder models.
+    for encoder-decoder models; ``block_length``, ``steps``, ``order`` and ``threshold`` for text by
+    unmasking, with a ``mask`` of ``full``.
     """
 
     max_new_tokens: int | None
@@ -53,6 +55,10 @@ class SamplingParameters(TaskOptions, total=False):
     early_stopping: bool | Literal["never"] | None
     src_lang: str | None
     tgt_lang: str | None
+    block_length: int | None
+    steps: int | None
+    order: Order | None
+    threshold: float | None
     priority: int | None
     cache_salt: str | None
 

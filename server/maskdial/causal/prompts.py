@@ -16,11 +16,12 @@ from maskdial.causal.request import GenerationRequest, GrammarRequest
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.seq2seq import Seq2Seq
 from maskdial.causal.sequence import Sequence as CausalSequence
-from maskdial.causal.sequence import SharedPrompt, draw_seed
+from maskdial.causal.sequence import SharedPrompt
 from maskdial.causal.stop import Reasoning
 from maskdial.config import Config
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
+from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 
 _DEFAULT_NEW_TOKENS = 100

@@ -1,7 +1,6 @@
 """Sequence: one text being generated."""
 
 import enum
-import secrets
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEve
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
+from maskdial.engine.philox import draw_seed
 from maskdial.engine.trace import Timeline
-
-_SEED_BITS = 53
 
 
 class Decoder(Protocol):
@@ -481,8 +479,3 @@ class Sequence:
             prompt_logprobs=self.prompt_logprobs,
             stop=self._stops.found if reason == "stop_sequence" else None,
         )
-
-
-def draw_seed() -> int:
-    """A fresh seed of 53 bits, which JSON readers with double numbers can give back exactly."""
-    return secrets.randbits(_SEED_BITS)

@@ -15,6 +15,7 @@ from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.native import (
     admin,
     generate,
+    infill,
     models,
     page,
     seq2seq,
@@ -44,7 +45,13 @@ _SHARED = {
 ROUTES = (
     *(
         share(route, _SHARED[route.path]) if route.path in _SHARED else route
-        for route in (*tasks.ROUTES, *generate.ROUTES, *seq2seq.ROUTES, *tokens.ROUTES)
+        for route in (
+            *tasks.ROUTES,
+            *generate.ROUTES,
+            *infill.ROUTES,
+            *seq2seq.ROUTES,
+            *tokens.ROUTES,
+        )
     ),
     *completions.ROUTES,
     *chat.ROUTES,
@@ -70,6 +77,7 @@ TASKS: tuple[Task, ...] = (
     *tasks.TASKS,
     generate.GENERATE,
     *seq2seq.TASKS,
+    infill.INFILL,
     tasks.SCORE,
     tokens.TOKENIZE,
 )

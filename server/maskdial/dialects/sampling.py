@@ -35,6 +35,7 @@ def _check_token_keys(biases: dict[str, float]) -> dict[str, float]:
     return biases
 
 
+Seed = Annotated[int, Range(0, 2**63 - 1)]
 Stops = Annotated[list[Annotated[str, Size(0, 1024, "characters")]], Size(0, 64, "texts")]
 LogitBias = Annotated[
     dict[str, Annotated[float, Range(-100, 100)]],
@@ -102,7 +103,7 @@ class SamplingFields(CommonSampling):
     logit_bias: LogitBias | None = Field(
         None, description="Map from token ids to a bias that is added to their logits."
     )
-    seed: Annotated[int, Range(0, 2**63 - 1)] | None = Field(
+    seed: Seed | None = Field(
         None, description="Random seed; text i has the seed plus i. Default: a new one."
     )
     stop_token_ids: Annotated[list[TokenId], Size(0, 256, "token ids")] | None = Field(

@@ -7,7 +7,7 @@ from math import lcm
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
-from maskdial.bundle.manifest import KVLayout, Manifest
+from maskdial.bundle.manifest import COUNT_GRAPH, KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
@@ -29,9 +29,11 @@ from maskdial.engine.model import max_length, max_source_length
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
+from maskdial.masked.count_queries import CountQueries
 from maskdial.masked.engine import MaskedEngine
+from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.model import MaskedModel
-from maskdial.metrics import Metrics
+from maskdial.metrics import Metrics, PassMetrics
 from maskdial.registry.drafts import find_max_drafts, make_speculation
 from maskdial.registry.golden import (
     causal_logits,
@@ -138,37 +140,63 @@ def _start_masked(
     placement: Placement,
     options: SessionOptions,
 ) -> MaskedModel:
-    session = Session(bundle.graph, options)
-    if not session.multiplies_exactly:
-        check_kernels(bundle, options, config.golden_check)
-    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
-    check_golden(bundle, golden, config.golden_check)
-    special = bundle.manifest.special_tokens
+    label_encoder, encoder = None, bundle.label_encoder()
+    if encoder is not None:
+        # Labels are few: its threads need not spin for the next ones
+        idle = replace(options, allow_spinning=False)
+        of_labels = metrics.declare_masked(encoder.label)
+        engine, _ = _masked_engine(encoder, config, of_labels, placement, idle)
+        tokens = Tokenizer.from_file(encoder.tokenizer, encoder.manifest.special_tokens)
+        label_encoder = LabelEncoder(engine, tokens, encoder.manifest.max_length)
     model_metrics = metrics.declare_masked(bundle.label)
-    engine = MaskedEngine(
-        session,
-        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
-        max_queue=config.max_queue,
-        pad_token_id=special.pad or 0,
-        pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
-        max_length=bundle.manifest.max_length,
-        metrics=model_metrics,
-        name=bundle.label,
-    )
-    tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
+    engine, kernels = _masked_engine(bundle, config, model_metrics, placement, options)
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
     prompts = None
     if bundle.manifest.decision is not None:
         prompts = DecisionPrompts(bundle, read_chat_template(bundle, tokenizer))
+    queries = None
+    if bundle.manifest.extraction is not None:
+        queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
+    if label_encoder is not None:
+        label_encoder.engine.start()
     return MaskedModel(
         bundle,
         tokenizer,
         model_metrics,
         options.provider,
         engine,
-        kernels=session.kernels,
+        kernels=kernels,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
+        label_encoder=label_encoder,
+        queries=queries,
     )
+
+
+def _masked_engine(
+    bundle: Bundle,
+    config: Config,
+    metrics: PassMetrics,
+    placement: Placement,
+    options: SessionOptions,
+) -> tuple[MaskedEngine, str]:
+    """An engine for a bundle's graph, and the instruction set of the kernels in it."""
+    session = Session(bundle.graph, options)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
+    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
+    check_golden(bundle, golden, config.golden_check)
+    engine = MaskedEngine(
+        session,
+        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
+        max_queue=config.max_queue,
+        pad_token_id=bundle.manifest.special_tokens.pad or 0,
+        pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
+        max_length=bundle.manifest.max_length,
+        metrics=metrics,
+        name=bundle.label,
+    )
+    return engine, session.kernels
 
 
 def _pad_multiple(manifest: Manifest, of_provider: int) -> int:

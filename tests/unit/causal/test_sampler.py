@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, narrow
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sampling.sampler import Sample, Sampler, prompt_logprobs
 from maskdial.causal.sequence import Constraint, Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
 from maskdial.runtime.logits import SummarizedLogits
 

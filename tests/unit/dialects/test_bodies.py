@@ -15,8 +15,9 @@ from maskdial.dialects import ROUTES, kserve, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
-from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
+from maskdial.dialects.native import admin, infill, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.span_bodies import (
@@ -54,11 +55,13 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     seq2seq_bodies.SummarizeBody: {"inputs": "a"},
     seq2seq_bodies.TranslateBody: {"inputs": "a"},
     FillMaskBody: {"inputs": "a [MASK]"},
+    infill.InfillBody: {"input_prefix": "a", "input_suffix": "b"},
     ClassifyBody: {"inputs": "a"},
     TokenClassifyBody: {"inputs": "a"},
     tei.PredictBody: {"inputs": "a"},
     tei.VertexBody: {"instances": [{}]},
     RedactBody: {"inputs": "a"},
+    ExtractBody: {"inputs": "a", "parameters": {"schema": {"entities": ["b"]}}},
     QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     EmbedBody: {"inputs": "a"},
@@ -210,6 +213,10 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
     ("src_lang", ["en"], [("", "between 1 and 64 characters"), (1, "valid string")]),
     ("tgt_lang", ["deu_Latn"], [("x" * 65, "between 1 and 64 characters, not 65")]),
     ("watermark", [False], [(True, "should be False")]),
+    ("block_length", [1, 4096], [(0, "at least 1")]),
+    ("steps", [1], [(0, "at least 1")]),
+    ("order", ["confidence", "topk_margin"], [("best", "Input should be")]),
+    ("threshold", [0.1, 1], [(0, "above 0"), (1.1, "1")]),
 ]
 
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, PenaltyStaging, TokenPenalties
-from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import forced_tokens
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import BLOCK, MAX_CANDIDATES, Kind, SamplerGraph
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import MaskdialError
 from maskdial.runtime.logits import DeviceLogits, Logits
 from maskdial.runtime.memory import Buffer, Memory

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, greatest_k, narrow
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.runtime.logits import Logits, SummarizedLogits

@@ -1,8 +1,16 @@
 """Philox: random numbers that depend on a seed and a position only."""
 
+import secrets
+
 import numpy as np
 
 _WORD = 2**64 - 1
+_SEED_BITS = 53
+
+
+def draw_seed() -> int:
+    """A fresh seed of 53 bits, which JSON readers with double numbers can give back exactly."""
+    return secrets.randbits(_SEED_BITS)
 
 
 class Philox:
