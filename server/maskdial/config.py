@@ -404,13 +404,18 @@ class Config(BaseModel):
         "that all of them send is read once, but how fast a prompt is read tells each of them what "
         "others have sent",
     )
-    speculative_tokens: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="maximum number of draft tokens by prompt lookup, for a sequence that runs "
-        "alone; faster for copies and summaries, but the last bits of log-probabilities then "
-        "depend on load; 0 disables it",
+    speculative_tokens: Annotated[int | None, Field(ge=0, le=64), _Auto] = Field(
+        None,
+        description="maximum number of draft tokens of a sequence, which one pass verifies; fewer "
+        "or none are verified where more would take longer; 0: no speculation; auto: 16 where the "
+        "answers are the same to the last bit with it, which takes the kernels, else 0. Without "
+        "them, only a sequence that runs alone has drafts, and last bits depend on it",
+    )
+    draft: str | None = Field(
+        None,
+        description="name of a served causal model, smaller and with the same vocabulary, whose "
+        "likeliest tokens the others verify where speculation changes no bit of their answers; it "
+        "takes a KV cache for each of them",
     )
     generation_config: Literal["auto", "off"] = Field(
         "auto",

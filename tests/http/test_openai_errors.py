@@ -124,7 +124,10 @@ def test_completions_that_cannot_be_served(
         ({"function_call": {"name": "f"}}, "function_call", "send tools and tool_choice"),
         ({"audio": {"voice": "x"}}, "audio", "unknown field"),
         ({"modalities": ["audio"]}, "modalities", "unknown field"),
-        ({"prediction": {}}, "prediction", "unknown field"),
+        ({"prediction": {}}, "prediction.type", "this field is required"),
+        ({"prediction": {"type": "content"}}, "prediction.content", "this field is required"),
+        ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "content"),
+        ({"prediction": {"type": "content", "content": 3}}, "prediction.content", ""),
         ({"response_format": {"type": "json_object", "value": 3}}, "response_format.value", ""),
     ],
 )

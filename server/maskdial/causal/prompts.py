@@ -82,12 +82,14 @@ async def read_prompts(
     if wanted is not None and grammar is not None:
         warnings = (*wanted.warnings, *grammar.warnings)
 
-    def read() -> list[Tokens]:
-        return [reader.read(prompt, index) for index, prompt in enumerate(given)]
+    def read() -> tuple[list[Tokens], list[int]]:
+        predicted = model.tokenizer.encode(request.prediction, add_special_tokens=False).ids
+        tokenized = [reader.read(prompt, index) for index, prompt in enumerate(given)]
+        return tokenized, predicted[: model.max_length]
 
     with model.metrics.tokenization_duration.time():
         texts = [prompt for prompt in given if isinstance(prompt, str)]
-        tokenized = await offload(read, tokenizing_seconds(texts))
+        tokenized, predicted = await offload(read, tokenizing_seconds([*texts, request.prediction]))
     if request.describe_tokens and params.prompt_logprobs:
         num_read = sum(len(tokens.ids) for tokens in tokenized) * request.num_sequences
         _check_described(num_read + num_sequences * params.max_new_tokens, params)
@@ -97,7 +99,9 @@ async def read_prompts(
             prompt if isinstance(prompt, str) else None,
             tokens.ids,
             tokens.num_truncated,
-            _make_sequences(request, reader.start(tokens.ids), params, grammar, beams, reasoning),
+            _make_sequences(
+                request, reader.start(tokens.ids), params, grammar, beams, reasoning, predicted
+            ),
             tokens.offsets,
             warnings,
         )
@@ -222,6 +226,7 @@ def _make_sequences(
     grammar: Grammar | None,
     beams: BeamParams,
     reasoning: Reasoning | None,
+    predicted: list[int],
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -243,6 +248,7 @@ def _make_sequences(
             shared_prompt=shared,
             spelled_tokens=request.spelled_tokens,
             reasoning=reasoning,
+            prediction=predicted,
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))

@@ -151,6 +151,8 @@ class GenerationRequest:
         priority: lower values are scheduled earlier.
         cache_salt: prompts share cached prefixes only with requests of the same key and salt.
         describe_tokens: whether the reply describes each token.
+        prediction: a text that the reply is expected to be like. It changes how fast the reply
+            comes, and nothing else.
     """
 
     prompts: Sequence[TextOrIds] = ()
@@ -169,3 +171,4 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     describe_tokens: bool = False
+    prediction: str = ""

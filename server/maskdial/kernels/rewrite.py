@@ -61,6 +61,10 @@ _INT8_INPUTS = 4
 """The accuracy level of ``MatMulNBits`` that rounds inputs to int8."""
 LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
+# Of ONNX Runtime, whose kernels for one row and for several may differ in the last bits.
+_OTHER_PRODUCTS = frozenset(
+    {"Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MoE", "QMoE", _PRODUCT, _BLOCKS_PRODUCT}
+)
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _PAST_KEY = "past_key."
 _NUM_ATTENTION_OUTPUTS = 3
@@ -127,6 +131,8 @@ class Rewritten:
         model: serialized; its external data stays where it is.
         num_replaced: the number of quantized products and attentions that the kernels compute.
         num_left: the number of products of int8 weights that ONNX Runtime computes.
+        is_exact: whether the kernels compute all products and all attention of a causal graph, so
+            that a text gives the same bits token by token and in pieces of any size.
         kv_cache: element type of an integer KV cache; None without one.
         windows: by layer, how many tokens one sees, where that is not all.
     """
@@ -134,6 +140,7 @@ class Rewritten:
     model: bytes
     num_replaced: int
     num_left: int
+    is_exact: bool
     kv_cache: CacheInteger | None
     windows: Mapping[int, int]
 
@@ -176,8 +183,14 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
         _summarize_logits(graph)
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in graph.nodes)
+    is_exact = NEW_TOKENS in graph.inputs and _OTHER_PRODUCTS.isdisjoint(graph.kinds)
     return Rewritten(
-        model.SerializeToString(), num_replaced, num_left, integer, dict(_windows(graph))
+        model.SerializeToString(),
+        num_replaced,
+        num_left,
+        is_exact,
+        integer,
+        dict(_windows(graph)),
     )
 
 

@@ -11,6 +11,7 @@ from maskdial.bundle.manifest import COUNT_GRAPH, KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import (
     GenerationDefaults,
@@ -33,6 +34,7 @@ from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.model import MaskedModel
 from maskdial.metrics import Metrics, PassMetrics
+from maskdial.registry.drafts import find_max_drafts, make_speculation
 from maskdial.registry.golden import (
     causal_logits,
     check_golden,
@@ -227,7 +229,8 @@ def _start_causal(
     )
     if (most := provider.max_query_tokens()) is not None:
         chunk_tokens = most
-    runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
+    max_drafts = find_max_drafts(bundle, session, config)
+    runner = _runner(session, bundle, config, placement, layout, chunk_tokens, max_drafts)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
     encoder = None
@@ -263,7 +266,16 @@ def _start_causal(
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
         if encoder is None
         else None,
-        max_drafts=_max_drafts(bundle, config),
+        speculation=make_speculation(
+            bundle,
+            session,
+            runner,
+            options,
+            config,
+            max_drafts,
+            chunk_tokens,
+            model_metrics,
+        ),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
         overlaps=not placement.memory.of_passes.on_host,
@@ -314,15 +326,18 @@ def _runner(
     placement: Placement,
     layout: KVLayout,
     chunk_tokens: int,
+    max_drafts: int,
 ) -> Runner:
     """Allocates what the loaded graph leaves of the memory for the KV cache."""
     context = max_length(bundle.manifest, config)
-    num_drafted = config.speculative_tokens + 1
+    num_drafted = MAX_PASS_DRAFTS + 1 if max_drafts else 0
     num_golden = len(bundle.manifest.golden.input_ids)
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
         source_length = max(source_length, num_golden)
     slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
+    # Where drafts were wrong, recurrent layers read the right ones again.
+    num_again = slots * max_drafts if layout.states else 0
     return Runner(
         session,
         layout,
@@ -331,8 +346,8 @@ def _runner(
         max_length=context,
         vocab_size=bundle.manifest.vocab_size,
         # A last chunk is longer by one token rather than followed by a single one.
-        max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
-        max_rows=max(slots, layout.query_block + 1, num_drafted),
+        max_tokens=max(chunk_tokens + 1 + num_drafted + num_again, num_golden),
+        max_rows=max(slots, layout.query_block + 1) + num_drafted,
         max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )
@@ -395,19 +410,6 @@ def _sampler(
     return DeviceSampler(
         placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
     )
-
-
-def _max_drafts(bundle: Bundle, config: Config) -> int:
-    """The draft tokens to verify at once; a state cannot be cut back to the accepted ones."""
-    manifest = bundle.manifest
-    if manifest.text_to_text is not None:
-        return 0
-    if config.speculative_tokens and manifest.kv is not None and manifest.kv.states:
-        _log.warning(
-            "model %s has recurrent layers, so it runs without --speculative-tokens", bundle.label
-        )
-        return 0
-    return config.speculative_tokens
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -190,20 +190,22 @@ class Runner:
         rows: NDArray[np.int64],
         prompts: Sequence[tuple[int, NDArray[np.int64], int, int]],
     ) -> Logits:
-        """A decode step and pieces of prompts, in one pass.
+        """A decode step and pieces of texts, in one pass.
 
         Args:
             token_ids: int64 (n,), as of `decode`.
             lengths: int64 (n,), as of `decode`.
-            rows: int64 (num_rows,), the slots that decode, ascending; others are left alone.
-            prompts: slot, token ids, start and number of logits of each, as of `prefill`.
+            rows: int64 (num_rows,), the slots that decode, ascending, perhaps none; others are left
+                alone.
+            prompts: slot, token ids, start and number of logits of each piece, as of `prefill`; at
+                least one.
 
         Returns:
             Logits, float32 (num_logits, vocab_size), those of the rows and then of each prompt,
             valid until the next prefill.
         """
-        first = min(int(rows.min()), *(prompt[0] for prompt in prompts))
-        last = max(int(rows.max()), *(prompt[0] for prompt in prompts))
+        slots = (*rows.tolist(), *(prompt[0] for prompt in prompts))
+        first, last = min(slots), max(slots)
         longest = max(len(prompt[1]) for prompt in prompts)
         input_ids = np.zeros((last - first + 1, longest), np.int64)
         starts = np.ones(len(input_ids), np.int64)  # of a row without tokens, anything

@@ -67,6 +67,8 @@ class Session:
         kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
             saturating; also of a graph that a provider rewrote without products of integers.
+        is_exact: whether they compute all products and all attention of a causal graph, so that a
+            text gives the same bits token by token and in pieces of any size.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
         windows: by layer, how many tokens our kernels read, where that is not all.
     """
@@ -96,7 +98,7 @@ class Session:
         if devices:
             settings.add_provider_for_devices(devices, provider_options)
             settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        self.kernels, self.multiplies_exactly = "", False
+        self.kernels, self.multiplies_exactly, self.is_exact = "", False, False
         self.kv_cache: CacheInteger | None = None
         self.windows: Mapping[int, int] = {}
         model: str | bytes = str(graph)
@@ -151,6 +153,7 @@ class Session:
         settings.register_custom_ops_library(str(kernels.path))
         _find_external_data(settings, graph)
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
+        self.is_exact = rewritten.is_exact
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
         return rewritten.model
 

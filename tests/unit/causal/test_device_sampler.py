@@ -313,12 +313,16 @@ class AnyGrammar:
 
     finished = False
     ready = True
+    forced = ()
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         pass
+
+    def num_allowed(self, token_ids: object) -> int:
+        return 0
 
     def wait(self, seconds: float) -> None:
         pass

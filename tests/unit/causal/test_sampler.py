@@ -31,6 +31,7 @@ class Mask:
 
     finished = False
     ready = True
+    forced = ()
 
     def __init__(self, allowed: NDArray[np.bool_]) -> None:
         self._allowed = allowed
@@ -41,8 +42,11 @@ class Mask:
         allowed[list(token_ids)] = True
         return cls(allowed)
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         pass
+
+    def num_allowed(self, token_ids: object) -> int:
+        return 0
 
     def wait(self, seconds: float) -> None:
         pass

@@ -118,7 +118,7 @@ class CompletionsWriter:
     id_prefix = "cmpl"
     object = chunk_object = "text_completion"
     seconds_per_token = 0.0
-    num_reasoning = None
+    details = None
 
     def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
         self._body = body

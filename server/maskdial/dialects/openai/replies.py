@@ -36,6 +36,13 @@ class ReasoningTokens(TypedDict):
     reasoning_tokens: int
 
 
+class CompletionTokens(ReasoningTokens):
+    """With a prediction, also its tokens that are in the texts, and those that are not."""
+
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
+
+
 class PromptUsage(TypedDict):
     """Token counts of a request that generates none."""
 
@@ -48,7 +55,7 @@ class Usage(PromptUsage):
 
     completion_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: NotRequired[ReasoningTokens]
+    completion_tokens_details: NotRequired[CompletionTokens]
 
 
 class CompletionLogprobsReply(TypedDict):
