@@ -22,6 +22,7 @@ from maskdial.config import Config
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
 from maskdial.errors import ValidationError, about
+from maskdial.runtime.adapter import Adapter
 
 _DEFAULT_NEW_TOKENS = 100
 _MAX_DESCRIBED = 250_000  # tokens; about 20 MB of JSON
@@ -95,7 +96,15 @@ async def read_prompts(
             prompt if isinstance(prompt, str) else None,
             tokens.ids,
             tokens.num_truncated,
-            _make_sequences(request, reader.start(tokens.ids), params, grammar, beams, reasoning),
+            _make_sequences(
+                request,
+                reader.start(tokens.ids),
+                params,
+                grammar,
+                beams,
+                reasoning,
+                model.adapter,
+            ),
             tokens.offsets,
             warnings,
         )
@@ -213,6 +222,7 @@ def _make_sequences(
     grammar: Grammar | None,
     beams: BeamParams,
     reasoning: Reasoning | None,
+    adapter: Adapter | None,
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -234,6 +244,7 @@ def _make_sequences(
             shared_prompt=shared,
             spelled_tokens=request.spelled_tokens,
             reasoning=reasoning,
+            adapter=adapter,
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))

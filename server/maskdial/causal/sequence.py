@@ -16,6 +16,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.trace import Timeline
+from maskdial.runtime.adapter import Adapter
 
 _SEED_BITS = 53
 
@@ -125,6 +126,7 @@ class Sequence:
         spelled_tokens: pairs of a special token's id and its spelling in the text, where other
             special tokens leave nothing.
         reasoning: what the text may begin with, and where no stop string is looked for.
+        adapter: what the model has added to its weights for this text.
     """
 
     def __init__(
@@ -140,8 +142,10 @@ class Sequence:
         shared_prompt: SharedPrompt | None = None,
         spelled_tokens: SequenceOf[tuple[int, str]] = (),
         reasoning: Reasoning | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.params = params
+        self.adapter = adapter
         self.priority = priority
         self.cache_salt = cache_salt
         self.grammar = grammar

@@ -26,6 +26,7 @@ from maskdial.errors import (
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
+from maskdial.runtime.adapter import Adapter, address_of
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class MaskedEngine(Engine):
         self._gathers_rows = "rows" in session.input_names
         self._scores_pairs = "pairs" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names
+        self._takes_adapters = "adapters" in session.input_names
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
         self._max_length = max_length
@@ -111,9 +113,10 @@ class MaskedEngine(Engine):
         self,
         inputs: Sequence[MaskedInput],
         timeout: float | None = None,  # noqa: ASYNC109 (its end is counted, and is a DeadlineError)
+        adapter: Adapter | None = None,
     ) -> list[MaskedResult]:
         """Queues all texts of one request, or none, and waits for their results, in order; call it
-        in that request's task.
+        in that request's task. All have the same ``adapter``.
 
         If the caller is cancelled or ``timeout`` seconds pass, the texts that no pass has begun are
         dropped.
@@ -128,7 +131,7 @@ class MaskedEngine(Engine):
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
         usage = current_usage()
-        requests = [MaskedWork(each, loop.create_future(), now, usage) for each in inputs]
+        requests = [MaskedWork(each, loop.create_future(), now, usage, adapter) for each in inputs]
         trace.note(*requests)
         self._admit(requests)
         try:
@@ -161,7 +164,7 @@ class MaskedEngine(Engine):
             self._metrics.requests_running.set(0)
 
     def _warm_up(self) -> None:
-        self._compute([MaskedInput((self._pad_token_id,), rows=(0,))])
+        self._compute([MaskedInput((self._pad_token_id,), rows=(0,))], [0])
 
     @property
     def _has_work(self) -> bool:
@@ -199,7 +202,7 @@ class MaskedEngine(Engine):
         inputs = [request.input for request in batch]
         started = time.perf_counter()
         try:
-            logits = self._compute(inputs)
+            logits = self._compute(inputs, [address_of(request.adapter) for request in batch])
         except Exception as error:
             _log.exception("a pass of model %r over %d texts failed", self._name, len(batch))
             message = f"a pass of model {self._name!r} failed ({describe(error)})"
@@ -228,11 +231,15 @@ class MaskedEngine(Engine):
         except MaskdialError as error:
             return error
 
-    def _compute(self, inputs: Sequence[MaskedInput]) -> list[NDArray[np.float32]]:
+    def _compute(
+        self, inputs: Sequence[MaskedInput], adapters: Sequence[int]
+    ) -> list[NDArray[np.float32]]:
         """The logits of each text, as in `MaskedResult`."""
-        return self._split(inputs, self._session.run(self._feeds(inputs)))
+        return self._split(inputs, self._session.run(self._feeds(inputs, adapters)))
 
-    def _feeds(self, inputs: Sequence[MaskedInput]) -> dict[str, NDArray[Any]]:
+    def _feeds(
+        self, inputs: Sequence[MaskedInput], adapters: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
         """The graph's inputs, right-padded; `maskdial.bundle.bundle` describes them."""
         padded_length = self._padded_length(inputs)
         shape = (len(inputs), padded_length)
@@ -241,6 +248,8 @@ class MaskedEngine(Engine):
             row[: each.length] = each.input_ids
         lengths = np.array([each.length - each.num_unattended for each in inputs], np.int32)
         feeds: dict[str, NDArray[Any]] = {"input_ids": input_ids, "lengths": lengths}
+        if self._takes_adapters:
+            feeds["adapters"] = np.array(adapters, np.int64)
         if self._takes_types:
             token_type_ids = np.zeros(shape, np.int64)
             for row, each in zip(token_type_ids, inputs, strict=True):

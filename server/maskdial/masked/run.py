@@ -35,7 +35,9 @@ async def answer(
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)
     try:
-        results = await model.engine.submit_many(reading.inputs, deadline.remaining())
+        results = await model.engine.submit_many(
+            reading.inputs, deadline.remaining(), model.adapter
+        )
     except DeadlineError as error:
         raise deadline.missed() from error
     content = await offload(partial(reading.answer, results), reading.seconds)

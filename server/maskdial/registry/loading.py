@@ -111,7 +111,13 @@ def start_model(
     def start(placement: Placement) -> ServedModel:
         name = placement.provider.name
         kernels = find_kernels(config.kernels) if name == "cpu" else None
-        options = SessionOptions(name, config.threads, config.spins(alone=alone), kernels=kernels)
+        options = SessionOptions(
+            name,
+            config.threads,
+            config.spins(alone=alone),
+            kernels=kernels,
+            adapters=config.takes_adapters and bundle.manifest.text_to_text is None,
+        )
         of_family = _start_masked if bundle.manifest.family == "masked" else _start_causal
         return of_family(bundle, config, metrics, placement, options)
 
@@ -164,6 +170,7 @@ def _start_masked(
         options.provider,
         engine,
         kernels=session.kernels,
+        projections=session.projections,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
     )
@@ -257,6 +264,7 @@ def _start_causal(
         else GenerationDefaults(),
         layout.element.name,
         kernels=session.kernels,
+        projections=session.projections,
         prompts=_decision_prompts(bundle, chat_template),
         auto_truncate=config.truncates(bundle.name),
     )

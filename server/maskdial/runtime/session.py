@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from maskdial.bundle.adapter import Projection
 from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
@@ -36,6 +37,7 @@ class SessionOptions:
         kernels: our own kernels for products and attention, for the CPU provider; None for ONNX
             Runtime's.
         kv_cache: what the graph's KV cache is to consist of, if it has one.
+        adapters: whether texts may have adapters, which needs the kernels.
     """
 
     provider: str = "cpu"
@@ -45,6 +47,7 @@ class SessionOptions:
     captures: bool = False
     kernels: Kernels | None = None
     kv_cache: CacheChoice = "float"
+    adapters: bool = False
 
 
 class Session:
@@ -56,6 +59,7 @@ class Session:
             saturating.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
         windows: by layer, how many tokens our kernels read, where that is not all.
+        projections: the products that adapters may add to, by their layers' names.
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class Session:
         self.kernels, self.multiplies_exactly = "", False
         self.kv_cache: CacheInteger | None = None
         self.windows: Mapping[int, int] = {}
+        self.projections: Mapping[str, Projection] = {}
         model: str | bytes = str(graph)
         if options.kernels is not None:
-            model = self._take_kernels(graph, options.kernels, settings, options.kv_cache)
+            model = self._take_kernels(graph, options.kernels, settings, options)
         elif options.kv_cache not in ("auto", "float"):
             raise ConfigError(
                 f"only the kernels can read a KV cache of {options.kv_cache}: build them (python "
@@ -122,12 +127,12 @@ class Session:
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def _take_kernels(
-        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, kv_cache: CacheChoice
+        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, options: SessionOptions
     ) -> str | bytes:
         """What to load: the graph rewritten for the kernels, or its path if they have no part."""
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
-        rewritten = rewrite(graph, kv_cache)
+        rewritten = rewrite(graph, options.kv_cache, adapters=options.adapters)
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))
@@ -136,6 +141,7 @@ class Session:
         )
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
+        self.projections = rewritten.projections
         return rewritten.model
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:

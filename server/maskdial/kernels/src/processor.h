@@ -50,13 +50,26 @@ struct Result {
   bool gelu = false;              // by the error function
   const float* gates = nullptr;   // [num_rows][gate_stride]: the result is silu(gate) * product
   size_t gate_stride = 0;
+  const float* deltas = nullptr;  // [num_rows][delta_stride]: added to the product
+  size_t delta_stride = 0;
 
   Result from(size_t row) const {
     Result rest = *this;
     rest.out += row * stride;
+    if (deltas != nullptr) rest.deltas += row * delta_stride;
     if (gates != nullptr) rest.gates += row * gate_stride;
     return rest;
   }
+};
+
+// The two matrices of a layer's adapter, of floats or of halves: A [rank][a_stride] and
+// B [rank][b_stride], where the adapter adds (row A) B to the columns of a row's product from `first` on. The
+// strides are multiples of kLanes, the rank is one of kRankStep; what is beyond the matrices' ends is zero.
+constexpr size_t kRankStep = 4;
+struct LowRank {
+  const void *a, *b;
+  bool halves;
+  size_t rank, num_inputs, num_outputs, a_stride, b_stride, first;
 };
 
 // 4-bit weights come in chunks of this many inputs; the byte that holds the weights of input i of the
@@ -291,6 +304,13 @@ struct Processor {
   // less the minimum times the row's sum and step; plus the bias. At most kMaxRows rows.
   void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                           const Result& result);
+
+  // A row times A, float [rank].
+  void (*reduce)(const LowRank& matrices, const float* row, float* out);
+
+  // That times some columns of B. Up to kLanes numbers after them are written to, too.
+  void (*expand)(const LowRank& matrices, const float* reduced, size_t column, size_t num_columns,
+                 float* out);
 
   // Rotates the pairs (i, i + half) of a head, and copies its other elements.
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,
