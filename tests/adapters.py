@@ -25,17 +25,18 @@ NAMES = {"float16": "F16", "float32": "F32"}
 def random_matrices(
     base: Path, seed: int, rank: int = 4, layers: str = "", size: float = 0.1
 ) -> dict[str, LowRank]:
-    """Matrices for the layers of a bundle whose names end in ``layers``."""
+    """Matrices for the layers that all graphs of a bundle have, whose names end in ``layers``."""
     generator = np.random.default_rng(seed)
-    (first, *_) = read_manifests("base", base)
+    manifests = read_manifests("base", base)
+    graphs = [rewrite(base / each.graph, adapters=True).projections for each in manifests]
 
     def draw(columns: int) -> NDArray[np.float16]:
         return (size * generator.normal(size=(rank, columns))).astype(np.float16)
 
     return {
         layer: LowRank(draw(place.num_inputs), draw(place.num_outputs))
-        for layer, place in rewrite(base / first.graph, adapters=True).projections.items()
-        if layer.endswith(layers)
+        for layer, place in graphs[0].items()
+        if layer.endswith(layers) and all(layer in graph for graph in graphs)
     }
 
 

@@ -1,10 +1,12 @@
 """Low-rank adapters over HTTP: loaded and unloaded while the server runs, named as models."""
 
+import asyncio
 import json
 import shutil
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ import numpy as np
 import openai
 import pytest
 
+from maskdial import dialects
 from maskdial.bundle.adapter import ADAPTER_WEIGHTS
 from maskdial.config import Config
-from maskdial.errors import ConfigError
+from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import find_kernels
-from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.metrics import Metrics
+from maskdial.registry.catalog import STARTER_FOLDER, find_bundles
+from maskdial.registry.loading import start_models
+from maskdial.registry.registry import Models
 from tests.adapters import make_adapter, pack_tensors, random_matrices, write_adapter
 from tests.held import held
 from tests.servers import engine_of, wait_for
@@ -99,12 +105,12 @@ def test_texts_of_all_adapters_share_passes(server: Any, http: httpx.Client, two
     assert len({tuple(each) for each in alone.values()}) == 3
     for name in names:  # from the prefix cache, which has one prompt under three models
         assert logprobs(http, name) == alone[name]
+    engine = engine_of(server, "base")
     for number, salt in enumerate(("a", "b")):
         order = names[number:] + names[:number]
-        engine = engine_of(server, "base")
         with ThreadPoolExecutor(3) as pool, held(engine) as go_on:
             asked = [pool.submit(logprobs, http, name, cache_salt=salt) for name in order]
-            wait_for(lambda: engine._scheduler.num_waiting == len(order))
+            wait_for(lambda: engine._scheduler.num_waiting == 3)
             go_on()
             assert [each.result() for each in asked] == [alone[name] for name in order]
 
@@ -268,12 +274,21 @@ def test_requests_about_adapters_that_are_refused(root: Path, http: httpx.Client
         ({"adapters": {"one": (Path("adapters/one"), "nobody")}}, "no model 'nobody' is served"),
     ],
 )
-def test_servers_that_cannot_serve_adapters(
-    root: Path, start_server: Callable[..., Any], settings: dict[str, Any], why: str
-) -> None:
+def test_servers_that_cannot_serve_adapters(root: Path, settings: dict[str, Any], why: str) -> None:
     adapters = {"one": (root / "adapters" / "one", "base")}
-    with pytest.raises(Exception, match=why):
-        start_server(**({"models": {"base": HYBRID}, "adapters": adapters} | settings))
+    config = Config(**({"models": {"base": HYBRID}, "adapters": adapters, "slots": 1} | settings))
+    metrics = Metrics()
+
+    async def open_models() -> None:
+        start = partial(start_models, config=config, metrics=metrics)
+        models = Models(dialects.TASKS, config, metrics, start)
+        try:
+            await models.open(find_bundles(config))
+        finally:
+            await models.close()
+
+    with pytest.raises((BundleError, ConfigError), match=why):
+        asyncio.run(open_models())
 
 
 @pytest.mark.parametrize(

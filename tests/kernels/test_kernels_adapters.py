@@ -25,7 +25,7 @@ SENTIMENT = STARTER_FOLDER / "sentiment"
 INPUTS, OUTPUTS, ROWS = 70, 100, 29
 STEP = 0.02
 FIXED = {"step": STEP, "by_row": 0, "transposed": 0, "gelu": 0}
-# Of each operator: rows before the weights, products, inputs of each, and the index of the adapters.
+# Of each operator: rows before the weights, products, inputs of each, and the adapters' index.
 LINEARS = {
     "Linear": (1, 1, 3, 7),
     "gated": (1, 2, 3, 7),
