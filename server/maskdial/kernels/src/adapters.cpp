@@ -20,35 +20,38 @@
 #include "operators.h"
 #include "scratch.h"
 
-const uint8_t* Adapter::copy(const void* rows, size_t num_rows, size_t rank, size_t size,
-                             size_t bytes) {
-  const size_t stride = pad_adapter(size) * bytes;
-  bytes_.emplace_back(new uint8_t[num_rows * stride]());
-  for (size_t row = 0; row < rank; ++row) {
-    const auto* from = static_cast<const uint8_t*>(rows) + row * size * bytes;
-    std::memcpy(bytes_.back().get() + row * stride, from, size * bytes);
-  }
-  return bytes_.back().get();
-}
-
 void Adapter::add(const std::string& product, const void* a, const void* b, size_t rank,
                   size_t num_inputs, size_t num_outputs, size_t first, bool halves) {
   const size_t bytes = halves ? sizeof(uint16_t) : sizeof(float);
-  const size_t num_rows = (rank + kRankStep - 1) / kRankStep * kRankStep;
-  LowRank matrices{};
-  matrices.a = copy(a, num_rows, rank, num_inputs, bytes);
-  matrices.b = copy(b, num_rows, rank, num_outputs, bytes);
-  matrices.halves = halves;
-  matrices.rank = num_rows;
-  matrices.num_inputs = num_inputs;
-  matrices.num_outputs = num_outputs;
-  matrices.a_stride = pad_adapter(num_inputs);
-  matrices.b_stride = pad_adapter(num_outputs);
-  matrices.first = first;
-  std::vector<LowRank>& layers = layers_[product];
-  const auto after = std::find_if(layers.begin(), layers.end(),
-                                  [&](const LowRank& each) { return each.first > first; });
-  layers.insert(after, matrices);
+  const size_t padded_rank = (rank + kRankStep - 1) / kRankStep * kRankStep;
+  const size_t input_blocks = (num_inputs + kLanes - 1) / kLanes, lane = first % kLanes;
+  LowRank matrices{nullptr, nullptr, halves, padded_rank, num_inputs, first / kLanes,
+                   (lane + num_outputs + kLanes - 1) / kLanes};
+  const auto reserve = [&](size_t size) {
+    bytes_.emplace_back(new uint8_t[size * bytes]());
+    return bytes_.back().get();
+  };
+  uint8_t* to = reserve(padded_rank * input_blocks * kLanes);
+  matrices.a = to;
+  for (size_t r = 0; r < rank; ++r) {
+    for (size_t i = 0; i < num_inputs; i += kLanes) {
+      const size_t block = r / kRankStep * input_blocks + i / kLanes;
+      std::memcpy(to + (block * kRankStep + r % kRankStep) * kLanes * bytes,
+                  static_cast<const uint8_t*>(a) + (r * num_inputs + i) * bytes,
+                  std::min(kLanes, num_inputs - i) * bytes);
+    }
+  }
+  to = reserve(padded_rank * matrices.num_blocks * kLanes);
+  matrices.b = to;
+  for (size_t r = 0; r < rank; ++r) {
+    for (size_t i = 0; i < num_outputs; ++i) {
+      const size_t column = lane + i;
+      const size_t place = (column / kLanes * padded_rank + r) * kLanes + column % kLanes;
+      std::memcpy(to + place * bytes, static_cast<const uint8_t*>(b) + (r * num_outputs + i) * bytes,
+                  bytes);
+    }
+  }
+  layers_[product].push_back(matrices);
 }
 
 std::vector<std::string> AdaptedRows::names(const OrtApi& api, const OrtKernelInfo* info) {
@@ -104,21 +107,35 @@ void AdaptedRows::reduce(const Processor& processor, const float* row, size_t in
 const float* AdaptedRows::deltas(const Processor& processor, size_t product, size_t row,
                                  size_t num_rows, size_t column, size_t num_columns, size_t stride,
                                  float* out) const {
-  bool some = false;
+  const size_t begin = column / kLanes, end = (column + num_columns + kLanes - 1) / kLanes;
+  bool some = false, done[kMaxRows] = {};
   for (size_t i = 0; i < num_rows; ++i) {
-    const size_t its = (row + i) * num_products_ + product;
-    float* to = out + i * stride;
-    std::fill_n(to, stride, -0.0f);
-    if (layers_[its] == nullptr) continue;
-    const float* reduced = reduced_.get() + its * max_rank_;
-    for (const LowRank& layer : *layers_[its]) {
-      const size_t first = std::max(column, layer.first);
-      const size_t last = std::min(column + num_columns, layer.first + layer.num_outputs);
+    const auto its = [&](size_t index) { return (row + index) * num_products_ + product; };
+    const std::vector<LowRank>* layers = layers_[its(i)];
+    if (done[i] || layers == nullptr) continue;
+    // Rows of the same adapter, which is then read once.
+    size_t group[kExpandedRows], size = 0;
+    for (size_t other = i; other < num_rows && size < kExpandedRows; ++other) {
+      if (layers_[its(other)] != layers) continue;
+      group[size++] = other;
+      done[other] = true;
+    }
+    size_t rank = 0;
+    for (const LowRank& layer : *layers) {
+      const size_t first = std::max(begin, layer.first_block);
+      const size_t last = std::min(end, layer.first_block + layer.num_blocks);
       if (first < last) {
-        processor.expand(layer, reduced, first - layer.first, last - first, to + (first - column));
+        if (!some) std::fill_n(out, num_rows * stride, -0.0f);
         some = true;
+        const float* reduced[kExpandedRows];
+        float* to[kExpandedRows];
+        for (size_t each = 0; each < size; ++each) {
+          reduced[each] = reduced_.get() + its(group[each]) * max_rank_ + rank;
+          to[each] = out + group[each] * stride + (first - begin) * kLanes;
+        }
+        processor.expand(layer, reduced, size, first - layer.first_block, last - first, to);
       }
-      reduced += layer.rank;
+      rank += layer.rank;
     }
   }
   return some ? out : nullptr;
@@ -164,9 +181,9 @@ class Adapt {
       const size_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
       for (size_t row = task * kRowsPerTask; row < last; ++row) {
         adapted.reduce(*op->processor_, x + row * num_inputs, row);
-        const size_t stride = pad_adapter(num_outputs);
+        const size_t stride = (num_outputs + kLanes - 1) / kLanes * kLanes;
         const float* deltas = adapted.deltas(*op->processor_, 0, row, 1, 0, num_outputs, stride,
-                                             thread_scratch(stride + kLanes));
+                                             thread_scratch(stride));
         const float* product = y + row * num_outputs;
         float* sum = out + row * num_outputs;
         std::copy_n(product, num_outputs, sum);

@@ -10,10 +10,6 @@
 #include "processor.h"
 #include "tensor.h"
 
-// Rows of A and B begin at multiples of kLanes numbers; at least kLanes zeros follow the last one of each, so
-// that vectors may begin anywhere.
-inline size_t pad_adapter(size_t size) { return (size + 2 * kLanes - 1) / kLanes * kLanes; }
-
 // What one adapter adds to the products of a model, by the products' names: for each layer that a product
 // computes, its matrices, in the order of their columns. Passes get the adapter's address, so it lives until
 // the last of them ends.
@@ -29,8 +25,6 @@ class Adapter {
   }
 
  private:
-  const uint8_t* copy(const void* rows, size_t num_rows, size_t rank, size_t size, size_t bytes);
-
   std::unordered_map<std::string, std::vector<LowRank>> layers_;
   std::vector<std::unique_ptr<uint8_t[]>> bytes_;
 };
@@ -51,9 +45,9 @@ class AdaptedRows {
   // Multiplies a row by A of its adapter, for all products.
   void reduce(const Processor& processor, const float* row, size_t index);
 
-  // The columns from `column` on of (row A) B of some rows: [num_rows][stride], and then kLanes numbers that
-  // may be written to. Where there is nothing to add, it is -0, which leaves every number as it is. Null if it
-  // is nothing for all rows.
+  // The columns from `column` on of (row A) B of at most kMaxRows rows: [num_rows][stride]. Where there is
+  // nothing to add, it is -0, which leaves every number as it is. Null if it is nothing for all rows. The
+  // column and the stride are multiples of kLanes.
   const float* deltas(const Processor& processor, size_t product, size_t row, size_t num_rows,
                       size_t column, size_t num_columns, size_t stride, float* out) const;
 

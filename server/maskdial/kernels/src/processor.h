@@ -62,14 +62,16 @@ struct Result {
   }
 };
 
-// The two matrices of a layer's adapter, of floats or of halves: A [rank][a_stride] and
-// B [rank][b_stride], where the adapter adds (row A) B to the columns of a row's product from `first` on. The
-// strides are multiples of kLanes, the rank is one of kRankStep; what is beyond the matrices' ends is zero.
+// The two matrices of a layer's adapter, of floats or of halves, where the adapter adds (row A) B to a row's
+// product. Both are in memory as they are read: A [rank / kRankStep][inputs / kLanes][kRankStep][kLanes], and
+// B [num_blocks][rank][kLanes], whose blocks of columns are those of the product from `first_block` on. The
+// rank is a multiple of kRankStep; what is beyond the matrices' ends is zero.
 constexpr size_t kRankStep = 4;
+constexpr size_t kExpandedRows = 4;
 struct LowRank {
   const void *a, *b;
   bool halves;
-  size_t rank, num_inputs, num_outputs, a_stride, b_stride, first;
+  size_t rank, num_inputs, first_block, num_blocks;
 };
 
 // 4-bit weights come in chunks of this many inputs; the byte that holds the weights of input i of the
@@ -308,9 +310,9 @@ struct Processor {
   // A row times A, float [rank].
   void (*reduce)(const LowRank& matrices, const float* row, float* out);
 
-  // That times some columns of B. Up to kLanes numbers after them are written to, too.
-  void (*expand)(const LowRank& matrices, const float* reduced, size_t column, size_t num_columns,
-                 float* out);
+  // That of at most kExpandedRows rows, times some blocks of B, is added to `out`.
+  void (*expand)(const LowRank& matrices, const float* const* reduced, size_t num_rows, size_t block,
+                 size_t num_blocks, float* const* out);
 
   // Rotates the pairs (i, i + half) of a head, and copies its other elements.
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,

@@ -136,6 +136,7 @@ class Projection {
     void run(OrtKernelContext* context) {
       const Matrix& matrix = *op->matrices_[0];
       rows_per_quantization = std::max<size_t>(1, kFloatsPerTask / matrix.num_inputs());
+      if (adapted.any()) rows_per_quantization = 1;
       parallel<&Pass::quantize>(
           op->api_, context, (num_rows + rows_per_quantization - 1) / rows_per_quantization, *this);
       const size_t num_blocks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
@@ -196,7 +197,7 @@ class Projection {
       const size_t stride = matrix.num_outputs(), column = panel * Matrix::kColumns;
       const size_t columns = std::min(Matrix::kColumns, stride - column);
       const size_t num_chunks = (num_some + kMaxRows - 1) / kMaxRows;
-      float gates[kMaxRows * Matrix::kColumns], deltas[kMaxRows * Matrix::kColumns + kLanes];
+      float gates[kMaxRows * Matrix::kColumns], deltas[kMaxRows * Matrix::kColumns];
       for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
         const size_t row = first_row + chunk * kMaxRows;
         const size_t some = std::min(kMaxRows, first_row + num_some - row);
