@@ -1,5 +1,7 @@
 """Adapters of rows: what the kernels' products add, and what they leave as it is."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from loadtests.__main__ import main as loadtests
 from maskdial.bundle.adapter import LowRank, Projection
 from maskdial.bundle.bundle import load_bundles
 from maskdial.kernels.adapters import PackedAdapter
@@ -283,3 +286,14 @@ def test_graphs_that_take_adapters_answer_the_same_without_one(
             )
             found.append(causal_logits(runner, bundle.manifest.golden))
     np.testing.assert_array_equal(*found)
+
+
+def test_the_load_test_times_steps_with_and_without(kernels: Kernels, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    command = ["adapters", "--bundle", str(HYBRID), "--rank", "4", "--layers", "q_proj"]
+    assert loadtests([*command, "--seconds", "0.01", "--output", str(report)]) == 0
+    content = json.loads(report.read_text())
+    assert content["layers"] == 6
+    assert content["bytes"] == 6 * 2 * 4 * (256 + 256)
+    assert len(content["milliseconds"]) == 5
+    assert loadtests([*command[:-1], "nothing", "--seconds", "0.01"]) == 1
