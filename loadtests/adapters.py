@@ -4,7 +4,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def _step(runner: Runner, addresses: list[int]) -> float:
     return time.thread_time() - started
 
 
-def _take_turns(cases: dict[str, Callable[[], float]], seconds: float) -> dict[str, list[float]]:
+def _take_turns(cases: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in cases}
     ends_at = time.monotonic() + seconds
     while not times["none"] or time.monotonic() < ends_at:
