@@ -1,6 +1,7 @@
 """Adapters of rows: what the kernels' products add, and what they leave as it is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,37 @@ def test_texts_of_several_adapters_in_one_pass(kernels: Kernels) -> None:
     np.testing.assert_array_equal(
         steps, [expected[0][2], expected[1][2], expected[2][1], expected[3][1]]
     )
+
+
+@pytest.mark.parametrize(("path", "index"), [(HYBRID, 1), (SENTIMENT, 0)])
+def test_masked_texts_of_several_adapters_in_one_pass(
+    kernels: Kernels, path: Path, index: int
+) -> None:
+    """With all rows in the last layer, and with those only that the head reads."""
+    graph = load_bundles("starter", path)[index].graph
+    options = SessionOptions(kernels=kernels, intra_op_threads=1)
+    base, session = Session(graph, options), Session(graph, replace(options, adapters=True))
+    loaded = []
+    for seed in (1, 2):
+        loaded.append(PackedAdapter(kernels.path))
+        for layer, each in random_matrices(path, seed).items():
+            loaded[-1].add(each, session.projections[layer])
+    lengths = np.array([12, 5, 9, 12], np.int32)
+    ids = np.random.default_rng(3).integers(5, 5000, (4, 12))
+    addresses = np.array([0, loaded[0].address, loaded[1].address, loaded[0].address])
+
+    def run(which: Session, *texts: int) -> NDArray[np.float32]:
+        longest = lengths[list(texts)].max()
+        rows = np.arange(len(texts)) * longest + 2
+        some = list(texts)
+        feeds = {"input_ids": ids[some, :longest], "lengths": lengths[some], "rows": rows}
+        return which.run(feeds | {"adapters": addresses[some]})
+
+    together = run(session, 0, 1, 2, 3)
+    for text in range(4):
+        np.testing.assert_array_equal(together[text], run(session, text)[0])
+    np.testing.assert_array_equal(together[0], run(base, 0)[0])
+    assert np.abs(together[1:] - run(base, 1, 2, 3)).max(axis=1).min() > 1e-3
 
 
 @pytest.mark.parametrize(("path", "index"), [(HYBRID, 0), (HYBRID, 1), (SENTIMENT, 0)])

@@ -44,11 +44,12 @@ void Adapter::add(const std::string& product, const void* a, const void* b, size
   to = reserve(padded_rank * matrices.num_blocks * kLanes);
   matrices.b = to;
   for (size_t r = 0; r < rank; ++r) {
-    for (size_t i = 0; i < num_outputs; ++i) {
+    for (size_t i = 0, some = 0; i < num_outputs; i += some) {
       const size_t column = lane + i;
       const size_t place = (column / kLanes * padded_rank + r) * kLanes + column % kLanes;
+      some = std::min(kLanes - column % kLanes, num_outputs - i);
       std::memcpy(to + place * bytes, static_cast<const uint8_t*>(b) + (r * num_outputs + i) * bytes,
-                  bytes);
+                  some * bytes);
     }
   }
   layers_[product].push_back(matrices);
