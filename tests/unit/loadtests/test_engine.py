@@ -228,6 +228,7 @@ class EvenRunner:
     """A model to which every token is equally likely; it counts its passes."""
 
     cache: Any = None
+    adapters: NDArray[np.int64] | None = None
     decode_and_prefill = None
 
     def __init__(self) -> None:
