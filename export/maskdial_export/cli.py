@@ -10,6 +10,7 @@ from rich.console import Console
 from maskdial.bundle.bundle import read_manifests
 from maskdial.bundle.manifest import Manifest
 from maskdial.errors import MaskdialError, printable
+from maskdial_export.errors import ExportError
 from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
 from maskdial_export.phase import say
 from maskdial_export.quantize.quality import MAX_LOSS, Gate
@@ -219,6 +220,56 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, previous)
     for manifest in read_manifests(args.dest.name, args.dest):
         say(console, f"{args.dest}: {_summary(manifest)}")
+    return 0
+
+
+def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``maskdial export-adapter`` to a parser."""
+    parser.add_argument(
+        "adapter", type=Path, help="folder of a PEFT adapter of the kinds LoRA and rsLoRA"
+    )
+    parser.add_argument(
+        "dest", type=Path, help="folder to write the adapter bundle to; must be new or empty"
+    )
+    parser.add_argument(
+        "--base",
+        type=Path,
+        required=True,
+        metavar="BUNDLE",
+        help="bundle of the model that the adapter was trained on, of fp32, int8 or int4",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="SOURCE",
+        help="checkpoint folder or Hub id that the bundle was exported from, to compare with PEFT "
+        "(default: the one that the adapter names)",
+    )
+
+
+def run_adapter(args: argparse.Namespace) -> int:
+    """Runs ``maskdial export-adapter``; as `run`."""
+    console = Console(file=sys.stderr)
+    previous = signal.signal(signal.SIGTERM, _exit)
+    try:
+        try:
+            from maskdial_export.adapting import export_adapter
+        except ImportError as error:
+            raise ExportError(
+                f"export-adapter needs peft ({error}): pip install 'maskdial[adapter]'"
+            ) from error
+        manifest = export_adapter(
+            args.adapter, args.dest, args.base, checkpoint=args.checkpoint, console=console
+        )
+    except MaskdialError as error:
+        print(f"maskdial export-adapter: {printable(error.message)}", file=sys.stderr)
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    say(
+        console,
+        f"{args.dest}: rank {manifest.rank} in {manifest.num_layers} layers of {manifest.base}, "
+        f"{manifest.dtype}, within {manifest.parity.difference:.1e} of PEFT",
+    )
     return 0
 
 

@@ -46,6 +46,10 @@ class ScriptedRunner:
     def cache(self) -> Cache:
         return self._runner.cache
 
+    @property
+    def adapters(self) -> NDArray[np.int64] | None:
+        return self._runner.adapters
+
     def follow(self, token_ids: Sequence[int]) -> None:
         """Sets the script, prompt included. Call it between two texts."""
         self._script = np.array(token_ids, np.int64)

@@ -62,7 +62,7 @@ def create_app(
     metrics = Metrics()
 
     def start(name: str, path: Path) -> tuple[ServedModel, ...]:
-        return start_models(name, path, config, metrics, alone=len(models.entries) == 1)
+        return start_models(name, path, config, metrics, alone=models.num_bases == 1)
 
     models = Models(dialects.TASKS, config, metrics, start)
     watchdog = Watchdog(lambda: (model.engine for model in models), config)

@@ -134,6 +134,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if chosen == "export":
         _add_export_arguments(export)
+    adapter = add("export-adapter", "export a LoRA adapter of a bundle", _export_adapter)
+    if chosen == "export-adapter":
+        _add_export_arguments(adapter, adapter=True)
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
@@ -360,7 +363,7 @@ def _is_reachable(url: str) -> bool:
     return True
 
 
-def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_export_arguments(parser: argparse.ArgumentParser, *, adapter: bool = False) -> None:
     # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
     # takes several times as long as the export's own work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -370,7 +373,10 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
         raise ConfigError(
             f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
         ) from error
-    maskdial_export.cli.add_arguments(parser)
+    add = (
+        maskdial_export.cli.add_adapter_arguments if adapter else maskdial_export.cli.add_arguments
+    )
+    add(parser)
 
 
 def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -403,6 +409,12 @@ def _export(options: argparse.Namespace) -> int:
     import maskdial_export.cli  # it needs torch, which only this command does
 
     return maskdial_export.cli.run(options)
+
+
+def _export_adapter(options: argparse.Namespace) -> int:
+    import maskdial_export.cli
+
+    return maskdial_export.cli.run_adapter(options)
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -203,6 +203,19 @@ class Config(BaseModel):
     models_keep_alive: Annotated[float | None, Field(ge=0, le=_MAX_SECONDS), _Off] = Field(
         None, description="seconds after which an unused model is unloaded"
     )
+    adapters: Annotated[dict[str, tuple[Path, str]], Repeated("adapter", "NAME=PATH@MODEL")] = (
+        Field(
+            {},
+            description="low-rank adapters to serve (maskdial export-adapter), by name, each with "
+            "the model that it was made for",
+        )
+    )
+    adapters_memory: Annotated[int | None, Field(ge=1, le=_MAX_BYTES), _Off] = Field(
+        None,
+        description="maximum size of all loaded adapters in bytes; beyond that, those unused for "
+        "longest are dropped, and read again when they are asked for. With it, adapters can be "
+        "loaded while the server runs, even if --adapter names none",
+    )
     api_keys: Annotated[tuple[_Key, ...], Repeated("api_key", "KEY")] = Field(
         (),
         description="key that requests must send, as 'Authorization: Bearer KEY' or 'x-api-key'. "
@@ -515,9 +528,24 @@ class Config(BaseModel):
             models[name] = path
         return models
 
-    @field_validator("models")
+    @field_validator("adapters", mode="before")
     @classmethod
-    def _check_names(cls, value: dict[str, Path]) -> dict[str, Path]:
+    def _parse_adapters(cls, value: object) -> object:
+        """Accepts what `_parse_models` does, of NAME=PATH@MODEL."""
+        pairs = cls._parse_models(value)
+        if not isinstance(pairs, dict):
+            return pairs
+        adapters: dict[str, object] = {}
+        for name, place in pairs.items():
+            path, at, model = place.rpartition("@") if isinstance(place, str) else ("", "", "")
+            if isinstance(place, str) and not (path and at and model):
+                raise ValueError(f"{shortened(f'{name}={place}')!r} is not NAME=PATH@MODEL")
+            adapters[name] = (path, model) if isinstance(place, str) else place
+        return adapters
+
+    @field_validator("models", "adapters")
+    @classmethod
+    def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             fault = model_name_fault(name)
             if fault is not None:
@@ -544,6 +572,11 @@ class Config(BaseModel):
             if fault is not None:
                 raise ValueError(fault)
         return value
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether models are loaded so that adapters can change them."""
+        return bool(self.adapters) or self.adapters_memory is not None
 
     def truncates(self, name: str) -> bool:
         """Whether a model's texts are cut where a request does not say."""

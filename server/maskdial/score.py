@@ -138,7 +138,7 @@ async def _score_masked(
         max_entries=min(_MAX_WAVE, model.max_queue),
     ):
         inputs = [each.input for each in wave]
-        results = await model.engine.submit_many(inputs, deadline.remaining())
+        results = await model.engine.submit_many(inputs, deadline.remaining(), model.adapter)
         values = await asyncio.to_thread(_log_probabilities, wave, results)
         for each, value in zip(wave, values, strict=True):
             logprobs[each.text][each.position] = value
@@ -206,7 +206,9 @@ async def _score_causal(
 ) -> Timed[list[Score]]:
     """Each text is prefilled once, as a prompt that one token is generated for."""
     params = SamplingParams(max_new_tokens=1, prompt_logprobs=True)
-    sequences = [CausalSequence(encoding.ids, params) for encoding in encodings]
+    sequences = [
+        CausalSequence(encoding.ids, params, adapter=model.adapter) for encoding in encodings
+    ]
     async with model.engine.streams(sequences, deadline.remaining()) as streams:
         finishes: list[Finish] = []
         for stream in streams:

@@ -95,6 +95,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/batches/{id}/cancel": {},
     "/models/load": {"model": "sentiment"},
     "/models/unload": {"model": "sentiment"},
+    "/v1/load_lora_adapter": {"lora_name": "mine", "lora_path": "mine"},
+    "/v1/unload_lora_adapter": {"lora_name": "mine"},
     "/models/{name}": {"inputs": "Once", "parameters": {"max_new_tokens": 1}},
     "/v2/models/{name}/infer": TENSORS,
     "/v2/models/{name}/versions/{version}/infer": TENSORS,
@@ -123,7 +125,13 @@ NAMES = {
 }
 """The models in the paths that name one."""
 
-ADMIN = ("/models/load", "/models/unload", "/v2/repository/models/")
+ADMIN = (
+    "/models/load",
+    "/models/unload",
+    "/v2/repository/models/",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
 """Paths that want the admin's key begin so."""
 
 REFUSED = (
@@ -146,6 +154,8 @@ REFUSED = (
     "/v1/batches/{id}/cancel",
     "/models/unload",
     "/v1/responses/{id}/cancel",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/v2/repository/models/{name}/unload",
 )
 """Paths whose body is not sent as it is: no model could do the task, or it would be gone."""
@@ -846,7 +856,16 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"path": "../outside"},
         {"keep_alive": "on"},
         {"keep_alive": -1},
+        {"base": "hybrid"},
+        {"base": ""},
     ],
+    "/v1/load_lora_adapter": [
+        {"lora_path": "../outside"},
+        {"lora_name": "a/../b"},
+        {"base_model_name": "nobody"},
+        {"base_model_name": ""},
+    ],
+    "/v1/unload_lora_adapter": [{"lora_name": ""}, {"lora_int_id": 1}],
     "/models/unload": [{"model": "nobody"}, {"model": ""}],
     "/models/{name}": [
         *({"inputs": "a", **each} for each in _GENERATE if "model" not in each),

@@ -99,6 +99,7 @@ class FakeRunner:
         shares_passes: bool = False,
     ) -> None:
         self.cache = FakeCache(slots)
+        self.adapters: NDArray[np.int64] | None = None
         self.eos_after = eos_after
         self.nan_after = nan_after
         self.passes: list[str] = []

@@ -77,16 +77,18 @@ class AsyncServer(AsyncCaller):
         model: str,
         path: str | None = None,
         *,
+        base: str | None = None,
         keep_alive: float | Literal["off"] | None = None,
         timeout: float | None = None,
     ) -> ModelStatus:
         """Loads a model, or a new version of it, and returns when that takes the requests.
 
         The client's ``api_key`` has to be the server's admin key. ``path`` is the bundle's folder
-        in the server's folder of bundles, if its name there is not ``model``; ``keep_alive`` the
-        seconds after which it is unloaded when nobody uses it.
+        in the server's folder of bundles, if its name there is not ``model``; ``base`` the model to
+        load an adapter for; ``keep_alive`` the seconds after which a model is unloaded when nobody
+        uses it.
         """
-        fields = {"model": model, "path": path, "keep_alive": keep_alive}
+        fields = {"model": model, "path": path, "base": base, "keep_alive": keep_alive}
         body = {name: value for name, value in fields.items() if value is not None}
         request = Request("POST", "/models/load", body)
         return await self._send(Call(request, parse_model_status), timeout)

@@ -24,10 +24,13 @@ from transformers import PreTrainedModel
 
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.tracing.rewrite import (
+    MODULES,
+    PRODUCTS,
     cancel_reshapes,
     cancel_transposes,
     flatten_heads,
     give_attention_biases,
+    modules_of,
     name_modules,
     narrow_norms,
     pack_projections,
@@ -209,11 +212,17 @@ def data_file(graph: str) -> str:
 def save(model: ir.Model, path: Path) -> list[str]:
     """Writes the graph and its weight file, and returns their names.
 
+    Of the metadata, products keep the names of their modules, by which adapters know them.
+
     Raises:
         OSError: a file cannot be written.
     """
     data = data_file(path.name)
+    named = [(node, modules_of(node)) for node in model.graph if node.op_type in PRODUCTS]
     passes.ClearMetadataAndDocStringPass()(model)
+    for node, modules in named:
+        if modules:
+            node.metadata_props[MODULES] = ",".join(modules)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and len(tensor.shape) == 2 and tensor.nbytes > _LARGE_BYTES:

@@ -12,7 +12,7 @@ Array = NDArray[Any]
 _SCOPES = (
     "pkg.torch.onnx.name_scopes"  # set by torch: the modules around an operator, outermost first
 )
-_MODULES = "maskdial.modules"
+MODULES = "maskdial.modules"
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
 # Fused norms, and which of their inputs is the weight
 _NORM_WEIGHTS = {"SimplifiedLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 2}
@@ -57,12 +57,12 @@ def name_modules(graph: ir.Graph) -> None:
         scopes = node.metadata_props.get(_SCOPES)
         if scopes is not None and node.op_type in (*PRODUCTS, "Gather"):
             module = ast.literal_eval(scopes)[-2]  # the last one is the operator
-            node.metadata_props[_MODULES] = module.removeprefix("model.")  # our wrapper's attribute
+            node.metadata_props[MODULES] = module.removeprefix("model.")  # our wrapper's attribute
 
 
 def modules_of(node: ir.Node) -> tuple[str, ...]:
     """The modules that a product or lookup belongs to; several if they were packed."""
-    return tuple(filter(None, node.metadata_props.get(_MODULES, "").split(",")))
+    return tuple(filter(None, node.metadata_props.get(MODULES, "").split(",")))
 
 
 def packs_of(graph: ir.Graph) -> list[tuple[str, ...]]:
@@ -72,7 +72,7 @@ def packs_of(graph: ir.Graph) -> list[tuple[str, ...]]:
 
 
 def _join_modules(node: ir.Node, sources: Sequence[ir.Node]) -> None:
-    node.metadata_props[_MODULES] = ",".join(name for each in sources for name in modules_of(each))
+    node.metadata_props[MODULES] = ",".join(name for each in sources for name in modules_of(each))
 
 
 def share_transposed_weights(graph: ir.Graph) -> None:

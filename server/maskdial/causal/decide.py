@@ -143,6 +143,7 @@ async def read_labels(
         CausalSequence(
             list(prompt.ids[: readout.row + 1]),
             SamplingParams(max_new_tokens=1, scored_tokens=readout.columns),
+            adapter=model.adapter,
         )
         for prompt, readout in readouts
     ]
@@ -282,6 +283,7 @@ def _sequences(branches: _Branches, model: CausalModel) -> dict[Tokens, CausalSe
             SamplingParams(max_new_tokens=len(option)),
             grammar=ForcedTokens(option, model.manifest.vocab_size),
             shared_prompt=shared,
+            adapter=model.adapter,
         )
         for option in branches.options
         if option

@@ -17,6 +17,7 @@ from maskdial.causal.sequence import Sequence
 from maskdial.engine.life import describe
 from maskdial.errors import GenerationError
 from maskdial.metrics import ModelMetrics
+from maskdial.runtime.adapter import address_of
 from maskdial.runtime.logits import Logits
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class ModelRunner(Protocol):
 
     @property
     def cache(self) -> Cache: ...
+    @property
+    def adapters(self) -> NDArray[np.int64] | None: ...
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
     ) -> Logits: ...
@@ -169,6 +172,7 @@ class Executor:
         for restore in plan.restores:
             self._runner.cache.write_states(restore.slot, restore.states)
         self._rewind()
+        self._set_adapters(plan)
         outputs = []
         if plan.awaiting_mask:
             held = [s.held_logits for s in plan.awaiting_mask if s.held_logits is not None]
@@ -187,6 +191,16 @@ class Executor:
         if plan.encoding:
             outputs.append(self._encode(plan.encoding))
         return outputs
+
+    def _set_adapters(self, plan: Plan) -> None:
+        """Tells the runner the adapters of the slots that the passes compute."""
+        adapters = self._runner.adapters
+        if adapters is None:
+            return
+        for slot, sequence in enumerate(plan.rows):
+            adapters[slot] = address_of(sequence.adapter)
+        for prefill in plan.prefills:
+            adapters[prefill.slot] = address_of(prefill.sequence.adapter)
 
     def next_step(self, plan: Plan, token_ids: list[int], max_length: int) -> Callable[[], Output]:
         """The decode step that follows another, for the caller to run.

@@ -2,8 +2,9 @@
 
 A prompt is split into blocks of tokens. The keys and values of a block depend on all tokens before
 it, so its digest covers its own tokens and the digest of the block before it. That of the first
-block covers the model, the name of the request's key and its salt: how fast a prompt is read, and
-how much of it was cached, would tell others whether they guessed one that was read before.
+block covers the model, its adapter, the name of the request's key and its salt: how fast a prompt
+is read, and how much of it was cached, would tell others whether they guessed one that was read
+before.
 """
 
 import struct
@@ -79,7 +80,9 @@ class PrefixCache:
     def __contains__(self, key: bytes) -> bool:
         return _digest(key) in self._blocks
 
-    def keys(self, token_ids: NDArray[np.int64], salt: str, owner: str = "") -> tuple[bytes, ...]:
+    def keys(
+        self, token_ids: NDArray[np.int64], salt: str, owner: str = "", adapter: str = ""
+    ) -> tuple[bytes, ...]:
         """The keys of a prompt's whole blocks, in order; a partial last block has none.
 
         A key is the digest of the block before it, if there is one, followed by its own.
@@ -88,8 +91,9 @@ class PrefixCache:
             token_ids: int64 (num_tokens,).
             salt: only prompts of the same salt share blocks.
             owner: so do only those of the same owner, unless the cache is shared.
+            adapter: and those of the same adapter, by its digest.
         """
-        roots = (self._model, "" if self._shared else owner, salt)
+        roots = (self._model, "" if self._shared else owner, salt, adapter)
         # JSON strings may contain a lone surrogate; no client's salt may fail here.
         names = [name.encode("utf-8", "surrogatepass") for name in roots]
         root = b"".join(struct.pack("<Q", len(name)) + name for name in names)

@@ -24,6 +24,7 @@ from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
 from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
+from maskdial.runtime.adapter import Adapter
 
 _DEFAULT_NEW_TOKENS = 100
 _MAX_DESCRIBED = 250_000  # tokens; about 20 MB of JSON
@@ -100,7 +101,14 @@ async def read_prompts(
             tokens.ids,
             tokens.num_truncated,
             _make_sequences(
-                request, reader.start(tokens.ids), params, grammar, beams, reasoning, predicted
+                request,
+                reader.start(tokens.ids),
+                params,
+                grammar,
+                beams,
+                reasoning,
+                predicted,
+                model.adapter,
             ),
             tokens.offsets,
             warnings,
@@ -227,6 +235,7 @@ def _make_sequences(
     beams: BeamParams,
     reasoning: Reasoning | None,
     predicted: list[int],
+    adapter: Adapter | None,
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -249,6 +258,7 @@ def _make_sequences(
             spelled_tokens=request.spelled_tokens,
             reasoning=reasoning,
             prediction=predicted,
+            adapter=adapter,
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))

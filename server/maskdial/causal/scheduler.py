@@ -433,8 +433,9 @@ class Scheduler:
         if self._prefix_cache is None:
             return ()
         if not sequence.block_keys:
+            adapter = "" if sequence.adapter is None else sequence.adapter.digest
             keys = self._prefix_cache.keys(
-                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key
+                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
             )
             sequence.find_blocks(keys)
         if sequence.params.prompt_logprobs:

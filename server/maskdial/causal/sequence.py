@@ -16,6 +16,7 @@ from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.philox import draw_seed
 from maskdial.engine.trace import Timeline
+from maskdial.runtime.adapter import Adapter
 
 
 class Decoder(Protocol):
@@ -127,6 +128,7 @@ class Sequence:
             special tokens leave nothing.
         reasoning: what the text may begin with, and where no stop string is looked for.
         prediction: token ids of a text that its client expects.
+        adapter: what the model has added to its weights for this text.
     """
 
     def __init__(
@@ -143,8 +145,10 @@ class Sequence:
         spelled_tokens: SequenceOf[tuple[int, str]] = (),
         reasoning: Reasoning | None = None,
         prediction: SequenceOf[int] = (),
+        adapter: Adapter | None = None,
     ) -> None:
         self.params = params
+        self.adapter = adapter
         self.priority = priority
         self.cache_salt = cache_salt
         self.grammar = grammar

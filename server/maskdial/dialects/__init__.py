@@ -30,6 +30,7 @@ from maskdial.dialects.native import (
 )
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
+from maskdial.dialects.openai import adapters as openai_adapters
 from maskdial.dialects.openai import chat, completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
@@ -66,6 +67,7 @@ ROUTES = (
     *decisions.ROUTES,
     *systemone.ROUTES,
     *openai_models.ROUTES,
+    *openai_adapters.ROUTES,
     *anthropic_messages.ROUTES,
     *ollama.ROUTES,
     *openai_tokens.ROUTES,

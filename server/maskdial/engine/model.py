@@ -1,13 +1,16 @@
 """What loaded models of both families have in common, and how long their texts may be."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from maskdial.bundle.adapter import Projection
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.config import Config
 from maskdial.engine.questions import PromptWriter
 from maskdial.metrics import PassMetrics
+from maskdial.runtime.adapter import Adapter
 from maskdial.runtime.providers import find_provider
 
 
@@ -18,6 +21,8 @@ class Model:
     ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
     ``prompts`` writes those of decisions; None if the model is not asked by prompts.
     ``auto_truncate``: whether texts that are too long are cut where a request does not say.
+    ``projections`` are the layers that adapters may change; ``adapter`` is what this model's texts
+    have added to the weights, if the model is an adapter's base under the adapter's name.
     """
 
     bundle: Bundle
@@ -27,6 +32,8 @@ class Model:
     kernels: str = field(default="", kw_only=True)
     prompts: PromptWriter | None = field(default=None, kw_only=True)
     auto_truncate: bool = field(default=False, kw_only=True)
+    projections: Mapping[str, Projection] = field(default_factory=dict, kw_only=True)
+    adapter: Adapter | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:

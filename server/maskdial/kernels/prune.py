@@ -46,18 +46,17 @@ class _Selection:
     rows: str
 
 
-def prune_last_layer(graph: Graph) -> None:
+def prune_last_layer(graph: Graph) -> str:
     """Prunes a graph whose attentions are the kernels', unless its last layer has other readers or
-    operators.
+    operators; returns the name of the rows that it computes now, empty if those are all.
 
     Texts must be packed. The last of `maskdial.kernels.fuse` makes operators that this rewrite does
     not know, and comes after it.
     """
     if any(each.type == AttributeProto.GRAPH for node in graph.nodes for each in node.attribute):
-        return  # graphs within nodes may read any value
+        return ""  # graphs within nodes may read any value
     selections = [found for node in graph.nodes if (found := _selection(graph, node))]
-    if len(selections) == 1:
-        _prune(graph, selections[0])
+    return _prune(graph, selections[0]) if len(selections) == 1 else ""
 
 
 def _selection(graph: Graph, node: NodeProto) -> _Selection | None:
@@ -102,14 +101,14 @@ def _only_used_by(graph: Graph, nodes: Iterable[NodeProto], *names: str) -> bool
     return graph.outputs.isdisjoint(names) and users <= ids
 
 
-def _prune(graph: Graph, selection: _Selection) -> None:
-    """Prunes the operators that compute a selection, if all of them allow it."""
+def _prune(graph: Graph, selection: _Selection) -> str:
+    """Prunes the operators that compute a selection, if all of them allow it; returns its rows."""
     tail, entries = _tail(graph, selection)
     attentions = [graph.producers[name] for name in entries if _is_attention(graph, name)]
     others = [name for name in entries if not _is_attention(graph, name)]
     kinds = {node.op_type for node in tail}
     if len(attentions) != 1 or not kinds & QUANTIZED or kinds & _INEXACT:
-        return
+        return ""
     (attention,) = attentions
     masked = attention.op_type == "MaskedAttention"
     unpacked = any(node.op_type == "Unpack" for node in selection.nodes)
@@ -119,10 +118,10 @@ def _prune(graph: Graph, selection: _Selection) -> None:
         or not _only_used_by(graph, tail, attention.output[0])
         or not _values_by_token(graph).issuperset(others)
     ):
-        return
+        return ""
     indexing = _indexing(graph, selection.rows)
     if indexing is None:
-        return
+        return ""
     rows, axis = (_ROWS, 0) if masked else (selection.rows, 1)
     if masked:
         indexing.append(_packed_rows(selection, attention.input[4]))
@@ -139,6 +138,7 @@ def _prune(graph: Graph, selection: _Selection) -> None:
         attention.input[0] = gathers[attention.input[0]].output[0]
     attention.input.append(rows)
     _write(graph, selection, indexing, gathers, axis=1 - axis)
+    return rows
 
 
 def _tail(graph: Graph, selection: _Selection) -> tuple[list[NodeProto], set[str]]:

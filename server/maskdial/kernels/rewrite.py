@@ -30,8 +30,10 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import NodeProto, TensorProto, helper
 
+from maskdial.bundle.adapter import Projection
 from maskdial.bundle.manifest import BLOCK_SUMS, CACHE_HEADERS, CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
+from maskdial.kernels.adapt import Adapting
 from maskdial.kernels.fuse import fuse_biases, fuse_products, fuse_rms_norms
 from maskdial.kernels.graph import (
     ATTENTION,
@@ -135,6 +137,7 @@ class Rewritten:
             that a text gives the same bits token by token and in pieces of any size.
         kv_cache: element type of an integer KV cache; None without one.
         windows: by layer, how many tokens one sees, where that is not all.
+        projections: the products that adapters may add to, by their layers' names.
     """
 
     model: bytes
@@ -143,15 +146,17 @@ class Rewritten:
     is_exact: bool
     kv_cache: CacheInteger | None
     windows: Mapping[int, int]
+    projections: Mapping[str, Projection]
 
 
-def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
+def rewrite(path: Path, kv_cache: CacheChoice = "float", *, adapters: bool = False) -> Rewritten:
     """Reads a graph and rewrites it.
 
     Args:
         path: the graph.
         kv_cache: element type of the KV cache. ``auto``: int16 if the kernels compute all
             attention, and products are quantized; else float.
+        adapters: whether texts may have adapters (`maskdial.kernels.adapt`).
 
     Raises:
         BundleError: it cannot be read, or names the kernels itself, which no exported graph does.
@@ -176,9 +181,15 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
         _quantize_cache(graph, integer)
     fuse_biases(graph)
     num_replaced += pack_texts(graph)
-    prune_last_layer(graph)
+    rows = prune_last_layer(graph)
+    adapting = Adapting(graph, rows) if adapters else None
     fuse_products(graph)
     fuse_rms_norms(graph)
+    projections: Mapping[str, Projection] = {}
+    if adapting is not None:
+        adapting.attach()
+        projections = adapting.projections
+        num_replaced += len(projections)
     if num_replaced:
         _summarize_logits(graph)
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
@@ -191,6 +202,7 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
         is_exact,
         integer,
         dict(_windows(graph)),
+        projections,
     )
 
 

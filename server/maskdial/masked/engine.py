@@ -30,6 +30,7 @@ from maskdial.errors import (
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
+from maskdial.runtime.adapter import Adapter, address_of
 from maskdial.runtime.session import PassStop
 
 _log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class MaskedEngine(Engine):
         self._gathers_rows = "rows" in session.input_names
         self._scores_pairs = "pairs" in session.input_names
         self._takes_types = "token_type_ids" in session.input_names
+        self._takes_adapters = "adapters" in session.input_names
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
         self._max_length = max_length
@@ -127,11 +129,12 @@ class MaskedEngine(Engine):
         self,
         inputs: Sequence[MaskedInput],
         timeout: float | None = None,  # noqa: ASYNC109 (its end is counted, and is a DeadlineError)
+        adapter: Adapter | None = None,
         *,
         further: bool = False,
     ) -> list[MaskedResult]:
         """Queues all texts of one request, or none, and waits for their results, in order; call it
-        in that request's task.
+        in that request's task. All have the same ``adapter``.
 
         If the caller is cancelled or ``timeout`` seconds pass, the texts that no pass has begun are
         dropped. ``further``: the texts follow from those of an earlier pass; they are queued even
@@ -147,7 +150,7 @@ class MaskedEngine(Engine):
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
         usage = current_usage()
-        requests = [MaskedWork(each, loop.create_future(), now, usage) for each in inputs]
+        requests = [MaskedWork(each, loop.create_future(), now, usage, adapter) for each in inputs]
         trace.note(*requests)
         self._admit(requests, further)
         try:
@@ -191,7 +194,7 @@ class MaskedEngine(Engine):
                 publish(zip(batch, replies, strict=True))
 
     def _warm_up(self) -> None:
-        self._compute([MaskedInput((self._pad_token_id,), rows=(0,))])
+        self._compute([MaskedInput((self._pad_token_id,), rows=(0,))], [0])
 
     @property
     def _has_work(self) -> bool:
@@ -243,7 +246,8 @@ class MaskedEngine(Engine):
         inputs = [request.input for request in batch]
         started = time.perf_counter()
         try:
-            logits = self._compute(inputs, stop)
+            adapters = [address_of(request.adapter) for request in batch]
+            logits = self._compute(inputs, adapters, stop)
         except Exception as error:
             _log.exception("a pass of model %r over %d texts failed", self._name, len(batch))
             message = f"a pass of model {self._name!r} failed ({describe(error)})"
@@ -276,14 +280,19 @@ class MaskedEngine(Engine):
             return error
 
     def _compute(
-        self, inputs: Sequence[MaskedInput], stop: PassStop | None = None
+        self,
+        inputs: Sequence[MaskedInput],
+        adapters: Sequence[int],
+        stop: PassStop | None = None,
     ) -> list[NDArray[np.float32]] | None:
         """The logits of each text, as in `MaskedResult`; None if the pass was stopped."""
-        feeds = self._feeds(inputs)
+        feeds = self._feeds(inputs, adapters)
         logits = self._session.run(feeds) if stop is None else self._session.run_until(feeds, stop)
         return None if logits is None else self._split(inputs, logits)
 
-    def _feeds(self, inputs: Sequence[MaskedInput]) -> dict[str, NDArray[Any]]:
+    def _feeds(
+        self, inputs: Sequence[MaskedInput], adapters: Sequence[int]
+    ) -> dict[str, NDArray[Any]]:
         """The graph's inputs, right-padded; `maskdial.bundle.bundle` describes them."""
         padded_length = self._padded_length(inputs)
         shape = (len(inputs), padded_length)
@@ -292,6 +301,8 @@ class MaskedEngine(Engine):
             row[: each.length] = each.input_ids
         lengths = np.array([each.length - each.num_unattended for each in inputs], np.int32)
         feeds: dict[str, NDArray[Any]] = {"input_ids": input_ids, "lengths": lengths}
+        if self._takes_adapters:
+            feeds["adapters"] = np.array(adapters, np.int64)
         if self._takes_types:
             token_type_ids = np.zeros(shape, np.int64)
             for row, each in zip(token_type_ids, inputs, strict=True):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.trace import Timeline
 from maskdial.errors import MaskdialError
+from maskdial.runtime.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ Reply = MaskedResult | MaskdialError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedWork:
-    """An input in the engine, whose it is, and the future that its caller awaits.
+    """An input in the engine, whose it is, its adapter, and the future that its caller awaits.
 
     ``arrived_at`` is in `time.perf_counter` seconds.
     """
@@ -87,6 +88,7 @@ class MaskedWork:
     future: asyncio.Future[MaskedResult]
     arrived_at: float
     usage: ClientUsage = field(default_factory=ClientUsage)
+    adapter: Adapter | None = None
 
     @property
     def client(self) -> str:

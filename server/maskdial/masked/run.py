@@ -59,7 +59,7 @@ async def proceed(
     while True:
         try:
             results = await model.engine.submit_many(
-                reading.inputs, deadline.remaining(), further=further
+                reading.inputs, deadline.remaining(), model.adapter, further=further
             )
         except DeadlineError as error:
             raise deadline.missed() from error

@@ -86,7 +86,8 @@ class Chooser:
                 raise self._unable(entry.name, entry.manifests, choice, task)
             return entry
         assert task is not None, "a request without a task names its model"
-        fitting = [entry for entry in entries.values() if any(map(serves, entry.manifests))]
+        bases = (entry for entry in entries.values() if entry.base is None)
+        fitting = [entry for entry in bases if any(map(serves, entry.manifests))]
         if not fitting:
             raise NotFoundError(f"no model here does {task.name}; served models: {_names(entries)}")
         if len(fitting) > 1:

@@ -13,7 +13,9 @@ on the event loop only.
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from pathlib import Path
 
 from maskdial.bundle.manifest import Manifest
@@ -21,6 +23,7 @@ from maskdial.engine.life import EngineState
 from maskdial.errors import MaskdialError
 from maskdial.metrics import ModelState
 from maskdial.registry.served import ServedModel
+from maskdial.runtime.adapter import Adapter
 
 
 @dataclass(eq=False)
@@ -73,6 +76,45 @@ class Version:
         self.models = ()
 
 
+@dataclass(eq=False)
+class LoadedAdapter:
+    """An adapter in memory, for the models of a base.
+
+    Attributes:
+        adapter: the adapter.
+        manifests: the base's, as it was loaded.
+        num_leases: requests that use it.
+        used_at: when the last of them ended, or it was loaded, by `time.monotonic`.
+        idle: set while nobody uses it.
+    """
+
+    adapter: Adapter
+    manifests: tuple[Manifest, ...]
+    num_leases: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def fits(self, models: Sequence[ServedModel]) -> bool:
+        """Whether it was loaded for these models of its base, and not for a version before."""
+        others = [model.manifest for model in models]
+        return len(others) == len(self.manifests) and all(map(is_, self.manifests, others))
+
+    def hold(self) -> None:
+        """Notes a request that uses it."""
+        self.num_leases += 1
+        self.idle.clear()
+
+    def release(self) -> None:
+        """Notes the end of one."""
+        self.num_leases -= 1
+        self.used_at = time.monotonic()
+        if self.num_leases == 0:
+            self.idle.set()
+
+
 class Lease:
     """A request's hold on a version, which is not stopped before the lease is released.
 
@@ -81,21 +123,34 @@ class Lease:
         models: the version's, under that name.
     """
 
-    __slots__ = ("_entry", "_version", "models", "name")
+    __slots__ = ("_adapter", "_entry", "_version", "models", "name")
 
     def __init__(self, entry: "Entry", version: Version) -> None:
         self.name = entry.name
         self.models = entry.models
         self._entry = entry
         self._version: Version | None = version
+        self._adapter: LoadedAdapter | None = None
         version.num_leases += 1
         version.idle.clear()
+
+    def adapt(self, name: str, loaded: LoadedAdapter) -> None:
+        """Makes it a lease on an adapter of the models, under the adapter's name."""
+        loaded.hold()
+        self._adapter = loaded
+        self.name = name
+        self.models = tuple(
+            replace(model, bundle=replace(model.bundle, name=name), adapter=loaded.adapter)
+            for model in self.models
+        )
 
     def release(self) -> None:
         """Ends the hold; a second call does nothing."""
         version, self._version = self._version, None
         if version is None:
             return
+        if self._adapter is not None:
+            self._adapter.release()
         version.num_leases -= 1
         version.used_at = time.monotonic()
         if version.num_leases == 0:
@@ -126,6 +181,9 @@ class Entry:
         draining: the versions that it served before and that still run, each with its task.
         failure: why the last load failed; None if it did not.
         failed_at: when it did, by `time.monotonic`.
+        base: of an adapter, the entry of its base, whose version its requests lease. The adapter
+            has no version of its own; its ``manifests`` are the base's.
+        adapter: what is loaded of it.
     """
 
     name: str
@@ -139,9 +197,14 @@ class Entry:
     draining: "set[asyncio.Task[None]]" = field(default_factory=set)
     failure: MaskdialError | None = None
     failed_at: float = 0.0
+    base: "Entry | None" = None
+    adapter: LoadedAdapter | None = None
 
     @property
     def state(self) -> ModelState:
+        if self.base is not None:
+            loaded = self.adapter is not None and self.base.current is not None
+            return "ready" if loaded else "failed" if self.failure else "unloaded"
         if self.current is not None:
             return "failed" if self.current.cause_of_death else "ready"
         if self.loading is not None:

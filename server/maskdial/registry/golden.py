@@ -111,6 +111,7 @@ def masked_logits(
         "token_type_ids": np.zeros((1, length), np.int64),
         "rows": np.array([golden.row, *others], np.int64),
         "pairs": np.zeros((1, 2), np.int64),
+        "adapters": np.zeros(1, np.int64),
     }
     return np.asarray(session.run(feeds)[0])
 

@@ -116,7 +116,13 @@ def start_model(
     def start(placement: Placement) -> ServedModel:
         name = placement.provider.name
         kernels = find_kernels(config.kernels) if name == "cpu" else None
-        options = SessionOptions(name, config.threads, config.spins(alone=alone), kernels=kernels)
+        options = SessionOptions(
+            name,
+            config.threads,
+            config.spins(alone=alone),
+            kernels=kernels,
+            adapters=config.takes_adapters and bundle.manifest.text_to_text is None,
+        )
         of_family = _start_masked if bundle.manifest.family == "masked" else _start_causal
         return of_family(bundle, config, metrics, placement, options)
 
@@ -150,7 +156,7 @@ def _start_masked(
         tokens = Tokenizer.from_file(encoder.tokenizer, encoder.manifest.special_tokens)
         label_encoder = LabelEncoder(engine, tokens, encoder.manifest.max_length)
     model_metrics = metrics.declare_masked(bundle.label)
-    engine, kernels = _masked_engine(bundle, config, model_metrics, placement, options)
+    engine, session = _masked_engine(bundle, config, model_metrics, placement, options)
     tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
     prompts = None
     if bundle.manifest.decision is not None:
@@ -166,7 +172,8 @@ def _start_masked(
         model_metrics,
         options.provider,
         engine,
-        kernels=kernels,
+        kernels=session.kernels,
+        projections=session.projections,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
         label_encoder=label_encoder,
@@ -180,8 +187,8 @@ def _masked_engine(
     metrics: PassMetrics,
     placement: Placement,
     options: SessionOptions,
-) -> tuple[MaskedEngine, str]:
-    """An engine for a bundle's graph, and the instruction set of the kernels in it."""
+) -> tuple[MaskedEngine, Session]:
+    """An engine for a bundle's graph, and its session."""
     session = Session(bundle.graph, options)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
@@ -197,7 +204,7 @@ def _masked_engine(
         metrics=metrics,
         name=bundle.label,
     )
-    return engine, session.kernels
+    return engine, session
 
 
 def _pad_multiple(manifest: Manifest, of_provider: int) -> int:
@@ -301,6 +308,7 @@ def _start_causal(
         else GenerationDefaults(),
         layout.element.name,
         kernels=session.kernels,
+        projections=session.projections,
         prompts=_decision_prompts(bundle, chat_template),
         auto_truncate=config.truncates(bundle.name),
     )

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from maskdial.bundle.adapter import ADAPTER_MANIFEST, read_adapter_manifest
 from maskdial.bundle.bundle import num_bytes, read_manifests
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config, model_name_fault
@@ -25,9 +26,10 @@ from maskdial.errors import (
     ValidationError,
 )
 from maskdial.metrics import Metrics, UnloadReason
+from maskdial.registry.adapters import Adapters
 from maskdial.registry.catalog import Catalog
 from maskdial.registry.choice import Chooser, ModelChoice
-from maskdial.registry.entry import Entry, Lease, Loading, Version
+from maskdial.registry.entry import Entry, Lease, LoadedAdapter, Loading, Version
 from maskdial.registry.served import ServedModel, Task
 from maskdial.registry.versions import Start, Versions
 
@@ -59,6 +61,8 @@ class Models:
         self._catalog = Catalog({})
         self._entries: dict[str, Entry] = {}
         self._versions = Versions(config, metrics, start, self._evict)
+        self._adapters = Adapters(config)
+        self._configured_adapters = config.adapters
         self._scanned_at = -_SCAN_SECONDS
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -71,6 +75,16 @@ class Models:
     def entries(self) -> Sequence[Entry]:
         """All names that there are, loaded or not."""
         return tuple(self._entries.values())
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The names of adapters."""
+        return frozenset(name for name, entry in self._entries.items() if entry.base is not None)
+
+    @property
+    def num_bases(self) -> int:
+        """The number of names that are no adapters'."""
+        return sum(entry.base is None for entry in self._entries.values())
 
     @property
     def autoloads(self) -> bool:
@@ -114,6 +128,12 @@ class Models:
         if self._may_have_come(choice.name):
             return None
         entry = self._chooser.find(self._entries, choice, task)
+        if entry.base is not None:
+            if entry.adapter is None or not entry.adapter.fits(entry.base.models):
+                return None
+            lease = entry.base.lease()
+            lease.adapt(entry.name, entry.adapter)
+            return lease
         return None if entry.current is None else entry.lease()
 
     async def lease(self, choice: ModelChoice, task: Task | None = None) -> Lease:
@@ -129,6 +149,11 @@ class Models:
         if self._may_have_come(choice.name):
             await self.refresh()
         entry = self._chooser.find(self._entries, choice, task)
+        if entry.base is not None:
+            return await self._lease_adapted(entry, entry.base)
+        return await self._lease(entry)
+
+    async def _lease(self, entry: Entry) -> Lease:
         if entry.current is not None:
             return entry.lease()
         if entry.loading is None:
@@ -149,6 +174,27 @@ class Models:
     def _has_room(self, entry: Entry) -> bool:
         size = sum(num_bytes(entry.folder, manifest) for manifest in entry.manifests)
         return self._versions.has_room(entry.name, size, _RECENT_SECONDS)
+
+    async def _lease_adapted(self, entry: Entry, base: Entry) -> Lease:
+        """A lease on the base of an adapter, with the adapter."""
+        lease = await self._lease(base)
+        try:
+            lease.adapt(entry.name, await self._open_adapter(entry, entry.folder, lease))
+        except (BundleError, ConfigError) as error:
+            lease.release()
+            raise self._fail(entry, error) from error
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    async def _open_adapter(
+        self, entry: Entry, folder: Path, lease: Lease, *, anew: bool = False
+    ) -> LoadedAdapter:
+        loaded = await self._adapters.open(entry, folder, lease.models, anew=anew)
+        entry.manifests, entry.failure = loaded.manifests, None
+        self._note(entry)
+        return loaded
 
     def pick(self, lease: Lease, choice: ModelChoice, task: Task) -> ServedModel:
         """The model of a lease that does the task; if it does so under both masks, the causal one.
@@ -182,6 +228,10 @@ class Models:
         for name in catalog.configured:
             entry = self._entries[name]
             await self._begin(entry, entry.folder)
+        for name, (folder, base) in self._configured_adapters.items():
+            if base not in self._entries:
+                raise ConfigError(f"adapter {name!r}: no model {base!r} is served")
+            await self._load_adapter(name, folder, base)
         self._sweep()
 
     async def refresh(self) -> None:
@@ -200,6 +250,8 @@ class Models:
         found, read = await asyncio.to_thread(_scan, self._catalog, known)
         for name, folder in found.items():
             entry = self._entries.get(name) or self._add(name, folder)
+            if entry.base is not None:
+                continue
             outcome = read.get(name)
             if isinstance(outcome, MaskdialError):
                 entry.failure = outcome
@@ -207,9 +259,8 @@ class Models:
                 entry.manifests, entry.failure = outcome, None
             self._note(entry)
         for entry in self.entries:
-            if entry.name not in found and entry.is_at_rest:
-                del self._entries[entry.name]
-                self._metrics.forget_name(entry.name)
+            if entry.name not in found and entry.is_at_rest and entry.base is None:
+                self._remove(entry)
 
     async def _scan_quietly(self) -> None:
         try:
@@ -218,7 +269,12 @@ class Models:
             _log.warning("%s", error.message)
 
     async def load(
-        self, name: str, path: str | None = None, keep_alive: float | None = None
+        self,
+        name: str,
+        path: str | None = None,
+        keep_alive: float | None = None,
+        *,
+        base: str | None = None,
     ) -> Entry:
         """Loads a model or a new version of it, and returns when that takes the requests.
 
@@ -229,6 +285,7 @@ class Models:
             name: what requests call it.
             path: its bundle, in the folder of bundles. Default: where it is known to be.
             keep_alive: seconds after which it is unloaded when nobody uses it. Default: as before.
+            base: of an adapter, as of `load_adapter`.
 
         Raises:
             NotFoundError: there is no such bundle.
@@ -237,10 +294,16 @@ class Models:
         """
         if name not in self._entries:
             await self.scan()
+        known = self._entries.get(name)
+        is_adapter = base is not None or (known is not None and known.base is not None)
         if path is None:
             folder = self.entry(name).folder
         else:
             folder = await asyncio.to_thread(self._catalog.within, path)
+        if is_adapter or (path is not None and (folder / ADAPTER_MANIFEST).is_file()):
+            if keep_alive is not None:
+                raise ValidationError("an adapter has none; its base has", field="keep_alive")
+            return await self.load_adapter(name, path, base)
         while True:
             entry = self._entries.get(name) or self._add(name, folder)
             if entry.loading is None or entry.loading.folder == folder:
@@ -258,8 +321,97 @@ class Models:
             raise ValidationError(error.message) from error
         return entry
 
+    async def load_adapter(
+        self, name: str, path: str | None = None, base: str | None = None
+    ) -> Entry:
+        """Loads an adapter, or a new version of it; no request waits for that.
+
+        Args:
+            name: what requests call it.
+            path: its bundle, in the folder of bundles. Default: where it is known to be.
+            base: the name of its base. Default: as before, or the model that it was made for.
+
+        Raises:
+            NotFoundError: there is no such base, or no such adapter.
+            ValidationError: it cannot be loaded; the message says why.
+            UnavailableError: its base could not be loaded, or the adapters in use leave no room.
+        """
+        known = self._entries.get(name)
+        if path is not None:
+            folder = await asyncio.to_thread(self._catalog.within, path)
+        else:
+            folder = self.entry(name).folder
+        if base is None:
+            before = None if known is None else known.base
+            base = await self._find_base(name, folder) if before is None else before.name
+        try:
+            return await self._load_adapter(name, folder, self.entry(base).name)
+        except (BundleError, ConfigError) as error:
+            raise ValidationError(error.message) from error
+
+    async def _find_base(self, name: str, folder: Path) -> str:
+        """The only model that an adapter was made for.
+
+        Raises:
+            ValidationError: there is none, or several.
+        """
+        try:
+            manifest = await asyncio.to_thread(read_adapter_manifest, name, folder)
+        except BundleError as error:
+            raise ValidationError(error.message, field="path") from error
+        found = [
+            entry.name
+            for entry in self.entries
+            if entry.base is None
+            and any(each.source_sha256 == manifest.base_sha256 for each in entry.manifests)
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ValidationError(f"several models are its base; name one: {', '.join(found)}")
+        raise ValidationError(f"no model here is its base, which is {manifest.base}")
+
+    async def _load_adapter(self, name: str, folder: Path, base: str) -> Entry:
+        """Raises: BundleError, ConfigError: it cannot be served."""
+        known, owner = self._entries.get(name), self._entries[base]
+        if owner.base is not None:
+            raise BundleError(f"adapter {name!r}: {base!r} is an adapter itself; name its base")
+        if known is not None and known.base is None:
+            raise BundleError(f"adapter {name!r}: a model has this name")
+        lease = await self._lease(owner)
+        try:
+            entry = known or self._add(name, folder)
+            entry.base, entry.manifests = owner, owner.manifests
+            try:
+                await self._open_adapter(entry, folder, lease, anew=True)
+            except BaseException:
+                if known is None:
+                    self._remove(entry)
+                raise
+        finally:
+            lease.release()
+        self._metrics.count_load(name, "ok")
+        return entry
+
+    async def _unload_adapter(self, entry: Entry) -> Entry:
+        """Drops an adapter; one that is not configured is forgotten."""
+        loaded = self._adapters.drop(entry)
+        if loaded is not None:
+            self._metrics.count_unload(entry.name, "request")
+        self._note(entry)
+        if entry.name not in self._configured_adapters:
+            self._remove(entry)
+        if loaded is not None:
+            await loaded.idle.wait()
+        return entry
+
+    def _remove(self, entry: Entry) -> None:
+        if self._entries.get(entry.name) is entry:
+            del self._entries[entry.name]
+            self._metrics.forget_name(entry.name)
+
     async def unload(self, name: str) -> Entry:
-        """Unloads a model, and returns when its last request is finished.
+        """Unloads a model or an adapter, and returns when its last request is finished.
 
         A load under way is given up, and requests that wait for it are refused.
 
@@ -267,6 +419,8 @@ class Models:
             NotFoundError: there is no such name.
         """
         entry = self.entry(name)
+        if entry.base is not None:
+            return await self._unload_adapter(entry)
         if entry.loading is not None:
             entry.loading.task.cancel()
             await asyncio.wait({entry.loading.task})

@@ -18,6 +18,7 @@ _TOTAL_LENGTH = "total_sequence_length"
 _TOTAL_SOURCE_LENGTH = "total_source_length"
 _NEW_TOKENS = "new_tokens"
 _LENGTHS = "lengths"
+_ADAPTERS = "adapters"
 
 
 class Runner:
@@ -46,6 +47,10 @@ class Runner:
             encoder-decoder model, whose passes have one token per row.
         batch_sizes: the sizes that decode steps are padded to, ascending, in addition to ``slots``,
             so that each of them can be captured as a CUDA graph. Default: no padding.
+
+    Attributes:
+        adapters: int64 (slots,), the address of each slot's adapter or 0, to be set before its
+            passes; None if the graph takes none.
 
     Raises:
         ConfigError: the memory is too small.
@@ -94,8 +99,11 @@ class Runner:
             "source_seqlens_k": Staging(io, slots, np.int32),
             _NEW_TOKENS: Staging(io, slots, np.int32),
             _LENGTHS: Staging(io, slots, np.int32),
+            _ADAPTERS: Staging(io, slots, np.int64),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
+        takes_adapters = _ADAPTERS in session.input_names
+        self.adapters = np.zeros(slots, np.int64) if takes_adapters else None
         # The operators read these on the host.
         self._lengths = {
             name: Staging(HostMemory(), 1, np.int32)
@@ -328,6 +336,8 @@ class Runner:
             sources = self.cache.source.lengths[slot : slot + batch].clip(1)
             feeds["source_seqlens_k"] = sources - 1
             lengths[_TOTAL_SOURCE_LENGTH] = int(sources.max())
+        if self.adapters is not None:
+            feeds[_ADAPTERS] = self.adapters[slot : slot + batch]
         binding = self._binding(cache or self.cache, slot, batch)
         device = self._memory.of_passes.device
         for name, staging in self._inputs.items():

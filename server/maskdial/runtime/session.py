@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from maskdial.bundle.adapter import Projection
 from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
@@ -35,6 +36,7 @@ class SessionOptions:
         kernels: our own kernels for products and attention, for the CPU provider; None for ONNX
             Runtime's.
         kv_cache: what the graph's KV cache is to consist of, if it has one.
+        adapters: whether texts may have adapters, which needs the kernels.
     """
 
     provider: str = "cpu"
@@ -44,6 +46,7 @@ class SessionOptions:
     captures: bool = False
     kernels: Kernels | None = None
     kv_cache: CacheChoice = "float"
+    adapters: bool = False
 
 
 class PassStop:
@@ -71,6 +74,7 @@ class Session:
             text gives the same bits token by token and in pieces of any size.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
         windows: by layer, how many tokens our kernels read, where that is not all.
+        projections: the products that adapters may add to, by their layers' names.
     """
 
     def __init__(
@@ -101,9 +105,10 @@ class Session:
         self.kernels, self.multiplies_exactly, self.is_exact = "", False, False
         self.kv_cache: CacheInteger | None = None
         self.windows: Mapping[int, int] = {}
+        self.projections: Mapping[str, Projection] = {}
         model: str | bytes = str(graph)
         if options.kernels is not None:
-            model = self._take_kernels(graph, options.kernels, settings, options.kv_cache)
+            model = self._take_kernels(graph, options.kernels, settings, options)
         elif options.kv_cache not in ("auto", "float"):
             raise ConfigError(
                 f"only the kernels can read a KV cache of {options.kv_cache}: build them (python "
@@ -142,12 +147,12 @@ class Session:
         self.output_names = tuple(value.name for value in self._session.get_outputs())
 
     def _take_kernels(
-        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, kv_cache: CacheChoice
+        self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, options: SessionOptions
     ) -> str | bytes:
         """What to load: the graph rewritten for the kernels, or its path if they have no part."""
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
-        rewritten = rewrite(graph, kv_cache)
+        rewritten = rewrite(graph, options.kv_cache, adapters=options.adapters)
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))
@@ -155,6 +160,7 @@ class Session:
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.is_exact = rewritten.is_exact
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
+        self.projections = rewritten.projections
         return rewritten.model
 
     def _check_split(self, graph: Path, provider: Provider) -> None:

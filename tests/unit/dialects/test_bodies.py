@@ -44,6 +44,7 @@ from maskdial.dialects.ollama import chat as ollama_chat
 from maskdial.dialects.ollama import embed as ollama_embed
 from maskdial.dialects.ollama import generate as ollama_generate
 from maskdial.dialects.ollama import models as ollama_models
+from maskdial.dialects.openai import adapters as openai_adapters
 from maskdial.dialects.openai import chat as openai_chat
 from maskdial.dialects.openai import completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
@@ -117,6 +118,8 @@ MANAGEMENT: set[type[BaseModel]] = {
     admin.LoadBody,
     responses_stored.CancelBody,
     admin.UnloadBody,
+    openai_adapters.LoadAdapterBody,
+    openai_adapters.UnloadAdapterBody,
     repository.RepositoryIndexBody,
     repository.RepositoryLoadBody,
     repository.RepositoryUnloadBody,

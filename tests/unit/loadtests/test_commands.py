@@ -12,6 +12,7 @@ COMMANDS = (
     "kernels",
     "scaling",
     "faults",
+    "adapters",
     "fairness",
     "simulate",
     "compare",

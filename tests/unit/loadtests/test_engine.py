@@ -229,6 +229,7 @@ class EvenRunner:
 
     cache: Any = None
     decode_and_prefill: Any = None
+    adapters: NDArray[np.int64] | None = None
 
     def __init__(self) -> None:
         self.num_passes = 0

@@ -27,12 +27,17 @@ _Seconds = Annotated[float, Range(0)]
 
 
 class LoadBody(Wire):
-    """A model to load, or to replace by a new version."""
+    """A model or an adapter to load, or to replace by a new version."""
 
     model: _Name = Field(description="What requests call it.")
     path: Annotated[str, Size(1, 4096, "characters")] | None = Field(
         None,
         description="Its bundle folder in --model-dir. Default: where the server knows it to be.",
+    )
+    base: _Name | None = Field(
+        None,
+        description="Of an adapter, the model to load it for. Default: the one that it was made "
+        "for, if the folder is an adapter's.",
     )
     keep_alive: (
         Annotated[
@@ -61,7 +66,8 @@ async def load(request: Request) -> Response:
     """
     body = await read_body(LoadBody, await request.body())
     models = server_context(request).models
-    return _reply(await unless_gone(request, models.load(body.model, body.path, body.keep_alive)))
+    loading = models.load(body.model, body.path, body.keep_alive, base=body.base)
+    return _reply(await unless_gone(request, loading))
 
 
 async def unload(request: Request) -> Response:

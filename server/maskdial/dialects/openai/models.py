@@ -47,13 +47,16 @@ def _describe(entry: Entry, config: Config) -> ModelReply:
     lengths = [model.max_length for model in entry.models] or [
         max_length(manifest, config) for manifest in entry.manifests
     ]
-    return {
+    model: ModelReply = {
         "id": entry.name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "maskdial",
         "max_model_len": next(iter(lengths), 0),
     }
+    if entry.base is not None:
+        model["parent"] = entry.base.name
+    return model
 
 
 ROUTES = (

@@ -222,13 +222,14 @@ class TokenizerInfo(TypedDict):
 
 
 class ModelReply(TypedDict):
-    """A model."""
+    """A model; ``parent`` is the base of an adapter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: NotRequired[str]
 
 
 class ModelsReply(TypedDict):

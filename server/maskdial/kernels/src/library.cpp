@@ -1,4 +1,5 @@
 // The library's exported functions: for ONNX Runtime, the sampler, and tests.
+#include "adapters.h"
 #include "drawing.h"
 #include "operators.h"
 #include "tensor.h"
@@ -43,6 +44,17 @@ EXPORTED int64_t maskdial_draw(const Processor* processor, const float* scores, 
   return draw(*processor, scores, size, how, weights, room);
 }
 
+// An adapter without matrices, to be released when no pass can use it any more.
+EXPORTED Adapter* maskdial_new_adapter() { return new Adapter; }
+
+EXPORTED void maskdial_release_adapter(Adapter* adapter) { delete adapter; }
+
+EXPORTED void maskdial_adapt(Adapter* adapter, const char* product, const void* a, const void* b,
+                             size_t rank, size_t num_inputs, size_t num_outputs, size_t first,
+                             int halves) {
+  adapter->add(product, a, b, rank, num_inputs, num_outputs, first, halves != 0);
+}
+
 // The constants that Python repeats, in this order: kChunk, kLanes, kMaxProducts of Linears, and the
 // elements before a head in caches of int8 and int16. A test compares them.
 EXPORTED void maskdial_constants(size_t* out) {
@@ -62,7 +74,8 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
       for (const OrtCustomOp* op :
            {&kLinearOp, &kLinearsOp, &kLinear4Op, &kLinear8Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op, &kNormLinear8Op,
             &kAttentionOp, &kInt8AttentionOp, &kInt16AttentionOp, &kMaskedAttentionOp, &kPackOp,
-            &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp,
+            &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp, &kAdaptOp,
+            &kAdapterRowsOp,
             &kCausalConvOp, &kLinearAttentionOp, &kLogitsSummaryOp}) {
         check(*api, api->CustomOpDomain_Add(created, op));
       }

@@ -12,6 +12,8 @@
 // The operator Linears(x, (weight, scale, bias?) of each product) -> a y of each of two or three
 // products, has no gelu.
 //
+// adapters   int64 (rows of x), optional, after the last product: see adapters.cpp
+//
 // Results are those of QuantizeLinear, MatMulIntegerToFloat and BiasGelu, to the last bit.
 //
 // The operators NormLinear(x, residual, norm, weight, ...) -> sum, y and NormLinears are the same for
@@ -96,18 +98,23 @@ class Int8Matrix {
 
   class Rows {
    public:
-    Rows(const Int8Matrix& matrix, size_t num_rows)
+    // `adapted`: whether some rows are.
+    Rows(const Int8Matrix& matrix, size_t num_rows, bool adapted)
         : matrix_(&matrix), bytes_(new uint8_t[num_rows * row_bytes()]) {
-      if (matrix.by_row_) peaks_.resize(num_rows);
+      if (matrix.by_row_ || adapted) peaks_.resize(num_rows, 1.0f);
     }
 
-    void quantize(const Processor& processor, const float* row, size_t index) {
+    // A fixed step was chosen for the inputs that there are without adapters, so adapted rows have their own.
+    void quantize(const Processor& processor, const float* row, size_t index, bool adapted) {
       uint8_t* quantized = bytes_.get() + index * row_bytes();
       // The padding of the last quad is multiplied by zeros.
       std::memset(quantized + row_bytes() - kQuad, 0, kQuad);
       const size_t size = matrix_->num_inputs_;
       if (matrix_->by_row_) {
         peaks_[index] = processor.quantize_by_peak(row, size, matrix_->step_, quantized);
+      } else if (adapted) {
+        const float step = 1 / kLargestInput;
+        peaks_[index] = processor.quantize_by_peak(row, size, step, quantized) * step / matrix_->step_;
       } else {
         processor.quantize(row, size, matrix_->step_, quantized);
       }

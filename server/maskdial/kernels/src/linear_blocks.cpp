@@ -178,13 +178,13 @@ class BlockMatrix {
 
   class Rows {
    public:
-    Rows(const BlockMatrix& matrix, size_t num_rows)
+    Rows(const BlockMatrix& matrix, size_t num_rows, bool)
         : matrix_(&matrix),
           values_(new int8_t[num_rows * row_bytes()]),
           steps_(new float[num_rows * matrix.num_blocks_]),
           sums_(new float[num_rows * matrix.num_blocks_]) {}
 
-    void quantize(const Processor& processor, const float* row, size_t index) {
+    void quantize(const Processor& processor, const float* row, size_t index, bool) {
       const size_t size = matrix_->num_inputs_, first = index * matrix_->num_blocks_;
       int8_t* values = values_.get() + index * row_bytes();
       std::memset(values + size, 0, row_bytes() - size);

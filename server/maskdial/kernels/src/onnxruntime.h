@@ -58,6 +58,11 @@ class OrtApi {
                                           int64_t* value) const {
     return call<86, OrtStatus*>(info, name, value);
   }
+  // Without a place to write to, the size only, which includes the end.
+  OrtStatus* KernelInfoGetAttribute_string(const OrtKernelInfo* info, const char* name, char* value,
+                                           size_t* size) const {
+    return call<87, OrtStatus*>(info, name, value, size);
+  }
   OrtStatus* KernelContext_GetInputCount(const OrtKernelContext* context, size_t* count) const {
     return call<88, OrtStatus*>(context, count);
   }

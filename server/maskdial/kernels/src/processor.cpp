@@ -7,6 +7,7 @@
 #include "cached_softmax.h"
 #include "full_softmax.h"
 #include "full_softmax_int16.h"
+#include "low_rank.h"
 #include "norms.h"
 #include "products.h"
 #include "quantization.h"
@@ -32,6 +33,8 @@ constexpr Processor kProcessor = {
     .multiply = multiply<kPanel>,
     .quantize_blocks = quantize_blocks,
     .multiply_blocks = multiply_blocks,
+    .reduce = reduce,
+    .expand = expand,
     .rotate = rotate,
     .quantize_head = quantize_head,
     .cache_head = cache_head,

@@ -50,13 +50,28 @@ struct Result {
   bool gelu = false;              // by the error function
   const float* gates = nullptr;   // [num_rows][gate_stride]: the result is silu(gate) * product
   size_t gate_stride = 0;
+  const float* deltas = nullptr;  // [num_rows][delta_stride]: added to the product
+  size_t delta_stride = 0;
 
   Result from(size_t row) const {
     Result rest = *this;
     rest.out += row * stride;
+    if (deltas != nullptr) rest.deltas += row * delta_stride;
     if (gates != nullptr) rest.gates += row * gate_stride;
     return rest;
   }
+};
+
+// The two matrices of a layer's adapter, of floats or of halves, where the adapter adds (row A) B to a row's
+// product. Both are in memory as they are read: A [rank / kRankStep][inputs / kLanes][kRankStep][kLanes], and
+// B [num_blocks][rank][kLanes], whose blocks of columns are those of the product from `first_block` on. The
+// rank is a multiple of kRankStep; what is beyond the matrices' ends is zero.
+constexpr size_t kRankStep = 4;
+constexpr size_t kExpandedRows = 4;
+struct LowRank {
+  const void *a, *b;
+  bool halves;
+  size_t rank, num_inputs, first_block, num_blocks;
 };
 
 // Weights of blocks come in chunks of this many inputs, or those of 8 bits in blocks of kHalfChunk. With 4
@@ -309,6 +324,13 @@ struct Processor {
   // less the minimum times the row's sum and step; plus the bias. At most kMaxRows rows.
   void (*multiply_blocks)(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                           const Result& result);
+
+  // A row times A, float [rank].
+  void (*reduce)(const LowRank& matrices, const float* row, float* out);
+
+  // That of at most kExpandedRows rows, times some blocks of B, is added to `out`.
+  void (*expand)(const LowRank& matrices, const float* const* reduced, size_t num_rows, size_t block,
+                 size_t num_blocks, float* const* out);
 
   // Rotates the pairs (i, i + half) of a head, and copies its other elements.
   void (*rotate)(const float* head, size_t head_size, const float* cosines, const float* sines,

@@ -18,6 +18,9 @@ constexpr size_t kQuadGroup = 4;
 
 // Stores a vector of a product, from a column on.
 inline void put(const Result& to, size_t row, size_t column, Floats product) {
+  if (to.deltas != nullptr) {
+    product = add(product, load(to.deltas + row * to.delta_stride + column));
+  }
   if (to.gelu) product = gelu(product);
   if (to.gates != nullptr) {
     product = mul(silu(load(to.gates + row * to.gate_stride + column)), product);

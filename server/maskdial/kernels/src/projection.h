@@ -4,14 +4,17 @@
 // is, packs them as panels of columns, and multiplies some of its Rows by a panel; Rows are quantized
 // one by one. Every row is quantized once per pass, on the session's threads, as the products are
 // computed. If the rows are the RMS norm of a sum, they are added and normalized one by one, too, and
-// the sum is the first output.
+// the sum is the first output. The last input, `adapters` (adapters.cpp), is optional: what a row's adapter
+// adds to its product is computed from the row as it is before it is quantized.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "adapters.h"
 #include "operator.h"
 #include "packed_bytes.h"
 #include "processor.h"
@@ -27,6 +30,7 @@ class Projection {
   static constexpr size_t kFirstProduct = kNormed ? 3 : 1;
   // The inputs of a product: weight, scale, and optional ones.
   static constexpr size_t kInputs = Matrix::kInputs.size();
+  static constexpr size_t kAdapters = kFirstProduct + kMaxMatrices * kInputs;
 
   Projection(const OrtApi& api, const OrtKernelInfo* info)
       : api_(api), processor_(required_processor()) {
@@ -34,7 +38,10 @@ class Projection {
     if (kNormed) epsilon_ = float_attribute(api, info, "epsilon");
     size_t num_given = 0;
     check(api, api.KernelInfo_GetInputCount(info, &num_given));
-    for (size_t index = kFirstProduct; index < num_given; index += kInputs) {
+    adapts_ = num_given > kAdapters;
+    if (adapts_) projections_ = AdaptedRows::names(api, info);
+    for (size_t index = kFirstProduct; index < std::min(num_given, kAdapters); index += kInputs) {
+      if (adapts_ && index > kFirstProduct && !Tensor::is_constant(api, info, index)) break;
       matrices_.push_back(std::make_unique<Matrix>(api, info, index, num_given));
       const Matrix &first = *matrices_[0], &last = *matrices_.back();
       if (last.num_inputs() != first.num_inputs()) {
@@ -44,6 +51,9 @@ class Projection {
         throw Error("the two weights of Linear have different numbers of outputs");
       }
       num_panels_ += last.num_panels();
+    }
+    if (adapts_ && projections_.size() != matrices_.size()) {
+      throw Error("a Linear with adapters has as many projections as products");
     }
     if (gelu_ && matrices_.size() > 1) throw Error("a Linear of several products has no GELU");
     // The panels of gated products are read in turns, and so they follow one another in memory.
@@ -61,7 +71,10 @@ class Projection {
       throw Error("the input of Linear does not have as many columns as its weight has rows");
     }
     const size_t num_rows = x.size() / num_inputs;
-    Pass pass{this, x.floats(), num_rows, typename Matrix::Rows(*matrices_[0], num_rows)};
+    AdaptedRows adapted;
+    if (adapts_) adapted.read(Tensor::input(api_, context, kAdapters), projections_, num_rows);
+    Pass pass{this, x.floats(), num_rows,
+              typename Matrix::Rows(*matrices_[0], num_rows, adapted.any()), std::move(adapted)};
     if constexpr (kNormed) read_norm(context, x, pass);
     std::vector<int64_t> dims(x.dims.begin(), x.dims.end());
     for (size_t i = 0; i < (kSeveral ? matrices_.size() : 1); ++i) {
@@ -87,6 +100,7 @@ class Projection {
       }
       if (kSeveral && product > 0) signature.outputs.add({kFloat, need});
     }
+    signature.inputs.add(optional(kInt64));  // adapters
     return signature;
   }
 
@@ -109,6 +123,7 @@ class Projection {
     const float* x;
     size_t num_rows;
     typename Matrix::Rows rows;
+    AdaptedRows adapted;
     std::array<float*, kMaxMatrices> out{};
     const float *residual = nullptr, *norm = nullptr;
     float* sum = nullptr;
@@ -123,6 +138,7 @@ class Projection {
     void run(OrtKernelContext* context) {
       const Matrix& matrix = *op->matrices_[0];
       rows_per_quantization = std::max<size_t>(1, kFloatsPerTask / matrix.num_inputs());
+      if (adapted.any()) rows_per_quantization = 1;
       parallel<&Pass::quantize>(
           op->api_, context, (num_rows + rows_per_quantization - 1) / rows_per_quantization, *this);
       const size_t num_blocks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
@@ -147,7 +163,8 @@ class Projection {
                                        sum + row * size, normed);
           values = normed;
         }
-        rows.quantize(*op->processor_, values, row);
+        rows.quantize(*op->processor_, values, row, adapted.has(row));
+        if (adapted.any()) adapted.reduce(*op->processor_, values, row);
       }
     }
 
@@ -182,11 +199,16 @@ class Projection {
       const size_t stride = matrix.num_outputs(), column = panel * Matrix::kColumns;
       const size_t columns = std::min(Matrix::kColumns, stride - column);
       const size_t num_chunks = (num_some + kMaxRows - 1) / kMaxRows;
-      float gates[kMaxRows * Matrix::kColumns];
+      float gates[kMaxRows * Matrix::kColumns], deltas[kMaxRows * Matrix::kColumns];
       for (size_t chunk = 0; chunk < num_chunks; ++chunk) {
         const size_t row = first_row + chunk * kMaxRows;
         const size_t some = std::min(kMaxRows, first_row + num_some - row);
-        const auto put = [&](size_t index, const Result& result) {
+        const auto put = [&](size_t index, Result result) {
+          if (adapted.any()) {
+            result.deltas = adapted.deltas(*op->processor_, index, row, some, column, columns,
+                                           Matrix::kColumns, deltas);
+            result.delta_stride = Matrix::kColumns;
+          }
           Prefetch prefetch = after(index, panel);
           prefetch.size /= num_chunks;
           prefetch.bytes += chunk * prefetch.size;
@@ -232,7 +254,8 @@ class Projection {
 
   const OrtApi& api_;
   const Processor* processor_;
-  bool gelu_ = false;
+  bool gelu_ = false, adapts_ = false;
+  std::vector<std::string> projections_;
   float epsilon_ = 0;
   size_t num_panels_ = 0;
   std::vector<std::unique_ptr<Matrix>> matrices_;

@@ -154,6 +154,13 @@ struct Tensor {
     return static_cast<Element*>(data);
   }
 
+  static bool is_constant(const OrtApi& api, const OrtKernelInfo* info, size_t index) {
+    int is_constant = 0;
+    const OrtValue* value = nullptr;
+    check(api, api.KernelInfoGetConstantInput_tensor(info, index, &is_constant, &value));
+    return is_constant != 0 && value != nullptr;
+  }
+
   // A constant input. An optional one that is missing has no data.
   static Tensor constant(const OrtApi& api, const OrtKernelInfo* info, size_t index,
                          ElementType type, bool optional = false) {
@@ -180,5 +187,14 @@ inline float float_attribute(const OrtApi& api, const OrtKernelInfo* info, const
 inline int64_t int_attribute(const OrtApi& api, const OrtKernelInfo* info, const char* name) {
   int64_t value = 0;
   check(api, api.KernelInfoGetAttribute_int64(info, name, &value));
+  return value;
+}
+
+inline std::string string_attribute(const OrtApi& api, const OrtKernelInfo* info, const char* name) {
+  size_t size = 0;
+  check(api, api.KernelInfoGetAttribute_string(info, name, nullptr, &size));
+  std::string value(size, '\0');
+  check(api, api.KernelInfoGetAttribute_string(info, name, value.data(), &size));
+  value.resize(size - 1);
   return value;
 }

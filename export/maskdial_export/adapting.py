@@ -1,0 +1,346 @@
+"""Exports a PEFT adapter to an adapter bundle, which a server applies to its base at run time.
+
+Unlike an export of a model, it runs what the server runs, the kernels: there is no other graph that
+takes adapters.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from peft.utils.other import get_pattern_key
+from rich.console import Console
+
+import maskdial
+from maskdial.bundle.adapter import (
+    ADAPTER_MANIFEST,
+    ADAPTER_WEIGHTS,
+    AdapterManifest,
+    AdapterParity,
+    LowRank,
+    Projection,
+)
+from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.errors import BundleError, ConfigError
+from maskdial.kernels.adapters import PackedAdapter
+from maskdial.kernels.installed import Kernels, find_kernels
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+from maskdial_export.checkpoint.adapter import check_adapter
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.source import Source, find, read_json
+from maskdial_export.checks.parity import expected_output
+from maskdial_export.destination import new_folder
+from maskdial_export.errors import ExportError
+from maskdial_export.model import Checkpoint, load_checkpoint
+from maskdial_export.phase import finding, phase
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_NUM_TEXTS, _LONGEST = 6, 96
+TOLERANCE = 1e-4
+"""Of float32, where logits are at most 10; beyond, it scales with them."""
+_MORE, _LEAST = 2.0, 0.1
+"""The base of integers with the adapter may be this many times as far from PEFT as it is from torch
+without, or this many standard deviations of the logits, which the golden check allows as well."""
+_TOOLS = ("peft", "torch", "transformers")
+# Settings under which the result is more than the base's and a low-rank product's.
+_REFUSED = {
+    "use_dora": "DoRA also scales each column by the length of the changed weights",
+    "alora_invocation_tokens": "activated LoRA changes some tokens of a text only",
+    "trainable_token_indices": "it changes rows of the embedding table",
+    "target_parameters": "it changes parameters that are no layers",
+    "lora_bias": "it has biases",
+}
+
+
+def export_adapter(
+    adapter: Path,
+    dest: Path,
+    base: Path,
+    *,
+    checkpoint: str | None = None,
+    console: Console | None = None,
+) -> AdapterManifest:
+    """Exports an adapter to the new or empty folder ``dest`` and returns its manifest.
+
+    Args:
+        adapter: a folder as PEFT saves it, of LoRA or rsLoRA.
+        dest: the adapter bundle's folder.
+        base: the bundle of the model that it was trained on.
+        checkpoint: what that bundle was exported from, to compare with PEFT. Default: what the
+            adapter names.
+        console: where to show progress; None for nowhere.
+
+    Raises:
+        ExportError: the adapter cannot be exported, or the base computes something else with it
+            than PEFT does.
+    """
+    console = console or Console(quiet=True)
+    try:
+        bundle = load_bundle(base.name, base)
+        kernels = find_kernels("on")
+    except (BundleError, ConfigError) as error:
+        raise ExportError(error.message) from error
+    assert kernels is not None, "the setting is on"
+    if bundle.manifest.text_to_text is not None:
+        raise ExportError(
+            f"{base} is an encoder-decoder model, which takes no adapters; merge the adapter with "
+            "maskdial export --adapter"
+        )
+    check_adapter(adapter, allow_pickle=False)
+    settings = read_json(adapter / _CONFIG)
+    _check_kind(adapter, settings)
+    options = SessionOptions(kernels=kernels, intra_op_threads=None, adapters=True)
+    with new_folder(dest) as folder:
+        with phase(console, "Reading the adapter"):
+            session = Session(bundle.graph, options)
+            if not session.projections:
+                raise ExportError(f"{base} does not name its layers; export it again")
+            half = bundle.manifest.precision != "fp32"
+            matrices = _matrices(adapter, settings, session.projections, half=half)
+        with phase(console, "Comparing with PEFT"):
+            name = checkpoint or settings.get("base_model_name_or_path")
+            if not name:
+                raise ExportError("the adapter names no base; give its checkpoint by --checkpoint")
+            source = _find(str(name), bundle)
+            parity = _compare(source, adapter, bundle, session, kernels, matrices)
+        finding(
+            console, f"logits differ by {parity.difference:.2g} (at most {parity.tolerance:.2g})"
+        )
+        tensors = {}
+        for layer, (a, b) in matrices.items():
+            tensors[f"{layer}.a"], tensors[f"{layer}.b"] = np.asarray(a), np.asarray(b)
+        content = safetensors.numpy.save(tensors)
+        manifest = AdapterManifest(
+            source=adapter.resolve().name,
+            base=bundle.manifest.source,
+            base_sha256=bundle.manifest.source_sha256,
+            dtype="float16" if half else "float32",
+            rank=max(len(each.a) for each in matrices.values()),
+            num_layers=len(matrices),
+            tool_versions={
+                "maskdial": maskdial.__version__,
+                **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
+            },
+            parity=parity,
+            weights_sha256=hashlib.sha256(content).hexdigest(),
+        )
+        _write(folder / ADAPTER_WEIGHTS, content)
+        _write(folder / ADAPTER_MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+    return manifest
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_kind(adapter: Path, settings: Mapping[str, Any]) -> None:
+    kind = settings.get("peft_type")
+    remedy = "merge it with maskdial export --adapter"
+    if kind != "LORA":
+        raise ExportError(f"{adapter} is a {kind} adapter, and only LoRA is applied at run time")
+    for setting, why in _REFUSED.items():
+        if settings.get(setting):
+            raise ExportError(f"{adapter} has {setting}: {why}, so {remedy}")
+    if settings.get("bias", "none") != "none":
+        raise ExportError(f"{adapter} changes biases, so {remedy}")
+
+
+def _matrices(
+    adapter: Path,
+    settings: Mapping[str, Any],
+    projections: Mapping[str, Projection],
+    *,
+    half: bool,
+) -> dict[str, LowRank]:
+    """The adapter's matrices by the base's layers, scaled."""
+    stored: dict[str, Any] = {}
+    with safetensors.safe_open(adapter / _WEIGHTS, "pt") as file:
+        for key in file.keys():  # noqa: SIM118
+            stored[key] = file.get_tensor(key).float().numpy()
+    modules = sorted({key.removesuffix(_A) for key in stored if key.endswith(_A)})
+    others = stored.keys() - {f"{each}{part}" for each in modules for part in (_A, _B)}
+    if others:
+        raise ExportError(
+            f"{adapter} has weights that are no low-rank matrices, such as {min(others)!r}, so "
+            "merge it with maskdial export --adapter"
+        )
+    if not modules:
+        raise ExportError(f"{adapter / _WEIGHTS} has no low-rank matrices")
+    found = {}
+    for module in modules:
+        own = module.removeprefix(_PREFIX)
+        if f"{module}{_B}" not in stored:
+            raise ExportError(f"{adapter} lacks {module}{_B}")
+        a, b = stored[f"{module}{_A}"], stored[f"{module}{_B}"]
+        layer = _layer(adapter, own, projections)
+        size = projections[layer]
+        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+            raise ExportError(f"the matrices of {own} in {adapter} do not fit together")
+        if (size.num_inputs, size.num_outputs) != (a.shape[1], len(b)):
+            raise ExportError(
+                f"{adapter} was trained on another base: layer {layer} has {size.num_inputs} "
+                f"inputs and {size.num_outputs} outputs, and its matrices fit {a.shape[1]} and "
+                f"{len(b)}"
+            )
+        b = (_scale(settings, own, len(a)) * b).T
+        dtype = np.float16 if half else np.float32
+        with np.errstate(over="ignore"):
+            low_rank = LowRank(a.astype(dtype), np.ascontiguousarray(b, dtype))
+        if not all(np.isfinite(each).all() for each in low_rank):
+            raise ExportError(
+                f"the matrices of {own} in {adapter} have numbers that are not finite"
+                + (", or too large for float16" if half else "")
+            )
+        found[layer] = low_rank
+    return found
+
+
+def _layer(adapter: Path, module: str, projections: Mapping[str, Projection]) -> str:
+    """The base's layer of a module. Models with heads have a prefix that those without lack."""
+    if module in projections:
+        return module
+    found = [
+        layer
+        for layer in projections
+        if layer.endswith(f".{module}") or module.endswith(f".{layer}")
+    ]
+    if len(found) != 1:
+        raise ExportError(
+            f"{adapter} changes {module}, which is none of the base's layers that an adapter can "
+            "change at run time; merge it with maskdial export --adapter"
+        )
+    return found[0]
+
+
+def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
+    """As PEFT has it (``LoraLayer.update_layer``)."""
+    patterns = settings.get("alpha_pattern") or {}
+    pattern = get_pattern_key(patterns.keys(), module)
+    alpha = float(patterns.get(pattern, settings.get("lora_alpha", rank)))
+    return alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+
+
+def _find(name: str, bundle: Bundle) -> Source:
+    """The checkpoint of the base.
+
+    Raises:
+        ExportError: it cannot be found, or the base was exported from another one.
+    """
+    manifest = bundle.manifest
+    try:
+        source = find(name, manifest.task, revision=None, allow_pickle=False)
+    except ExportError as error:
+        raise ExportError(
+            f"the checkpoint of the base cannot be read; name it with --checkpoint: {error.message}"
+        ) from error
+    if source.sha256() != manifest.source_sha256:
+        raise ExportError(
+            f"{bundle.path} was exported from {manifest.source}, whose files differ from those of "
+            f"{name}"
+        )
+    return (
+        source if manifest.mask == "causal" or source.family != "causal" else source.under("full")
+    )
+
+
+def _compare(
+    source: Source,
+    adapter: Path,
+    bundle: Bundle,
+    session: Session,
+    kernels: Kernels,
+    matrices: Mapping[str, LowRank],
+) -> AdapterParity:
+    """Compares the base with the adapter, as the server runs it, with PEFT.
+
+    Raises:
+        ExportError: they differ by more than the tolerance.
+    """
+    packed = PackedAdapter(kernels.path)
+    for layer, each in matrices.items():
+        packed.add(each, session.projections[layer])
+    before = load_checkpoint(source)
+    passages = read_sample(None).passages()[:_NUM_TEXTS]
+    longest = min(before.max_length, _LONGEST)
+    texts = [np.array(before.tokenizer.encode(text).ids[:longest]) for text in passages]
+    plain = _torch(before, texts)
+    computed = _computed(session, bundle, texts, 0)
+    adapted = _torch(load_checkpoint(replace(source, adapter=adapter)), texts)
+    with_adapter = _computed(session, bundle, texts, packed.address)
+    if bundle.manifest.precision == "fp32":
+        peak = max(float(np.abs(each).max()) for each in adapted)
+        tolerance = TOLERANCE * max(1.0, peak / 10)
+        pairs = zip(adapted, with_adapter, strict=True)
+        difference = max(float(np.abs(left - right).max()) for left, right in pairs)
+        parity = AdapterParity(tolerance=tolerance, difference=difference)
+    else:
+        own = _spread(plain, computed)
+        difference = _spread(adapted, with_adapter)
+        parity = AdapterParity(tolerance=max(_MORE * own, _LEAST), difference=difference, base=own)
+    if not parity.difference <= parity.tolerance:  # also if it is NaN
+        raise ExportError(
+            f"the base with {adapter} differs from PEFT by {difference:.2g}, more than the "
+            f"tolerance of {parity.tolerance:.2g}; merge it with maskdial export --adapter"
+        )
+    return parity
+
+
+def _spread(expected: Sequence[Floats], actual: Sequence[Floats]) -> float:
+    """The root mean square of the differences, by the standard deviation of what is expected."""
+    left = np.concatenate([each.ravel() for each in expected]).astype(np.float64)
+    right = np.concatenate([each.ravel() for each in actual])
+    return float(np.sqrt(np.mean((left - right) ** 2)) / left.std())
+
+
+def _torch(checkpoint: Checkpoint, texts: Sequence[Ids]) -> list[Floats]:
+    return [
+        expected_output(
+            checkpoint.model, checkpoint.pooler, {"input_ids": torch.tensor(text)[None]}
+        )
+        for text in texts
+    ]
+
+
+def _computed(session: Session, bundle: Bundle, texts: Sequence[Ids], address: int) -> list[Floats]:
+    """What the server computes for each text alone."""
+    manifest = bundle.manifest
+    if manifest.kv is None:
+        return [_computed_masked(session, text, address) for text in texts]
+    longest = max(map(len, texts))
+    runner = Runner(
+        session, manifest.kv, slots=1, max_length=longest + 1, vocab_size=manifest.vocab_size
+    )
+    assert runner.adapters is not None, "the graph takes adapters"
+    runner.adapters[0] = address
+    return [np.array(runner.prefill(0, text, 0, len(text)), np.float32) for text in texts]
+
+
+def _computed_masked(session: Session, text: Ids, address: int) -> Floats:
+    feeds: dict[str, NDArray[Any]] = {
+        "input_ids": text[None],
+        "lengths": np.array([len(text)], np.int32),
+        "token_type_ids": np.zeros((1, len(text)), np.int64),
+        "rows": np.arange(len(text)),
+        "adapters": np.array([address], np.int64),
+    }
+    output = session.run(feeds)
+    return output if "rows" in session.input_names else output[0]
