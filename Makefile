@@ -44,7 +44,7 @@ FAULT := $(shell $(BROKEN))
 $(if $(FAULT),$(error $(FAULT)))
 endif
 
-.PHONY: help serve kernels test test-fast test-zoo test-clients test-deploy test-ray test-sanitized \
+.PHONY: help serve kernels test test-fast test-zoo test-webgpu test-clients test-deploy test-ray test-sanitized \
 	coverage check format dist locks
 
 help:
@@ -53,6 +53,7 @@ help:
 	@echo "make test          run every test"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
+	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
@@ -81,6 +82,9 @@ test-fast: $(FOR_TESTING)
 
 test-zoo: $(DEV)
 	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads" $(ARGS)
+
+test-webgpu: $(DEV)
+	$(PYTEST) tests/webgpu -m "webgpu or not webgpu" $(ARGS)
 
 test-clients: $(DEV) $(CLIENTS)
 	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
@@ -137,8 +141,8 @@ $(TEST): $(PROJECTS) constraints.txt | $(BIN)/pip
 $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt -e ".[export]" --group dev
-	# The tests compare with it. It asks for an older transformers, with which it would not be compared.
-	$(PIP) install -c constraints.txt --no-deps gliner
+	# The tests compare with them. The first asks for an older transformers, with which it would not be compared.
+	$(PIP) install -c constraints.txt --no-deps gliner gliner2
 	touch $@
 
 $(DIST): pyproject.toml constraints.txt | $(BIN)/pip

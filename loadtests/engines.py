@@ -18,6 +18,8 @@ from loadtests import LoadTestError
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.manifest import KVLayout
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.grammar.compiler import GrammarCompiler
@@ -145,15 +147,16 @@ class LoadedCausal:
         """Rounds up to a multiple of the attention kernel's block."""
         return -(-num_tokens // self.layout.query_block) * self.layout.query_block
 
-    def runner(self) -> Runner:
+    def runner(self, slots: int = NUM_STREAMS) -> Runner:
         """A runner with a KV cache of its own."""
         return Runner(
             self.session,
             self.layout,
-            slots=NUM_STREAMS,
+            slots=slots,
             max_length=self.max_length,
             vocab_size=self.vocab_size,
-            max_tokens=max(self.max_length, self.chunk_tokens + 1),
+            max_tokens=max(self.max_length, self.chunk_tokens + 1) + MAX_PASS_DRAFTS,
+            max_rows=self.max_length + MAX_PASS_DRAFTS,
         )
 
     def prefill(self, runner: Runner, prompt: Sequence[int]) -> NDArray[np.float32]:
@@ -173,6 +176,7 @@ class LoadedCausal:
         chunk_tokens: int | None = None,
         block_tokens: int | None = None,
         prefix_cache: bool = False,
+        slots: int = NUM_STREAMS,
         max_drafts: int = 0,
     ) -> CausalEngine:
         """An engine, not started.
@@ -184,7 +188,8 @@ class LoadedCausal:
             block_tokens: longest prompts that are read together; None for the kernel's block. With
                 1, each prompt is read alone; without a prefix cache nothing else changes.
             prefix_cache: whether it has one, of the configured size.
-            max_drafts: most tokens to draft per step.
+            slots: of the runner.
+            max_drafts: most draft tokens of a sequence.
         """
         block = self.layout.query_block
         cache = PrefixCache(
@@ -198,7 +203,7 @@ class LoadedCausal:
         return CausalEngine(
             runner,
             self.tokenizer,
-            slots=NUM_STREAMS,
+            slots=slots,
             max_length=self.max_length,
             vocab_size=self.vocab_size,
             prefill_chunk_tokens=chunk_tokens or self.chunk_tokens,
@@ -207,9 +212,22 @@ class LoadedCausal:
             eos_token_ids=eos,
             sampler=Sampler(self.vocab_size, eos, kernels=kernels),
             prefix_cache=cache if prefix_cache else None,
-            max_drafts=max_drafts,
+            speculation=self._speculation(runner, max_drafts, metrics),
             metrics=metrics,
             name=self.bundle.name,
+        )
+
+    def _speculation(
+        self, runner: ModelRunner, max_drafts: int, metrics: ModelMetrics
+    ) -> Speculation | None:
+        if not max_drafts:
+            return None
+        return Speculation(
+            (PromptLookup(),),
+            max_drafts=max_drafts,
+            max_length=self.max_length,
+            together=self.session.is_exact and runner.decode_and_prefill is not None,
+            metrics=metrics,
         )
 
     def grammar_compiler(self) -> GrammarCompiler:

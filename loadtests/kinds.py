@@ -210,6 +210,11 @@ def _with_tool(number: int) -> Any:
     return _chat(max_tokens=40, tool_choice="required", tools=tools)(number)
 
 
+def _tensor(number: int) -> Any:
+    tensor = {"name": "inputs", "shape": [1], "datatype": "BYTES", "data": [text(number)]}
+    return {"inputs": [tensor]}
+
+
 def _many_words(number: int) -> Any:
     return {"enum": [word(_MANY_WORDS * number + each) for each in range(_MANY_WORDS)]}
 
@@ -231,6 +236,20 @@ _LONG = {"max_new_tokens": 200}
 
 KINDS: tuple[Kind, ...] = (
     Kind("fill-mask", "/fill-mask", lambda n: {"inputs": f"[MASK] {text(n)}", "model": "hybrid"}),
+    Kind(
+        "fill-mask joint",
+        "/fill-mask",
+        lambda n: {
+            "inputs": f"[MASK] {word(n)} [MASK]",
+            "model": "hybrid",
+            "parameters": {"joint": True, "num_beams": 2},
+        },
+    ),
+    Kind(
+        "infill",
+        "/infill",
+        lambda n: {"input_prefix": word(n), "input_suffix": " sea", "model": "hybrid"},
+    ),
     Kind("classify", "/classify", inputs("sentiment")),
     Kind("classify many", "/classify", lambda n: {"inputs": [text(n)] * 4, "model": "sentiment"}),
     Kind("dispatched", "/models/{name}", lambda n: {"inputs": text(n)}, target="/models/sentiment"),
@@ -269,6 +288,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("responses", "/v1/responses", _response()),
     Kind("responses stream", "/v1/responses", _response(stream=True)),
     Kind("response by id", "/v1/responses/{id}", status=404, target="/v1/responses/resp_1"),
+    Kind(
+        "cancel a response",
+        "/v1/responses/{id}/cancel",
+        lambda _: {},
+        404,
+        target="/v1/responses/resp_1/cancel",
+    ),
     Kind("messages", "/v1/messages", _chat()),
     Kind("messages stream", "/v1/messages", _chat(stream=True)),
     Kind(
@@ -320,6 +346,38 @@ KINDS: tuple[Kind, ...] = (
     Kind("model", "/v1/models/{name}", target="/v1/models/hybrid"),
     Kind("/v2 model", "/v2/models/{name}", target="/v2/models/hybrid"),
     Kind("/v2 model ready", "/v2/models/{name}/ready", target="/v2/models/hybrid/ready"),
+    Kind("infer", "/v2/models/{name}/infer", _tensor, target="/v2/models/sentiment/infer"),
+    Kind(
+        "infer a version",
+        "/v2/models/{name}/versions/{version}/infer",
+        _tensor,
+        target="/v2/models/sentiment/versions/1/infer",
+    ),
+    Kind(
+        "/v2 version",
+        "/v2/models/{name}/versions/{version}",
+        target="/v2/models/hybrid/versions/1",
+    ),
+    Kind(
+        "/v2 version ready",
+        "/v2/models/{name}/versions/{version}/ready",
+        target="/v2/models/hybrid/versions/1/ready",
+    ),
+    *(
+        Kind(
+            f"triton {name}",
+            f"/v2/models/{{name}}/{name}",
+            lambda n: {"text_input": text(n), "parameters": {"max_new_tokens": 4}},
+            target=f"/v2/models/hybrid/{name}",
+        )
+        for name in ("generate", "generate_stream")
+    ),
+    Kind(
+        "predict instances",
+        "/v1/models/{name}:predict",
+        lambda n: {"instances": [text(n), word(n)]},
+        target="/v1/models/sentiment:predict",
+    ),
     Kind("tokenizer info", "/tokenizer_info", target="/tokenizer_info?model=hybrid"),
     Kind("index", "/v2/repository/index", lambda _: {}),
     Kind("400", "/v1/completions", lambda n: {"model": "hybrid", "prompt": "x", word(n): 1}, 400),

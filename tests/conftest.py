@@ -304,11 +304,21 @@ class FakeDeviceMemory:
     on_host = False
     stream = 0
 
-    def __init__(self, num_bytes: int = 2**30) -> None:
+    def __init__(self, num_bytes: int = 2**30, *, binds_views: bool = True) -> None:
         self.num_bytes = num_bytes
+        self.binds_views = binds_views
         self.num_synchronized = 0
         self._arrays: list[NDArray[np.uint8]] = []  # on the device
         self._pinned: list[NDArray[Any]] = []
+
+    @property
+    def of_passes(self) -> "FakeDeviceMemory":
+        return self
+
+    def bound(self, buffer: Buffer) -> int:
+        begins = any(buffer.pointer == array.ctypes.data for array in self._arrays)
+        assert begins or self.binds_views, "a binding begins within an allocation"
+        return buffer.pointer
 
     def view(self, buffer: Buffer) -> None:
         return None

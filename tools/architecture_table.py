@@ -25,12 +25,23 @@ _INTRODUCTION = (
 )
 
 
+# They are no architectures of transformers, so the zoo has none of them.
+_OTHERS = """## Checkpoints of other libraries
+
+| library | proven with, in `make test` | |
+|---|---|---|
+| gliner 0.2 | spans and tokens, BERT, DeBERTa-v3 and ModernBERT, an LSTM, an encoder for labels | \
+[GLiNER](export.md#gliner) |
+| gliner2 2.1 | the architecture `span` on BERT | [GLiNER2](export.md#gliner2) |
+"""
+
+
 def page() -> str:
     """The whole page, as Markdown."""
     parts = [_INTRODUCTION]
     for task, zoo in ZOO.items():
         parts.append(f"## {task}\n\n| architecture | proven with |\n|---|---|\n" + _rows(zoo))
-    return "\n".join(parts)
+    return "\n".join([*parts, _OTHERS])
 
 
 def _rows(zoo: Mapping[str, Specimen]) -> str:

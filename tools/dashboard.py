@@ -152,7 +152,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Draft tokens accepted",
-            "Share of the tokens guessed by prompt lookup that were right.",
+            "Share of the tokens guessed ahead that were right, whoever guessed them.",
             "percentunit",
             {
                 "{{model}}": f"{_rate('speculative_accepted_tokens_total', 'model')} / "

@@ -11,8 +11,21 @@ with Client("http://127.0.0.1:8000") as client:
 from maskdial_client._async.classify import Classification, LabelScore
 from maskdial_client._async.client import AsyncClient
 from maskdial_client._async.decide import DecisionAnswer
-from maskdial_client._async.embed import Embedding, RankedText, SparseEmbedding, TokenEmbeddings
-from maskdial_client._async.fill_mask import Fill, FillMaskResult
+from maskdial_client._async.embed import (
+    Embedding,
+    HybridEmbedding,
+    RankedText,
+    SparseEmbedding,
+    TokenEmbeddings,
+)
+from maskdial_client._async.fill_mask import (
+    Fill,
+    FillMaskResult,
+    GapFill,
+    Infilled,
+    JointFill,
+    JointToken,
+)
 from maskdial_client._async.generate import Generation, GenerationDetails, Token
 from maskdial_client._async.server import Health, ModelInfo, ModelStatus, ServerInfo
 from maskdial_client._async.spans import Answer, Answers, Entity, Redaction, Replacement
@@ -59,11 +72,16 @@ __all__ = [
     "Fill",
     "FillMaskResult",
     "ForbiddenError",
+    "GapFill",
     "Generation",
     "GenerationDetails",
     "GenerationError",
     "Health",
+    "HybridEmbedding",
     "InferenceError",
+    "Infilled",
+    "JointFill",
+    "JointToken",
     "LabelScore",
     "MaskdialClientError",
     "ModelInfo",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from rich.console import Console
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from maskdial.bundle.manifest import (
     Entities,
+    Extraction,
     KVLayout,
     PairTemplate,
     SpecialTokens,
@@ -24,6 +26,8 @@ from maskdial.bundle.manifest import (
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
 from maskdial_export.checkpoint.gliner import read_entities
+from maskdial_export.checkpoint.gliner2 import read_extraction
+from maskdial_export.checkpoint.gliner_labels import label_pooler, label_source
 from maskdial_export.checkpoint.hybrid import read_hybrid
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
@@ -34,11 +38,13 @@ from maskdial_export.checkpoint.text_to_text import read_text_to_text
 from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
 from maskdial_export.checkpoint.weights import load_model, map_widened
 from maskdial_export.checks.evaluation import (
+    LABELS,
     Classify,
     ClassifyAll,
     Cosine,
     Evaluation,
     FillMask,
+    FindBySchema,
     FindEntities,
     GreedyText,
     Order,
@@ -46,13 +52,25 @@ from maskdial_export.checks.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.checks.parity import CausalParity, EncoderDecoderParity, MaskedParity
+from maskdial_export.checks.parity import (
+    CausalParity,
+    EncoderDecoderParity,
+    MaskedParity,
+    expected_output,
+)
 from maskdial_export.checks.reach import NEAR, Reach, Snapshot, find_reach
 from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
-from maskdial_export.session import Graph
-from maskdial_export.tracing import bidirectional, causal, encoder_decoder, masked, two_parts
+from maskdial_export.session import Floats, Graph
+from maskdial_export.tracing import (
+    bidirectional,
+    causal,
+    counts,
+    encoder_decoder,
+    masked,
+    two_parts,
+)
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
 from maskdial_export.tracing.positions import check_sizes, max_length
@@ -70,8 +88,9 @@ class Checkpoint:
     ``text_to_text`` for those with an encoder and a decoder, ``reads_both_ways`` for causal
     architectures under the full mask, ``pair_template`` for rerank. ``packs`` are groups of modules
     to multiply as one product each. ``sends_token_types``: whether the tokenizer tells the model
-    the parts of a text pair. ``entities`` is set for GLiNER models. ``doubt``: why the model may
-    not be the one that was trained.
+    the parts of a text pair. ``entities`` is set for GLiNER models, ``label_vectors`` for those
+    with an encoder of labels: its output for `LABELS`. ``extraction`` is set for GLiNER2 models.
+    ``doubt``: why the model may not be the one that was trained.
     ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
     """
 
@@ -94,6 +113,8 @@ class Checkpoint:
     left_out: Sequence[str] = ()
     media_tokens: Sequence[int] = ()
     entities: Entities | None = None
+    label_vectors: Floats | None = None
+    extraction: Extraction | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -127,6 +148,18 @@ class Checkpoint:
             self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
         )
 
+    def trace_counts(self) -> ir.Model | None:
+        """The traced graph of a GLiNER2 model's queries; None if it is no such model."""
+        return None if self.extraction is None else counts.trace(self.model)
+
+    def check_counts(self, graph: Path, tolerance: float) -> None:
+        """Compares a graph of `trace_counts` with torch.
+
+        Raises:
+            ExportError: they differ by more than the tolerance.
+        """
+        counts.check(self.model, graph, tolerance)
+
     def trace_encoder(self) -> ir.Model | None:
         """The traced graph of the encoder, if the model has one beside its decoder."""
         if self.text_to_text is None or self.kv is None:
@@ -158,8 +191,10 @@ class Checkpoint:
             return Cosine(*text)
         if self.task == "fill-mask" and self.tokens.mask is not None:
             return FillMask(*text, config.vocab_size, self.tokens.mask)
+        if self.extraction is not None:
+            return FindBySchema(*text, self.extraction, self.model)
         if self.entities is not None:
-            return FindEntities(*text, self.entities)
+            return FindEntities(*text, self.entities, self.label_vectors)
         if self.task in ("token-classify", "decide"):
             return TokenClassify(*text)
         if self.task == "question-answering":
@@ -215,10 +250,15 @@ def load_checkpoint(
     tokens = special_tokens(source, config, tokenizer)
     check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
     positions = max_length(model)
-    entities = None
+    entities, label_vectors, extraction = None, None, None
+    if source.task == "extract":
+        extraction = read_extraction(source, model)
     if source.task == "entities":
         entities = read_entities(source, tokenizer, model)
-        model.words.separator = entities.separator[0]
+        if entities.encodes_labels:
+            label_vectors = _label_vectors(source, sample)
+        else:
+            model.words.separator = entities.separator[0]
     initial = Snapshot(model)
     if source.family == "encoder-decoder":
         pair = _load_pair(source, model, loaded, tokens, positions, limit, initial)
@@ -245,8 +285,8 @@ def load_checkpoint(
         pooler = read_hybrid(source, config.hidden_size, tokenizer, tokens)
         positions = longest_text(source, positions)
     if source.task in ("embed", "embed-sparse"):
-        columns = config.hidden_size if source.task == "embed" else config.vocab_size
-        pooler = read_pooler(source, columns)
+        columns = _output_width(model) if source.task == "embed" else config.vocab_size
+        pooler = read_pooler(source, columns) if source.finder is None else label_pooler(source)
         positions = longest_text(source, positions)
     positions = _limited(source, positions, limit)
     kv = causal.kv_layout(surveyed) if source.family == "causal" else None
@@ -272,7 +312,28 @@ def load_checkpoint(
         left_out=read.left_out,
         media_tokens=read.media_tokens,
         entities=entities,
+        label_vectors=label_vectors,
+        extraction=extraction,
     )
+
+
+def _output_width(model: PreTrainedModel) -> int:
+    """The columns of an encoder's output, which may be a projection of its hidden states."""
+    with torch.no_grad():
+        output: torch.Tensor = model(input_ids=torch.ones(1, 1, dtype=torch.int64))[0]
+    return output.shape[-1]
+
+
+def _label_vectors(source: Source, sample: Sample) -> Floats:
+    """What a GLiNER model's encoder of labels makes of `LABELS`, (num_labels, columns)."""
+    encoder = label_source(source)
+    assert encoder is not None, "the model encodes its labels"
+    checkpoint = load_checkpoint(encoder, sample=sample, strict=False)
+    vectors = []
+    for label in LABELS:
+        inputs = {"input_ids": torch.tensor([checkpoint.tokenizer.encode(label).ids])}
+        vectors.append(expected_output(checkpoint.model, checkpoint.pooler, inputs))
+    return np.stack(vectors)
 
 
 def _reach(model: PreTrainedModel, positions: int, initial: Snapshot, console: Console) -> Reach:

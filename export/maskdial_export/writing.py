@@ -12,14 +12,19 @@ from rich.console import Console
 
 import maskdial
 from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
+    COUNT_GRAPH,
     DECISION_TEMPLATE,
     ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
+    LABEL_ENCODER,
+    MANIFEST,
     GoldenCheck,
+    InfillTokens,
     Manifest,
     ParityReport,
     QualityReport,
@@ -27,6 +32,7 @@ from maskdial.bundle.manifest import (
 from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
+from maskdial_export.checkpoint.gliner_labels import label_source
 from maskdial_export.checkpoint.integers import stored_matrices
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
@@ -184,6 +190,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         with phase(console, "Sharing the weights"):
             share_weights(folder, (GRAPH, ENCODER_GRAPH))
             names.remove(data_file(ENCODER_GRAPH))
+    names += _write_label_encoder(source, folder, settings)
+    names += _write_counts(checkpoint, folder, settings)
     kv = checkpoint.kv
     if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
@@ -208,6 +216,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             pair_template=checkpoint.pair_template,
             decision=decision,
             entities=checkpoint.entities,
+            extraction=checkpoint.extraction,
+            infill=infill_tokens(source, checkpoint),
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),
             media_tokens=tuple(checkpoint.media_tokens),
@@ -223,9 +233,39 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     return Written(manifest, packs_of(graphs.graph.graph))
 
 
+def _write_label_encoder(source: Source, folder: Path, settings: Settings) -> list[str]:
+    """Writes the bundle of a GLiNER model's second encoder; returns the names of its files."""
+    encoder = label_source(source)
+    if encoder is None:
+        return []
+    finding(settings.console, "the encoder of labels:")
+    inside = folder / LABEL_ENCODER
+    inside.mkdir()
+    manifest = write_bundle(encoder, inside, settings).manifest
+    return [f"{LABEL_ENCODER}/{name}" for name in (MANIFEST, *manifest.files)]
+
+
+def _write_counts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[str]:
+    """Writes what makes queries of a GLiNER2 model's fields, in fp32; returns its files' names."""
+    graph = checkpoint.trace_counts()
+    if graph is None:
+        return []
+    files = save(optimize(graph), folder / COUNT_GRAPH)
+    with _onnxruntime_errors():
+        checkpoint.check_counts(folder / COUNT_GRAPH, settings.tolerance)
+    return files
+
+
 def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
     """Whether the tokens of a masked graph attend to earlier ones only."""
     return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
+
+
+def infill_tokens(source: Source, checkpoint: Checkpoint) -> InfillTokens | None:
+    """The fill-in-the-middle tokens of a model that writes, if its tokenizer has any."""
+    if source.family != "causal":
+        return None
+    return find_infill_tokens(checkpoint.tokenizer.token_to_id)
 
 
 def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Quantizer | None:

@@ -5,13 +5,13 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
-from loadtests.engines import LoadedCausal, open_stream, started
+from loadtests.engines import NUM_STREAMS, LoadedCausal, open_stream, started
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.stream import TokenStream
-from maskdial.metrics import Metrics, ModelMetrics
+from maskdial.metrics import DraftKind, Metrics, ModelMetrics
 
 _MODEL = "measured"
 _POLL_SECONDS = 0.001
@@ -88,12 +88,12 @@ class Recorder:
     @property
     def num_drafts(self) -> int:
         """Draft tokens so far."""
-        return self._value("speculative_draft_tokens_total")
+        return self._drafted("speculative_draft_tokens_total")
 
     @property
     def num_accepted(self) -> int:
         """Draft tokens that were accepted so far."""
-        return self._value("speculative_accepted_tokens_total")
+        return self._drafted("speculative_accepted_tokens_total")
 
     @property
     def num_hit(self) -> int:
@@ -114,8 +114,12 @@ class Recorder:
         passes, self._passes = tuple(self._passes), []
         self._steps.append(Step(schedule, run, sample, publish, passes))
 
-    def _value(self, name: str) -> int:
-        value = self._registry.get_sample_value(f"maskdial_{name}", {"model": _MODEL})
+    def _drafted(self, name: str) -> int:
+        return sum(self._value(name, kind=kind) for kind in get_args(DraftKind))
+
+    def _value(self, name: str, **labels: str) -> int:
+        labels["model"] = _MODEL
+        value = self._registry.get_sample_value(f"maskdial_{name}", labels)
         assert value is not None, name
         return int(value)
 
@@ -223,6 +227,7 @@ async def running(
     chunk_tokens: int | None = None,
     block_tokens: int | None = None,
     prefix_cache: bool = False,
+    slots: int = NUM_STREAMS,
     max_drafts: int = 0,
 ) -> AsyncIterator[Rig]:
     """Runs an engine for the duration of the block; see `LoadedCausal.engine`."""
@@ -233,6 +238,7 @@ async def running(
         chunk_tokens=chunk_tokens,
         block_tokens=block_tokens,
         prefix_cache=prefix_cache,
+        slots=slots,
         max_drafts=max_drafts,
     )
     async with started(engine):

@@ -31,6 +31,7 @@ from maskdial.registry.catalog import find_bundles
 from maskdial.registry.loading import start_models
 from maskdial.registry.registry import Models
 from maskdial.registry.served import ServedModel
+from maskdial.responses_store import ResponseStore
 
 _METRICS_SECONDS = 1.0  # so old may a page of metrics be
 
@@ -67,8 +68,11 @@ def create_app(
     watchdog = Watchdog(lambda: (model.engine for model in models), config)
     page = SharedWork(metrics.render, _METRICS_SECONDS)
     tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
+    responses = None
+    if config.responses_store is not None:
+        responses = ResponseStore(config.responses_store, config.responses_max_age)
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing, responses
     )
     app.state.on_load_failure = on_load_failure
     app.state.batches = None if config.batch_dir is None else BatchService(app, config.batch_dir)
@@ -113,6 +117,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
         await context.models.close()
+        if context.responses is not None:
+            await context.responses.close()
         if context.tracing is not None:
             await asyncio.to_thread(context.tracing.close)
 

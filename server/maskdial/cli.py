@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from maskdial.config import (
     repeated,
 )
 from maskdial.errors import ConfigError, MaskdialError, printable
+from maskdial.model_cache import VARIABLE, bundle_folder, cache_folder, cached_models, remove
 
 if TYPE_CHECKING:
     from maskdial.bundle.bundle import Bundle
@@ -127,6 +129,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     _add_serve_arguments(add("serve", "start the server", _serve))
     health = add("health", "ask the server on this machine whether it is ready", _health)
     _add_health_arguments(health)
+    models = add("models", "list the models of the Hub in the cache, or remove some", _models)
+    _add_models_arguments(models)
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
     if chosen == "export":
         _add_export_arguments(export)
@@ -229,10 +233,59 @@ def _serve(options: argparse.Namespace) -> int:
 
     config = load_config(given_settings(options), options.config)
     logs.configure(config.log_level, config.log_format)
+    _export_missing(config)
     server = Server(config, ends_process=True)
     server.run()
     if server.failure is not None or not server.started:
         return 1
+    return 0
+
+
+def _export_missing(config: Config) -> None:
+    """Exports the models that are named as on the Hub, and are not in the cache yet.
+
+    In a process of its own: torch would stay in this one's memory, and write into its log.
+    """
+    for name, folder in config.models.items():
+        if folder != bundle_folder(name) or folder.exists():
+            continue
+        print(f"maskdial: exporting {name} to {folder}", file=sys.stderr)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "maskdial", "export", name, str(folder)]
+        if subprocess.run(command, check=False).returncode:
+            raise ConfigError(
+                f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
+                "line above says why; a bundle of your own is --model NAME=PATH"
+            )
+
+
+def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        f"The cache is {VARIABLE}, or maskdial in the system's folder of caches. 'maskdial serve "
+        "--model ORG/NAME' fills it."
+    )
+    parser.add_argument(
+        "--remove", action="append", default=[], metavar="ORG/NAME", help="remove this one"
+    )
+
+
+def _models(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from maskdial.bundle.bundle import read_manifests
+
+    for name in options.remove:
+        remove(name)
+    table = Table(show_header=False, box=None)
+    found = cached_models()
+    for model in found:
+        manifests = read_manifests(model.name, model.folder)
+        kinds = [f"{each.task}, {each.precision}" for each in manifests]
+        table.add_row(model.name, f"{model.num_bytes / 1e6:,.1f} MB", "; ".join(kinds))
+    total = sum(model.num_bytes for model in found)
+    table.add_row(str(cache_folder()), f"{total / 1e6:,.1f} MB", style="dim")
+    Console(highlight=False).print(table)
     return 0
 
 

@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from maskdial import settings
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
+from maskdial.model_cache import bundle_folder, is_hub_name
 from maskdial.runtime import providers
 
 
@@ -142,6 +143,11 @@ class Config(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0: all interfaces")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    grpc_port: Annotated[int | None, Field(ge=0, le=65535), _Off] = Field(
+        None,
+        description="port for KServe's protocol over gRPC, with the same keys and certificate; 0: "
+        "any free port; needs 'maskdial[grpc]'",
+    )
     uds: Annotated[Path | None, _None] = Field(
         None, description="Unix socket to listen on, instead of host and port"
     )
@@ -169,10 +175,11 @@ class Config(BaseModel):
             "any. Default: only pages that this server delivers",
         )
     )
-    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH")] = Field(
+    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
         {},
-        description="models to serve, by name, loaded at the start; none, and no --model-dir: the "
-        "starter models",
+        description="models to serve, by name, loaded at the start. A name of the Hub is exported "
+        "into the cache (MASKDIAL_CACHE) the first time. None, and no --model-dir: the starter "
+        "models",
     )
     model_dir: Annotated[Path | None, _None] = Field(
         None,
@@ -397,13 +404,18 @@ class Config(BaseModel):
         "that all of them send is read once, but how fast a prompt is read tells each of them what "
         "others have sent",
     )
-    speculative_tokens: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="maximum number of draft tokens by prompt lookup, for a sequence that runs "
-        "alone; faster for copies and summaries, but the last bits of log-probabilities then "
-        "depend on load; 0 disables it",
+    speculative_tokens: Annotated[int | None, Field(ge=0, le=64), _Auto] = Field(
+        None,
+        description="maximum number of draft tokens of a sequence, which one pass verifies; fewer "
+        "or none are verified where more would take longer; 0: no speculation; auto: 16 where the "
+        "answers are the same to the last bit with it, which takes the kernels, else 0. Without "
+        "them, only a sequence that runs alone has drafts, and last bits depend on it",
+    )
+    draft: str | None = Field(
+        None,
+        description="name of a served causal model, smaller and with the same vocabulary, whose "
+        "likeliest tokens the others verify where speculation changes no bit of their answers; it "
+        "takes a KV cache for each of them",
     )
     generation_config: Literal["auto", "off"] = Field(
         "auto",
@@ -445,6 +457,14 @@ class Config(BaseModel):
         description="add the bodies of requests and replies to the lines of --log-format json, the "
         "first 65,536 bytes of each",
     )
+    responses_store: Annotated[Path | None, _None] = Field(
+        None,
+        description="file of SQLite's that keeps the responses of /v1/responses, so that they can "
+        "be retrieved and continued, and run in the background; each key has its own",
+    )
+    responses_max_age: float = Field(
+        2_592_000.0, gt=0, le=1e9, description="seconds after which a stored response is dropped"
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
@@ -474,7 +494,9 @@ class Config(BaseModel):
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
-        """Accepts NAME=PATH pairs: a list (flags) or a comma-separated string (variables)."""
+        """Accepts NAME=PATH pairs, and names of the Hub, whose bundles are in the cache: a list
+        (flags) or a comma-separated string (variables).
+        """
         if isinstance(value, str):
             value = value.split(",")
         if not isinstance(value, list):
@@ -482,8 +504,12 @@ class Config(BaseModel):
         models: dict[str, str] = {}
         for pair in value:
             name, equals, path = str(pair).strip().partition("=")
-            if not (name and equals and path):
-                raise ValueError(f"{shortened(str(pair))!r} is not NAME=PATH")
+            if not equals and is_hub_name(name):
+                path = str(bundle_folder(name))
+            elif not (name and equals and path):
+                raise ValueError(
+                    f"{shortened(str(pair))!r} is not NAME=PATH, nor a name of the Hub, ORG/NAME"
+                )
             if name in models:
                 raise ValueError(f"the name {shortened(name)!r} is given twice")
             models[name] = path

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from maskdial import dialects
-from maskdial.bundle.manifest import Embedding, Manifest, ParityReport, QualityReport
+from maskdial.bundle.manifest import Embedding, InfillTokens, Manifest, ParityReport, QualityReport
 
 _MAX_LABELS = 20
 
@@ -52,12 +52,20 @@ def _kind(manifest: Manifest) -> str:
 def _of_task(manifest: Manifest) -> dict[str, str]:
     kv, source = manifest.kv, manifest.text_to_text
     return {
+        "infills": "" if manifest.infill is None else _infill(manifest.infill),
         "source text": "" if source is None else f"up to {source.max_source_length:,} tokens",
         "languages": "" if source is None else ", ".join(source.languages),
         "vectors": "" if manifest.embedding is None else _vectors(manifest.embedding),
         "labels": _labels(manifest.labels),
         "cache": "" if kv is None else f"{kv.bytes_per_token / 1024:.1f} KiB a token in {kv.dtype}",
     }
+
+
+def _infill(tokens: InfillTokens) -> str:
+    parts = [f"{tokens.prefix} text", f"{tokens.suffix} text"]
+    if tokens.suffix_first:
+        parts.reverse()
+    return " ".join(filter(None, (*parts, tokens.middle)))
 
 
 def _density(manifest: Manifest, folder: Path) -> str:

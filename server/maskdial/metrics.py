@@ -68,6 +68,8 @@ ConnectionEnd = Literal[
     "unsent",
 ]
 Phase = Literal["schedule", "run", "sample", "publish"]
+DraftKind = Literal["grammar", "prediction", "prompt", "answers", "model"]
+"""Where draft tokens come from."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = tuple(2**power for power in range(3, 18))
@@ -137,8 +139,8 @@ class ModelMetrics(PassMetrics):
     prefix_cache_hits: Counter
     prefix_cache_bytes: Share
     prefix_cache_blocks: Share
-    draft_tokens: Counter
-    accepted_draft_tokens: Counter
+    draft_tokens: Mapping[DraftKind, Counter]
+    accepted_draft_tokens: Mapping[DraftKind, Counter]
     engine_seconds: Mapping[Phase, Counter]
 
     def observe_step(self, schedule: float, run: float, sample: float, publish: float) -> None:
@@ -241,9 +243,11 @@ class Metrics:
         self._prefix_cache_blocks = gauge(
             "prefix_cache_blocks", "Blocks in the prefix cache", "model"
         )
-        self._draft_tokens = counter("speculative_draft_tokens", "Tokens guessed ahead", "model")
+        self._draft_tokens = counter(
+            "speculative_draft_tokens", "Tokens guessed ahead", "model", "kind"
+        )
         self._accepted_draft_tokens = counter(
-            "speculative_accepted_tokens", "Tokens guessed ahead that were right", "model"
+            "speculative_accepted_tokens", "Tokens guessed ahead that were right", "model", "kind"
         )
         self._engine_seconds = counter(
             "engine_seconds", "Time of the generation loop, by its phase", "model", "phase"
@@ -276,8 +280,13 @@ class Metrics:
             prefix_cache_hits=self._prefix_cache_hits.labels(model),
             prefix_cache_bytes=Share(self._prefix_cache_bytes.labels(model)),
             prefix_cache_blocks=Share(self._prefix_cache_blocks.labels(model)),
-            draft_tokens=self._draft_tokens.labels(model),
-            accepted_draft_tokens=self._accepted_draft_tokens.labels(model),
+            draft_tokens={
+                kind: self._draft_tokens.labels(model, kind) for kind in get_args(DraftKind)
+            },
+            accepted_draft_tokens={
+                kind: self._accepted_draft_tokens.labels(model, kind)
+                for kind in get_args(DraftKind)
+            },
             engine_seconds={
                 phase: self._engine_seconds.labels(model, phase) for phase in get_args(Phase)
             },

@@ -13,9 +13,10 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from maskdial.app import create_app
 from maskdial.config import Config
@@ -24,9 +25,13 @@ from maskdial.http.connection import Connection
 from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
 from maskdial.http.handshake import Handshake
+from maskdial.http.in_process import InProcess
 from maskdial.http.tls import Certificate
 from maskdial.http.unix_socket import UnixSocket
 from maskdial.runtime.memory import map_large_blocks
+
+if TYPE_CHECKING:
+    from maskdial.rpc.server import RpcServer
 
 _LAST_REPLIES_SECONDS = 1.0
 # After the drain. Engines have ten seconds for the pass under way, traces have as long to be sent.
@@ -87,6 +92,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
+        self.rpc = None if config.grpc_port is None else _rpc_server(app, config)
+        """The listener for gRPC, if there is one."""
         self.failure: MaskdialError | None = None
         self._context = context
         context.watchdog.on_death = self._engine_died
@@ -145,6 +152,11 @@ class Server(uvicorn.Server):
                 where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
                 _log.info("listening on %s:%s", self.scheme, where)
                 self._connections.overload.watch(listener.fileno())
+        if self.rpc is not None:
+            try:
+                await self.rpc.start()
+            except ConfigError as error:
+                self._load_failed(error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the listener and the connections."""
@@ -153,6 +165,8 @@ class Server(uvicorn.Server):
             with contextlib.suppress(RuntimeError, MemoryError):  # there is no thread left
                 faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
         self._connections.overload.close()
+        if self.rpc is not None:
+            await self.rpc.stop(_LAST_REPLIES_SECONDS)
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -236,6 +250,16 @@ class Server(uvicorn.Server):
     def _load_failed(self, error: MaskdialError) -> None:
         self.failure = error
         self.should_exit = True
+
+
+def _rpc_server(app: ASGIApp, config: Config) -> "RpcServer":
+    try:
+        from maskdial.rpc.server import RpcServer  # an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"--grpc-port needs grpcio and protobuf ({error}): pip install 'maskdial[grpc]'"
+        ) from error
+    return RpcServer(InProcess(app), config)
 
 
 def _raise_file_limit(max_connections: int) -> int:

@@ -18,7 +18,8 @@ PREFIX = "MASKDIAL_"
 """What the names of the server's variables begin with; the rest is the setting's name."""
 
 _FILE = "config"  # the only setting that the file itself cannot have
-_NOT_SETTINGS = frozenset({"MASKDIAL_KERNELS_ISA"})  # the library of the kernels reads it
+# The library of the kernels reads the one, all commands the other.
+_NOT_SETTINGS = frozenset({"MASKDIAL_KERNELS_ISA", "MASKDIAL_CACHE"})
 _SERVICE_LINK = re.compile(
     rf"{PREFIX}(\w+_)?"
     r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"

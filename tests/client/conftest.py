@@ -21,13 +21,17 @@ from maskdial_client import AsyncClient, Client, RetryPolicy
 
 TASK_ROUTES = (
     "/fill-mask",
+    "/infill",
     "/classify",
     "/token-classify",
     "/redact",
+    "/extract",
     "/question-answering",
     "/zero-shot-classify",
     "/embed",
     "/embed-all",
+    "/embed-hybrid",
+    "/embed-chunks",
     "/similarity",
     "/summarize",
     "/translate",

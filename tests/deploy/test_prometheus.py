@@ -14,7 +14,7 @@ import pytest
 from tests.deploy import queries
 
 PROMETHEUS = shutil.which("prometheus")
-# Nothing drafts tokens here, and nothing divided by nothing is not a number.
+# These texts may have no drafts, and nothing divided by nothing is not a number.
 EMPTY = {"Draft tokens accepted"}
 SCRAPES = 4
 
@@ -105,4 +105,4 @@ def test_every_panel_shows_something(prometheus: httpx.Client) -> None:
         values = [float(series["value"][1]) for series in _ask(prometheus, text)]
         if all(math.isnan(value) for value in values):
             empty.add(query.where)
-    assert empty == EMPTY
+    assert empty <= EMPTY

@@ -1,11 +1,13 @@
 """The real engine over real models, driven step by step; no HTTP."""
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,6 +17,13 @@ from prometheus_client import Counter
 
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.drafts.answers import Answers
+from maskdial.causal.drafts.draft import Proposer
+from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.model import DraftModel
+from maskdial.causal.drafts.prediction import Prediction
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent
 from maskdial.causal.grammar.compiler import GrammarCompiler
@@ -28,12 +37,12 @@ from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
-from maskdial.metrics import Metrics
+from maskdial.metrics import DraftKind, Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.logits import Logits
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
-from tests.engine_metrics import EngineMetrics
+from tests.engine_metrics import EngineMetrics, SteadyCosts
 
 BLOCK = 64  # tokens; of the starter model's attention kernel
 MAX_LENGTH = 512
@@ -149,7 +158,8 @@ class WatchedRunner(Runner):
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
     ) -> Logits:
-        self._count_prefill(start + len(token_ids))
+        self._check_end(start + len(token_ids))
+        self._count_prefill()
         return super().prefill(slot, token_ids, start, num_logits)
 
     def _watch_shared(
@@ -162,15 +172,20 @@ class WatchedRunner(Runner):
         self.num_shared += 1
         self.num_decodes += 1
         self.largest_decode = max(self.largest_decode, len(token_ids))
-        if len(prompts) > 1:
+        read = [each for each in prompts if not _has_drafts(each)]
+        if len(read) > 1:
             self.num_joint_prefills += 1
         for _, piece, start, _ in prompts:
-            self._count_prefill(start + len(piece))
+            self._check_end(start + len(piece))
+        for _ in read:
+            self._count_prefill()
         return self._decode_and_prefill(token_ids, lengths, rows, prompts)
 
-    def _count_prefill(self, end: int) -> None:
+    def _check_end(self, end: int) -> None:
         self.furthest = max(self.furthest, end)
         assert self.furthest <= self._max_length
+
+    def _count_prefill(self) -> None:
         self.num_prefills += 1
         if self.fail_at == self.num_prefills - 1:
             raise RuntimeError("the pass was made to fail")
@@ -186,6 +201,12 @@ class WatchedRunner(Runner):
         self.num_decodes += 1
         self.largest_decode = max(self.largest_decode, len(token_ids))
         return super().decode(token_ids, lengths, rows)
+
+
+def _has_drafts(piece: tuple[int, NDArray[np.int64], int, int]) -> bool:
+    """Whether a piece of a text is its newest token and draft tokens, and not one of a prompt."""
+    _, token_ids, start, num_logits = piece
+    return start > 0 and num_logits == len(token_ids) > 1
 
 
 class ListedCounter(Counter):
@@ -206,10 +227,11 @@ class Tally(EngineMetrics):
         metrics = Metrics()
         super().__init__(metrics, NAME)
         self._drafts, self._accepted = ListedCounter(), ListedCounter()
+        kinds = get_args(DraftKind)
         self.metrics = replace(
             metrics.declare(NAME),
-            draft_tokens=self._drafts,
-            accepted_draft_tokens=self._accepted,
+            draft_tokens=dict.fromkeys(kinds, self._drafts),
+            accepted_draft_tokens=dict.fromkeys(kinds, self._accepted),
         )
 
     @property
@@ -318,6 +340,10 @@ class LoadedModel:
         chunk: int = 4 * BLOCK,
         cache_blocks: float = 0,
         max_drafts: int = 0,
+        together: bool = True,
+        answers: Answers | None = None,
+        model: DraftModel | None = None,
+        proposers: SequenceOf[Proposer] = (ForcedText(), Prediction(), PromptLookup()),
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
@@ -325,7 +351,13 @@ class LoadedModel:
         layout = self.layout
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
-            self.session, layout, slots=slots, max_length=max_length, vocab_size=vocab_size
+            self.session,
+            layout,
+            slots=slots,
+            max_length=max_length,
+            vocab_size=vocab_size,
+            max_tokens=max_length + MAX_PASS_DRAFTS,
+            max_rows=max_length + MAX_PASS_DRAFTS,
         )
         block_bytes = layout.query_block * layout.bytes_per_token + layout.state_bytes
         cache_bytes = int(cache_blocks * block_bytes)
@@ -352,11 +384,34 @@ class LoadedModel:
             )
             if cache_bytes
             else None,
-            max_drafts=max_drafts,
+            speculation=Speculation(
+                proposers,
+                max_drafts=max_drafts,
+                max_length=max_length,
+                together=together and self.session.is_exact,
+                metrics=tally.metrics,
+                answers=answers,
+                model=model,
+                costs=SteadyCosts(),
+            )
+            if max_drafts
+            else None,
             metrics=tally.metrics,
             name=NAME,
         )
         return Bench(engine, runner, tally)
+
+    def draft_model(self, slots: int = 8, *, fail_at: int | None = None) -> DraftModel:
+        """This model as a draft model."""
+        runner = WatchedRunner(
+            self.session,
+            self.layout,
+            slots=slots,
+            max_length=MAX_LENGTH,
+            vocab_size=self.manifest.vocab_size,
+        )
+        runner.fail_at = fail_at
+        return DraftModel(runner, slots=slots, max_length=MAX_LENGTH, chunk_tokens=40, name=NAME)
 
     def request(
         self, prompt: str | SequenceOf[int], *, seed: int | None = None, **params: object
@@ -388,10 +443,11 @@ def tiny(
     byte_tokenizer: Callable[..., tokenizers.Tokenizer],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> LoadedModel:
-    """A small fp32 model of random weights but for its head, which goes in a circle of letters."""
+    """A small int8 model of random weights but for its head, which goes in a circle of letters."""
     import transformers
 
     from maskdial_export.export import export
+    from maskdial_export.quantize.quality import Gate
 
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
@@ -418,5 +474,5 @@ def tiny(
         head[circle] = 0.3 * table[circle[-1:] + circle[:-1]]  # each is like the one before it
         model.lm_head.weight.copy_(head)
     model.save_pretrained(folder)
-    export(str(folder), folder / "bundle")
+    export(str(folder), folder / "bundle", precision="int8", gate=Gate(max_loss=math.inf))
     return LoadedModel(load_bundle("tiny", folder / "bundle"))

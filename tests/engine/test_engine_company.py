@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from maskdial.causal.sampling.dry import Breakers
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import SharedPrompt
 
@@ -38,6 +39,13 @@ def random_params(rng: random.Random, prompt: tuple[int, ...], vocab_size: int) 
         repetition_penalty=some(rng.uniform(0.8, 1.6), 1.0),
         frequency_penalty=some(rng.uniform(-1, 2), 0.0),
         presence_penalty=some(rng.uniform(-1, 2), 0.0),
+        dry_multiplier=some(rng.uniform(0.5, 5), 0.0),
+        dry_penalty_last_n=some(-1, 64),
+        dry_breakers=Breakers.of({}, vocab_size),
+        top_n_sigma=some(rng.uniform(0.5, 3), 0.0, 0.1),
+        xtc_probability=some(rng.uniform(0.2, 1), 0.0, 0.2),
+        dynatemp_range=some(rng.uniform(0.1, 1), 0.0, 0.1),
+        mirostat=some(2, 0, 0.2),
         logit_bias=some(tuple(bias), ()),
         stop=some(tuple(rng.sample(STOPS, rng.randint(1, 3))), ()),
         include_stop=rng.random() < 0.5,

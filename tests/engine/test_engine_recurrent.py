@@ -5,7 +5,7 @@ The model interleaves gated delta nets, which have a short convolution each, wit
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -16,6 +16,7 @@ import tokenizers
 from maskdial.bundle.bundle import load_bundle
 from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.sequence import Sequence, SharedPrompt
+from maskdial.metrics import DraftKind
 from tests.engine.conftest import MAX_LENGTH, LoadedModel, Reader
 
 pytestmark = pytest.mark.slow
@@ -48,8 +49,8 @@ def recurrent(
         num_key_value_heads=1,
         head_dim=16,
         intermediate_size=48,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        linear_num_key_heads=4,
+        linear_num_value_heads=16,  # int8 in int8 bundles, where products with fewer outputs stay
         linear_key_head_dim=16,
         linear_value_head_dim=16,
         max_position_embeddings=MAX_LENGTH,
@@ -224,3 +225,48 @@ def test_a_failed_pass_fails_its_sequences_only(recurrent: LoadedModel) -> None:
         assert first.error == second.error
     else:
         assert first == wanted
+
+
+class Foreteller:
+    """Knows the texts of all seeds, and is wrong now and then."""
+
+    kind: DraftKind = "prompt"
+
+    def __init__(self, texts: Mapping[int, tuple[int, ...]], rng: random.Random) -> None:
+        self._texts = texts
+        self._rng = rng
+
+    def serves(self, sequence: Sequence) -> bool:
+        return True
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+        text = self._texts[sequence.seed][sequence.num_generated :][:max_tokens]
+        return tuple(each if self._rng.random() < 0.8 else 7 for each in text)
+
+
+def test_wrong_drafts_leave_the_states_as_they_were(recurrent: LoadedModel) -> None:
+    """Whatever the others do meanwhile: they come, leave, and move to other slots."""
+    if not recurrent.session.is_exact:
+        pytest.skip("needs the kernels, and products of integers")
+    rng = random.Random(3)
+    requests = [
+        recurrent.request(
+            recurrent.random_prompt(rng, rng.choice((1, 3, 33, 70))),
+            max_new_tokens=rng.randint(5, 40),
+            do_sample=True,
+            seed=seed,
+            ignore_eos=True,
+            top_n_tokens=2,
+        )
+        for seed in range(12)
+    ]
+    wanted = recurrent.bench().run_alone(requests)
+    texts = {seed: reply.token_ids for seed, reply in enumerate(wanted)}
+    bench = recurrent.bench(
+        slots=4, chunk=32, max_drafts=8, proposers=[Foreteller(texts, rng)], cache_blocks=20
+    )
+    assert bench.run_together(requests) == wanted
+    num_drafts, num_accepted = map(sum, zip(*bench.tally.drafts, strict=True))
+    assert num_accepted > 50
+    assert num_drafts - num_accepted > 50
+    assert bench.tally.kv_bytes == 0

@@ -1,24 +1,26 @@
 """Guessing ahead changes how fast a text comes, and nothing else.
 
-The attention kernel for several tokens differs from the one for a single token in the last bits,
-and that is all there is to see in fp32. The starter model is int8, so now and then the last bits
-decide which way an activation is rounded, and log-probabilities differ by as much as one of 255
-steps makes of it (0.05 at most, seen here). A text may part from the other where two tokens are as
-likely to that degree, which is checked.
+With the kernels, every reply is the same to the last bit, alone and in company. ONNX Runtime's
+attention for several tokens differs from the one for a single token in the last bits; without the
+kernels, the texts are compared, and log-probabilities but for as much as these bits decide: in
+int8, now and then, which way an activation is rounded.
 """
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.drafts.answers import Answers
+from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import DeadlineError
+from tests.engine.conftest import PATIENCE
+from tests.engine.test_engine_company import random_params, run_in_company
 
 MAX_DRAFTS = 8
 A_STEP = 0.2
-LAST_BITS = 1e-4
 
 PROMPTS = (
     "Once upon a time there was a little",
@@ -42,20 +44,13 @@ def prompts(starter: Any) -> list[Any]:
     return found
 
 
-def num_equal(drafted: Any, plain: Any) -> int:
-    """How many tokens two replies share; the log-probabilities of those are compared."""
-    for index, pair in enumerate(zip(drafted.token_ids, plain.token_ids, strict=False)):
-        if pair[0] != pair[1]:
-            return index
-        assert drafted.logprobs[index] == pytest.approx(plain.logprobs[index], abs=A_STEP)
-    return min(len(drafted.token_ids), len(plain.token_ids))
-
-
-def check_same(drafted: list[Any], plain: list[Any]) -> None:
-    """Token for token, and in their log-probabilities but for the last bits."""
+def check_same(model: Any, drafted: list[Any], plain: list[Any]) -> None:
+    """To the last bit, if the kernels are there."""
+    if model.session.is_exact:
+        assert drafted == plain
     for one, other in zip(drafted, plain, strict=True):
         assert (one.token_ids, one.text, one.reason) == (other.token_ids, other.text, other.reason)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=LAST_BITS)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=A_STEP)
 
 
 def check_bookkeeping(bench: Any, num_generated: int) -> None:
@@ -63,10 +58,9 @@ def check_bookkeeping(bench: Any, num_generated: int) -> None:
     tally, runner = bench.tally, bench.runner
     assert tally.num_generated == num_generated
     num_accepted = sum(accepted for _, accepted in tally.drafts)
-    num_prompt_passes = runner.num_prefills - len(tally.drafts)
     assert all(0 <= accepted <= num <= MAX_DRAFTS for num, accepted in tally.drafts)
     assert runner.num_decodes + runner.num_prefills + num_accepted == num_generated
-    assert num_prompt_passes > 0
+    assert runner.num_prefills > 0
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 70])
@@ -74,36 +68,10 @@ def test_greedy_texts_are_the_same(tiny: Any, max_new_tokens: int) -> None:
     requests = [tiny.request(prompt, max_new_tokens=max_new_tokens) for prompt in prompts(tiny)]
     bench = tiny.bench(max_drafts=MAX_DRAFTS)
     drafted = bench.run_alone(requests)
-    check_same(drafted, tiny.bench().run_alone(requests))
+    check_same(tiny, drafted, tiny.bench().run_alone(requests))
     check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
     num_accepted = sum(accepted for _, accepted in bench.tally.drafts)
     assert (num_accepted > bench.tally.num_generated / 3) == (max_new_tokens == 70)
-
-
-@pytest.mark.slow
-def test_greedy_texts_in_int8_part_only_where_two_tokens_are_as_likely(starter: Any) -> None:
-    requests = [
-        starter.request(prompt, max_new_tokens=40, top_n_tokens=2) for prompt in prompts(starter)
-    ]
-    bench = starter.bench(max_drafts=MAX_DRAFTS)
-    drafted = bench.run_alone(requests)
-    plain = starter.bench().run_alone(requests)
-    num_parted = 0
-    differences = []
-    for one, other in zip(drafted, plain, strict=True):
-        index = num_equal(one, other)
-        pairs = zip(one.logprobs[:index], other.logprobs[:index], strict=True)
-        differences += [abs(left - right) for left, right in pairs]
-        if one.token_ids != other.token_ids:
-            num_parted += 1
-            (_, best), (_, second) = other.top[index]
-            assert best - second < A_STEP
-        else:
-            assert (one.text, one.reason) == (other.text, other.reason)
-    assert num_parted < len(requests) / 2
-    assert sum(each < LAST_BITS for each in differences) > 0.8 * len(differences)
-    check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
-    assert sum(accepted for _, accepted in bench.tally.drafts) > 0
 
 
 @pytest.mark.parametrize(
@@ -113,6 +81,7 @@ def test_greedy_texts_in_int8_part_only_where_two_tokens_are_as_likely(starter: 
         {"temperature": 0.5, "top_p": 0.8, "repetition_penalty": 1.05},
         {"top_k": 3, "frequency_penalty": 0.1},
         {"typical_p": 0.4, "min_p": 0.1, "logit_bias": ((0, 4.0),), "min_new_tokens": 20},
+        {"mirostat": 2, "mirostat_tau": 1.0, "xtc_probability": 0.5},
     ],
 )
 def test_seeded_texts_are_the_same(tiny: Any, params: dict[str, Any]) -> None:
@@ -123,7 +92,7 @@ def test_seeded_texts_are_the_same(tiny: Any, params: dict[str, Any]) -> None:
     ]
     bench = tiny.bench(max_drafts=MAX_DRAFTS)
     drafted = bench.run_alone(requests)
-    check_same(drafted, tiny.bench().run_alone(requests))
+    check_same(tiny, drafted, tiny.bench().run_alone(requests))
     check_bookkeeping(bench, sum(len(reply.token_ids) for reply in drafted))
     assert sum(accepted for _, accepted in bench.tally.drafts) > 0
 
@@ -214,11 +183,31 @@ def test_a_stop_string_ends_the_text_inside_of_drafts(
     assert num_inside > 0
 
 
-def test_drafting_ends_when_others_come(tiny: Any, loop: Any) -> None:
+def test_each_of_several_texts_has_its_own_drafts(tiny: Any, loop: Any) -> None:
+    """Those that repeat themselves need fewer passes, beside one that never does."""
+    if not tiny.session.is_exact:
+        pytest.skip("the kernels are not built")
+    requests = [
+        tiny.request(LOOP, max_new_tokens=60),
+        tiny.request(range(5, 60), max_new_tokens=60, do_sample=True, temperature=9.0, seed=3),
+        tiny.request("bcdefga" * 5, max_new_tokens=40),
+        tiny.request(LOOP + "hello", max_new_tokens=50, do_sample=True, temperature=0.5, seed=4),
+    ]
+    bench = tiny.bench(max_drafts=MAX_DRAFTS)
+    assert bench.run_together(requests) == tiny.bench().run_alone(requests)
+    steps = []
+    for drafted in (True, False):
+        bench = tiny.bench(max_drafts=MAX_DRAFTS * drafted)
+        bench.run_together([requests[0], requests[2]])
+        steps.append(bench.runner.num_decodes)
+    assert steps[0] < steps[1] / 2
+
+
+def test_without_the_kernels_drafting_ends_when_others_come(tiny: Any, loop: Any) -> None:
     """And begins again when they are gone; the text goes on as if nobody had come."""
     other = tiny.request(range(5, 60), max_new_tokens=6)
     (other_alone,) = tiny.bench().run_alone([other])
-    bench = tiny.bench(max_drafts=MAX_DRAFTS)
+    bench = tiny.bench(max_drafts=MAX_DRAFTS, together=False)
 
     async def main() -> None:
         reader = bench.submit(tiny.request(LOOP, max_new_tokens=60))
@@ -257,33 +246,198 @@ def test_leaving_between_drafts(tiny: Any) -> None:
     ]
 
 
-def test_a_sequence_with_a_grammar_has_no_drafts(starter: Any) -> None:
-    """Its masks come one token after the other."""
+RECORD = {
+    "type": "object",
+    "properties": {
+        "first_name_of_the_person": {"type": "string", "maxLength": 8},
+        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 99},
+        "favorite_color": {"enum": ["light green", "light blue"]},
+    },
+    "required": ["first_name_of_the_person", "number_of_children", "favorite_color"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_what_a_grammar_forces_is_drafted(
+    starter: Any, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of JSON take a pass or two, and masks after drafts are those of single steps."""
+    monkeypatch.setattr("maskdial.causal.output_processor._DRAFT_PATIENCE_SECONDS", PATIENCE)
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    request = starter.request(
+        "Tell me about a person.", max_new_tokens=60, do_sample=seed is not None, seed=seed
+    )
+    request = replace(request, grammar=starter.grammar("json", RECORD))
+    bench = starter.bench(max_drafts=16)
+    (reply,) = bench.run_alone([request])
+    assert reply == starter.bench().run_alone([request])[0]
+    assert reply.reason == "eos_token"
+    share = 3 if seed is None else 8  # it often divides keys otherwise than the tokenizer does
+    assert sum(accepted for _, accepted in bench.tally.drafts) > len(reply.token_ids) / share
+
+
+class WatchedMatcher:
+    """A grammar's matcher that keeps the drafts whose masks it has to prepare."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self.drafts: list[tuple[int, ...]] = []
+
+    def matcher(self) -> "WatchedMatcher":
+        return self
+
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
+        self.drafts += [drafts] if drafts else []
+        self._matcher.prepare(drafts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_no_draft_is_one_that_the_grammar_forbids(
+    starter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt goes on otherwise than the grammar lets the text."""
+    monkeypatch.setattr("maskdial.causal.output_processor._DRAFT_PATIENCE_SECONDS", PATIENCE)
+    grammar = starter.grammar("regex", "( la){3,30}")
+    watched = WatchedMatcher(grammar.matcher())
+    request = starter.request(
+        "la la lo la la lo la la lo la la", max_new_tokens=40, ignore_eos=True
+    )
     bench = starter.bench(max_drafts=MAX_DRAFTS)
-    grammar = starter.grammar("regex", "(la ){3,30}")
-    request = starter.request("la la la la la la la la la")
-    constrained = type(request)(request.prompt, SamplingParams(max_new_tokens=40), grammar)
-    (reply,) = bench.run_alone([constrained])
-    assert reply == starter.bench().run_alone([constrained])[0]
-    assert bench.tally.drafts == []
+    (reply,) = bench.run_alone([replace(request, grammar=watched)])
+    assert reply == starter.bench().run_alone([replace(request, grammar=grammar)])[0]
+    assert len(watched.drafts) == len(bench.tally.drafts) > 1
+    for drafts in watched.drafts:
+        assert set(starter.tokenizer.decode(drafts)) <= set(" la")
+        assert len(drafts) <= MAX_DRAFTS
 
 
-def test_drafts_grow_while_they_are_accepted_and_shrink_when_they_are_not(tiny: Any) -> None:
-    drawn = [
-        tiny.request(LOOP, max_new_tokens=100, do_sample=True, temperature=2.0, seed=seed)
-        for seed in range(6)
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "cache_blocks"), [(8, 0), (3, 6)])
+def test_alone_and_in_random_company_are_equal(starter: Any, slots: int, cache_blocks: int) -> None:
+    """With any of the parameters; copies of a prompt and clients that leave come in between."""
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    rng = random.Random(slots)
+    grammars = [
+        starter.grammar("regex", "([a-z]{2,4} ){8,12}"),
+        starter.grammar("json", RECORD),
+        starter.grammar("lark", 'start: ("red and green, " | "red and blue, ")+'),
     ]
-    largest = []
-    for request in (tiny.request(LOOP, max_new_tokens=200), *drawn):
-        bench = tiny.bench(max_drafts=64)
-        bench.run_alone([request])
-        most = 4
-        for num_drafts, num_accepted in bench.tally.drafts:
-            assert num_drafts <= most
-            if num_accepted == num_drafts == most:
-                most *= 2
-            elif num_accepted < num_drafts / 2:
-                most = max(most // 2, 1)
-        largest.append(max((num_drafts for num_drafts, _ in bench.tally.drafts), default=0))
-    assert largest[0] > 8
-    assert 4 in largest[1:]
+    requests = []
+    for number in range(24):
+        few = starter.random_prompt(rng, rng.choice((3, 9, 25)))
+        prompt: tuple[int, ...] = few * rng.choice((1, 4, 8))
+        if number % 3 == 0:
+            prompt = tuple(starter.tokenizer.encode(rng.choice(PROMPTS)).ids)
+        params = random_params(rng, prompt, starter.manifest.vocab_size)
+        requests.append(
+            replace(
+                starter.request(prompt),
+                params=replace(params, max_new_tokens=rng.randint(5, 40)),
+                seed=rng.randrange(2**64),
+                grammar=rng.choice(grammars) if number % 4 == 1 else None,
+            )
+        )
+    bench = starter.bench(slots=slots, cache_blocks=cache_blocks, max_drafts=MAX_DRAFTS)
+    together = run_in_company(bench, requests, rng)
+    alone = starter.bench().run_alone(requests)
+    for number, (reply, wanted) in enumerate(zip(together, alone, strict=True)):
+        assert reply == wanted, f"request {number}: {requests[number]}"
+    assert sum(accepted for _, accepted in bench.tally.drafts) > 20
+    assert bench.tally.kv_bytes == 0
+
+
+def test_copies_of_a_prompt_have_their_own_drafts(tiny: Any) -> None:
+    """As with ``n``: each is what it is alone with its seed."""
+    if not tiny.session.is_exact:
+        pytest.skip("the kernels are not built")
+    requests = [
+        tiny.request(LOOP, max_new_tokens=30, do_sample=True, temperature=0.7, seed=seed)
+        for seed in range(5)
+    ]
+    bench = tiny.bench(slots=3, max_drafts=MAX_DRAFTS)
+
+    async def main() -> list[Any]:
+        shared = SharedPrompt()
+        readers = [bench.submit(request, shared) for request in requests]
+        await bench.run_dry()
+        return [reader.reply for reader in readers]
+
+    assert asyncio.run(main()) == tiny.bench().run_alone(requests)
+    assert sum(accepted for _, accepted in bench.tally.drafts) > 0
+
+
+def test_an_answer_that_was_given_before_comes_sooner(starter: Any) -> None:
+    """To those of the same cache salt; the text is the same to the last bit."""
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    first = starter.request(
+        PROMPTS[0], max_new_tokens=60, do_sample=True, temperature=0.9, seed=2, ignore_eos=True
+    )
+    (wanted,) = starter.bench().run_alone([first])
+    bench = starter.bench(max_drafts=16, answers=Answers())
+    passes = []
+    for request in (first, replace(first, salt="other"), first):
+        before = bench.runner.num_decodes
+        assert bench.run_alone([request]) == [wanted]
+        passes.append(bench.runner.num_decodes - before)
+    assert passes[0] == passes[1] > 50
+    assert passes[2] < 15
+
+
+def drawn_requests(starter: Any) -> list[Any]:
+    """Prompts of all lengths; some texts are greedy, others part from what is likeliest."""
+    rng = random.Random(8)
+    return [
+        starter.request(
+            starter.random_prompt(rng, rng.choice((1, 2, 30, 100))),
+            max_new_tokens=rng.randint(4, 40),
+            do_sample=number % 3 > 0,
+            temperature=0.8,
+            seed=number,
+            ignore_eos=True,
+        )
+        for number in range(14)
+    ]
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_draft_model_writes_for_all_texts_at_once(starter: Any, slots: int) -> None:
+    """Here the model is its own draft model, so that drafts are wrong only where others are drawn.
+
+    Its slots hold what the texts have, whoever comes and goes.
+    """
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    requests = drawn_requests(starter)
+    wanted = starter.bench().run_alone(requests)
+    model = starter.draft_model(slots)
+    bench = starter.bench(slots=slots, max_drafts=MAX_DRAFTS, proposers=(), model=model)
+    assert run_in_company(bench, requests, random.Random(slots)) == wanted
+    num_drafts, num_accepted = map(sum, zip(*bench.tally.drafts, strict=True))
+    assert num_accepted > 100
+    assert num_drafts - num_accepted > 10
+    greedy = [request for request in requests if not request.params.do_sample]
+    tally = starter.bench(slots=slots, max_drafts=MAX_DRAFTS, proposers=(), model=model)
+    assert tally.run_together(greedy) == [
+        reply for request, reply in zip(requests, wanted, strict=True) if request in greedy
+    ]
+    assert all(num == accepted for num, accepted in tally.tally.drafts)
+
+
+def test_a_draft_model_that_fails_leaves_the_texts_alone(
+    starter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not starter.session.is_exact:
+        pytest.skip("the kernels are not built")
+    requests = drawn_requests(starter)[:4]
+    model = starter.draft_model(fail_at=3)
+    bench = starter.bench(max_drafts=MAX_DRAFTS, proposers=(), model=model)
+    assert bench.run_together(requests) == starter.bench().run_alone(requests)
+    assert len(bench.tally.drafts) > 3
+    (failure,) = (each for each in caplog.records if "draft model" in each.message)
+    assert failure.levelname == "ERROR"

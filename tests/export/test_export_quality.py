@@ -98,7 +98,14 @@ def quantize(tmp_path: Path) -> Quantize:
         calibration = read_calibration(gate.calibration_text, gate.text)
         shown = console or Console(quiet=True)
         quantizer = Quantizer(
-            model.checkpoint, precision, gate, sample, calibration, shown, {}, StoredIntegers()
+            model.checkpoint,
+            precision,
+            gate,
+            sample,
+            calibration,
+            shown,
+            {},
+            StoredIntegers({}, precision),
         )
         return quantizer.replace(Graphs(model.graph, None), path, Loaded(path))[0]
 

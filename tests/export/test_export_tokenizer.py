@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,10 +12,12 @@ import sentencepiece
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from maskdial.bundle.manifest import InfillTokens
 from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenization import load_tokenizer
 from maskdial_export.errors import ExportError
+from maskdial_export.writing import infill_tokens
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -184,3 +187,14 @@ def test_without_a_decoder_there_are_no_grammars(
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["message"].startswith(f"guided_regex: {why}")
+
+
+def test_fill_in_the_middle_tokens_are_found_for_models_that_write(tmp_path: Path) -> None:
+    marks = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>")
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    backend.add_special_tokens([*marks])
+    checkpoint: Any = SimpleNamespace(tokenizer=backend)
+    tokens = infill_tokens(make_source(tmp_path, "llama"), checkpoint)
+    prefix, suffix, middle, pad = marks
+    assert tokens == InfillTokens(prefix=prefix, suffix=suffix, middle=middle, ends=(pad,))
+    assert infill_tokens(make_source(tmp_path, "bert"), checkpoint) is None

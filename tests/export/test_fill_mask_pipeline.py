@@ -270,3 +270,49 @@ def test_only_masked_tokens_reach_the_head(served: Served) -> None:
     logits, hidden = session.run(None, {name: feeds[name] for name in feeds if name in declared})
     assert logits.shape == (4, len(served.pipeline.tokenizer))
     assert hidden.reshape(-1, hidden.shape[-1]).shape == (4, 32)
+
+
+def fill_one_by_one(served: Served, ids: torch.Tensor) -> tuple[list[int], list[int]]:
+    """The most probable mask is filled first; the tokens, and the order of the masks."""
+    tokenizer, model = served.pipeline.tokenizer, served.pipeline.model
+    masks = torch.nonzero(ids == tokenizer.mask_token_id)[:, 0]
+    steps = [-1] * len(masks)
+    for step in range(len(masks)):
+        with torch.no_grad():
+            probabilities = model(ids[None]).logits[0, masks].softmax(-1)
+        probabilities[:, tokenizer.all_special_ids] = 0
+        best = probabilities.max(-1)
+        open_ones = torch.where(ids[masks] == tokenizer.mask_token_id, best.values, -1.0)
+        place = int(open_ones.argmax())
+        ids[masks[place]] = best.indices[place]
+        steps[place] = step
+    return ids[masks].tolist(), steps
+
+
+def test_masks_are_filled_together_as_by_the_model_itself(served: Served) -> None:
+    text = served.written("the {} of {} is {}. {} city")
+    ids = torch.tensor(served.pipeline.tokenizer(text)["input_ids"])
+    tokens, steps = fill_one_by_one(served, ids)
+    (filling,) = served.fill(text, joint=True)
+    assert [token["token"] for token in filling["tokens"]] == tokens
+    assert [token["step"] for token in filling["tokens"]] == steps
+    assert filling["sequence"] == served.pipeline.tokenizer.decode(ids, skip_special_tokens=True)
+    # A word of several tokens has a mask for each of them.
+    word = "xyz" if served.name == "bert" else " xyz"
+    (spelled,) = served.fill(served.written("the {} city"), joint=True, targets=[word])
+    assert spelled["sequence"] == "the xyz city"
+    assert len(spelled["tokens"]) == len(served.pipeline.tokenizer.tokenize(word))
+
+
+def test_texts_are_unmasked_before_the_last_special_token(served: Served) -> None:
+    prompt = served.pipeline.tokenizer("the capital")["input_ids"]
+    masks = [served.pipeline.tokenizer.mask_token_id] * 6
+    ids = torch.tensor([*prompt[:-1], *masks, prompt[-1]])
+    tokens, steps = fill_one_by_one(served, ids)
+    body = {"model": f"{served.name}:full", "inputs": "the capital"}
+    parameters = {"max_new_tokens": 6, "details": True, "return_full_text": True}
+    reply = served.http.post("/generate", json=body | {"parameters": parameters}).json()
+    assert [token["id"] for token in reply["details"]["tokens"]] == tokens
+    assert [token["step"] for token in reply["details"]["tokens"]] == steps
+    whole = served.pipeline.tokenizer.decode(ids, skip_special_tokens=True)
+    assert reply["generated_text"] == whole

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ import torch
 import transformers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from maskdial.bundle.bundle import load_bundle
+from maskdial.errors import BundleError
 from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
@@ -59,6 +62,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"span_mode": "token_level", "embed_ent_token": False, "subtoken_pooling": "last"},
         {"model_type": "modernbert", "local_attention": 8, **MODERN},
     ),
+    # Labels have an encoder of their own
+    "two": (
+        {"max_len": 24, "labels_encoder_config": SHAPE | {"model_type": "bert", "hidden_size": 8}},
+        {"model_type": "bert"},
+    ),
 }
 TEXTS = [
     "Alice took the train from Paris to Rome.",
@@ -99,7 +107,9 @@ def make(folder: Path, settings: dict[str, Any], encoder: dict[str, Any]) -> Any
     """Saves a checkpoint with random weights, as gliner does; returns gliner's model."""
     size = make_tokenizer(folder / "tokenizer")
     torch.manual_seed(0)
-    shape = {"max_width": 4, "hidden_size": 16, "num_rnn_layers": 0}
+    shape: dict[str, Any] = {"max_width": 4, "hidden_size": 16, "num_rnn_layers": 0}
+    if "labels_encoder_config" in settings:
+        shape["labels_encoder"] = str(folder / "tokenizer")
     config = gliner.GLiNERConfig(
         model_name=str(folder / "tokenizer"),
         encoder_config=SHAPE | {"vocab_size": size + 3} | encoder,
@@ -304,10 +314,11 @@ def test_requests_that_do_not_fit(url: str, parameters: dict[str, Any], sentence
     assert sentence in refusal(url, "/token-classify", "Alice sang.", **parameters)
 
 
-def test_redaction_with_any_labels(url: str) -> None:
-    labels = {"labels": ["person", "city"], "threshold": 0.3, "model": "span"}
+@pytest.mark.parametrize("name", ["span", "two"])
+def test_redaction_with_any_labels(url: str, name: str) -> None:
+    labels = {"labels": ["person", "city"], "threshold": 0.3, "model": name}
     entities = ask(
-        url, "/token-classify", TEXTS, model="span", candidate_labels=["person", "city"],
+        url, "/token-classify", TEXTS, model=name, candidate_labels=["person", "city"],
         threshold=0.3,
     )  # fmt: skip
     plain = ask(url, "/redact", TEXTS, **labels)
@@ -360,6 +371,33 @@ def test_redaction_with_a_model_s_own_labels(url: str, name: str) -> None:
     )
 
 
+def test_labels_with_an_encoder_of_their_own(url: str, folder: Path) -> None:
+    """They take no room of the text, and are read once."""
+
+    def num_read() -> int:
+        series = 'maskdial_prompt_tokens_total{model="two:labels"}'
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        return next(int(float(line.split()[1])) for line in lines if line.startswith(series))
+
+    labels = [f"label {n}" for n in range(100)]
+    before = num_read()
+    first = ask(url, "/token-classify", TEXTS, model="two", candidate_labels=labels)
+    after = num_read()
+    assert after - before > 300
+    assert ask(url, "/token-classify", TEXTS, model="two", candidate_labels=labels) == first
+    assert num_read() == after
+    long = {"model": "two", "candidate_labels": ["a", "a " * 127]}
+    sentence = refusal(url, "/token-classify", "Alice sang.", **long)
+    assert "has 129 tokens, and the model reads at most 128 of a label; shorten it" in sentence
+    sentence = refusal(url, "/redact", "Alice sang.", model="two", labels=["a " * 127])
+    assert sentence.startswith("parameters.labels: 'a a a")
+    copy = folder / "damaged"
+    shutil.copytree(folder / "two" / "fp32", copy)
+    (copy / "labels" / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"labels/tokenizer\.json has changed since"):
+        load_bundle("two", copy)
+
+
 def test_redactions_that_do_not_fit(url: str) -> None:
     both = {"replacement": "x", "mask_character": "*", "labels": ["a"]}
     assert "exclude each other" in refusal(url, "/redact", "a", **both)
@@ -401,7 +439,8 @@ def test_an_encoder_s_own_tokenizer_and_configuration_are_found(
     [
         ({"words_splitter_type": "spacy"}, "has words_splitter_type 'spacy'"),
         ({"span_mode": "conv_max"}, "has span_mode 'conv_max'"),
-        ({"labels_encoder": "bert"}, "has labels_encoder 'bert'"),
+        ({"labels_encoder": "bert", "post_fusion_schema": "l2l"}, "has post_fusion_schema 'l2l'"),
+        ({"labels_encoder": "bert", "span_mode": "token_level"}, "if they score spans"),
         ({"class_token_index": 3}, "has the class_token_index 3"),
         ({"span_mode": "token_level"}, "lacks the weight scorer.proj_token.weight"),
         ({"encoder_config": {"model_type": "bart-9"}}, "has no model type 'bart-9'"),

@@ -64,12 +64,16 @@ class Allowed:
 
     finished = False
     ready = True
+    forced = ()
 
     def __init__(self, vocab_size: int) -> None:
         self._allowed = np.arange(vocab_size) % 3 > 0
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         pass
+
+    def num_allowed(self, token_ids: object) -> int:
+        return 0
 
     def wait(self, seconds: float) -> None:
         pass

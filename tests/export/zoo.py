@@ -1132,6 +1132,13 @@ EMBED: Mapping[str, Specimen] = {
         GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24, "use_bidirectional_attention": True},
         "`use_bidirectional_attention`",
     ),
+    "embedding-gemma2-embed": Specimen(
+        "EmbeddingGemma2TextModel",
+        GROUPED
+        | LOCAL_GLOBAL
+        | {"global_head_dim": 32, "hidden_size_per_layer_input": 8, "embedding_dim": 24},
+        "sliding window both ways, layers of different head sizes, a signal per layer",
+    ),
     "t5-embed": Specimen(
         "T5EncoderModel",
         {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2}

@@ -8,7 +8,7 @@ from maskdial.bundle.bundle import read_manifests, write_manifest
 from maskdial.bundle.manifest import Embedding, MultiVector
 from tests.page import bundles
 
-NEED_TORCH = {"/embed-hybrid", "/summarize", "/translate"}
+NEED_TORCH = {"/embed-hybrid", "/extract", "/summarize", "/translate"}
 """Routes of models that only an export makes."""
 
 

@@ -190,7 +190,7 @@ def test_a_batch_from_upload_to_deletion(
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (600, 599, 1)
     times = (batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at)
-    assert list(times) == sorted(times)
+    assert list(times) == sorted(times, key=lambda time: time or 0)
     results = lines_of(alice, batch.output_file_id)
     order = [line["custom_id"] for number, line in enumerate(lines) if number != 7]
     assert [each["custom_id"] for each in results] == order
@@ -349,7 +349,10 @@ def test_bad_requests_are_one_sentence(alice: openai.OpenAI, server: Any) -> Non
         ):
             assert "; send multipart/form-data with" in upload(content=content, headers=kind)[0]
         assert refused(413, http.post("/v1/files", data={}, files={"file": b"x" * 100_001}))
-        large = {"data": {"purpose": "batch"}, "files": {"file": ("a", b"x" * 120_000)}}
+        large: dict[str, Any] = {
+            "data": {"purpose": "batch"},
+            "files": {"file": ("a", b"x" * 120_000)},
+        }
         assert refused(413, http.post("/v1/files", **large))[0].endswith(
             "accepts at most 100,000 (--batch-max-file-bytes)"
         )
@@ -408,7 +411,8 @@ def test_a_batch_that_had_to_make_way_has_the_same_answers(
     ]
 
     def ask(body: dict[str, Any]) -> str:
-        return alice.completions.create(**body).choices[0].text
+        text: str = alice.completions.create(**body).choices[0].text
+        return text
 
     with ThreadPoolExecutor(9) as pool:
         with held(engine_of(server, "hybrid"), num_steps=4) as go_on:

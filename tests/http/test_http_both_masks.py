@@ -105,7 +105,7 @@ def test_a_mask_may_be_named_on_any_route(dial: httpx.Client) -> None:
     assert completed["choices"][0]["text"] == written["generated_text"]
     refused = post(dial, "/v1/completions", 400, model="dial:full", **body)["error"]
     assert refused["message"] == (
-        "model 'dial:full' cannot do generate; it does fill-mask, score, tokenize"
+        "model 'dial:full' cannot do generate; it does fill-mask, infill, score, tokenize"
     )
     assert refused["param"] == "model"
     refused = post(dial, "/v1/completions", 400, model="dial:full", mask="causal", **body)["error"]
@@ -120,7 +120,10 @@ def test_a_mask_may_be_named_on_any_route(dial: httpx.Client) -> None:
 
 def test_a_task_of_neither_mask(dial: httpx.Client) -> None:
     error = post(dial, "/classify", 422, inputs=TEXT, model="dial")["error"]
-    assert error == "model 'dial' cannot do classify; it does generate, score, tokenize, fill-mask"
+    assert (
+        error
+        == "model 'dial' cannot do classify; it does generate, score, tokenize, fill-mask, infill"
+    )
 
 
 def test_listed_for_each_mask(dial: httpx.Client) -> None:
@@ -128,7 +131,10 @@ def test_listed_for_each_mask(dial: httpx.Client) -> None:
     assert listed == [("dial", "causal", True), ("dial", "masked", True)]
     with Client(str(dial.base_url)) as client:
         tasks = [model.tasks for model in client.models()]
-        assert tasks == [("generate", "score", "tokenize"), ("fill-mask", "score", "tokenize")]
+        assert tasks == [
+            ("generate", "score", "tokenize"),
+            ("fill-mask", "infill", "score", "tokenize"),
+        ]
         assert [model.name for model in client.info().models] == ["dial", "dial"]
 
 

@@ -36,6 +36,9 @@ ELSEWHERE = [
     ("GET", "/v1/responses/resp_1"),
     ("GET", "/v2/models/nobody"),
     ("GET", "/v2/models/nobody/ready"),
+    ("GET", "/v2/models/hybrid/versions/2"),
+    ("GET", "/v2/models/hybrid/versions/2/ready"),
+    ("POST", "/v2/models/hybrid/versions/2/infer"),
     ("GET", "/tokenizer_info?model=nobody"),
     ("GET", "/tokenizer_info?model=hybrid&surprise=1"),
     ("POST", "/v2/repository/models/nobody/load"),
@@ -104,7 +107,7 @@ def written(reply: httpx.Response) -> str:
 
 def replies(http: httpx.Client, path: str, document: Any) -> Iterator[tuple[str, str]]:
     """What is sent to a path, and what comes back."""
-    url = path.replace("{name}", NAMES.get(path, ""))
+    url = path.replace("{name}", NAMES.get(path, "")).replace("{version}", "1")
     key = {"x-api-key": ADMIN_KEY} if path.startswith(ADMIN) else {}
     body = Case().body(path)
     if path not in REFUSED:

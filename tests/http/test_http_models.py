@@ -185,7 +185,7 @@ def test_kserve_manages_the_repository(http: httpx.Client) -> None:
     assert http.get("/v2/models/acme/first/ready").json()["ready"]
     metadata = http.get("/v2/models/acme/first").json()
     assert metadata["name"] == "acme/first"
-    assert [each["name"] for each in metadata["outputs"]] == ["classify", "tokenize"]
+    assert [each["name"] for each in metadata["outputs"]] == ["label", "score"]
     assert http.post("/v2/repository/index", json={"ready": True}).json() == [
         {"name": "acme/first", "version": "1", "state": "READY", "reason": ""}
     ]

@@ -70,8 +70,12 @@ OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     ("frequency_penalty", [-2.1, 2.1], "must be between -2 and 2"),
     ("presence_penalty", [-2.1, 2.1], "must be between -2 and 2"),
     ("logit_bias", [{"5": 101}, {"5": -101}], "must be between -100 and 100"),
-    ("logit_bias", [{"word": 1}, {"-1": 1}, {"01": 1}, {"1.0": 1}], "a key must be a token id"),
-    ("logit_bias", [{str(i): 0 for i in range(1025)}], "must have at most 1024 token ids"),
+    ("logit_bias", [{"": 1}, {"-1": 1}, {"01": 1}, {"1.0": 1}], "a key must be a token id"),
+    (
+        "logit_bias",
+        [{str(i): 0 for i in range(1025)}],
+        "must have at most 1024 token ids and texts",
+    ),
     ("logit_bias", [{"12000": 1}, {"2147483647": 1}], "token ids from 0 to 11999"),
     ("seed", [-1, 2**63, 2**64], "must be between 0 and 9223372036854775807"),
     ("stop", [["x"] * 65], "must have at most 64 items"),
@@ -109,7 +113,7 @@ WRONG_TYPES = [
     ("do_sample", "yes"),
     ("do_sample", 1),
     ("top_k", 1.5),
-    ("logit_bias", [[5, 1]]),
+    ("logit_bias", [5, 1]),
     ("logit_bias", {"5": "1"}),
     ("seed", 1.5),
     ("stop", "end"),
@@ -238,6 +242,52 @@ def test_logit_bias_forces_and_forbids(http: httpx.Client) -> None:
     )
     forbidden = generate(http, PROMPT, max_new_tokens=1, logit_bias={str(first): -100})
     assert token_ids(forbidden) == [second]
+
+
+def test_texts_can_be_biased_and_banned(http: httpx.Client) -> None:
+    plain = generate(http, PROMPT, max_new_tokens=12)
+    word = next(t["text"] for t in plain["details"]["tokens"] if t["text"].strip().isalpha())
+    for parameters in (
+        {"bad_words": [word.strip()]},
+        {"logit_bias": [[word, False]]},
+        {"logit_bias": {word: -100}},
+    ):
+        answer = generate(http, PROMPT, max_new_tokens=12, **parameters)
+        assert word not in [token["text"] for token in answer["details"]["tokens"]]
+
+
+def test_dry_ends_a_repetition(http: httpx.Client) -> None:
+    prompt = "one two three four. one two three four. one two three"
+    biased = {"max_new_tokens": 1, "logit_bias": {" four": 40, " cat": 30}}
+
+    def next_word(**parameters: object) -> str:
+        (token,) = generate(http, prompt, **biased, **parameters)["details"]["tokens"]
+        return str(token["text"])
+
+    assert next_word() == " four"
+    assert next_word(dry_multiplier=50, dry_penalty_last_n=-1) == " cat"
+    assert next_word(dry_multiplier=50, dry_sequence_breakers=["ee"]) == " four"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"xtc_probability": 1, "xtc_threshold": 0.001},
+        {"mirostat": 2, "mirostat_tau": 0.1, "mirostat_eta": 1},
+        {"top_n_sigma": 0.01},
+        {"dynatemp_range": 50, "temperature": 60},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_samplers_of_llama_cpp(http: httpx.Client, given: dict[str, Any]) -> None:
+    """Each has the effect that it is for, and the same text comes again with the same seed."""
+    greedy = token_ids(generate(http, PROMPT, max_new_tokens=8, do_sample=False))
+    drawn = [token_ids(generate(http, PROMPT, max_new_tokens=8, seed=1, **given)) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    keeps_the_likeliest = not {"top_n_sigma", "mirostat"}.isdisjoint(given)
+    assert (drawn[0] == greedy) is keeps_the_likeliest
+    if "xtc_probability" in given:
+        assert drawn[0][0] != greedy[0]
 
 
 def test_special_tokens_have_no_text(http: httpx.Client) -> None:

@@ -29,7 +29,7 @@ def test_models_and_info(http: httpx.Client) -> None:
     models = http.get("/models").json()
     assert [(model["name"], model["tasks"]) for model in models] == [
         ("hybrid", ["generate", "score", "tokenize"]),
-        ("hybrid", ["fill-mask", "score", "tokenize"]),
+        ("hybrid", ["fill-mask", "infill", "score", "tokenize"]),
         ("sentiment", ["classify", "tokenize"]),
     ]
     assert all(model["batch_invariant"] and model["ready"] for model in models)

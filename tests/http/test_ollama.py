@@ -242,6 +242,11 @@ def test_thoughts_are_apart(http: httpx.Client) -> None:
         message["thinking"],
         message["content"],
     )
+    short = body | {"options": body["options"] | {"thinking_budget": 2}}
+    cut = ask(http, "/api/chat", short)["message"]
+    assert message["thinking"].startswith(cut["thinking"])
+    assert len(cut["thinking"]) < len(message["thinking"])
+    assert cut["content"]
     assert "does not think" in refusal(http, "/api/chat", chat_body(think=True))
     assert ask(http, "/api/chat", chat_body(think=False))["done"]
 

@@ -283,3 +283,47 @@ def test_the_path_names_the_model(openai_http: httpx.Client) -> None:
     expected = chat(openai_http, **body)["choices"]
     assert chat(openai_http, path, model="dummy", **body)["choices"] == expected
     assert chat(openai_http, path, model=None, **body)["choices"] == expected
+
+
+def test_predicted_outputs(openai_client: openai.OpenAI, openai_http: httpx.Client) -> None:
+    """The answer is the same; the counts say how much of the prediction is in it."""
+    (expected,) = chat(openai_http, max_tokens=30, **SAMPLING)["choices"]
+    text = expected["message"]["content"]
+    words = text.split(" ")
+    changed = " ".join([*words[:6], "something else", *words[6:]])
+    counts: dict[str, Any] = {}
+    for name, prediction in (("same", text), ("changed", changed), ("other", "1 2 3 4 5 6 7 8")):
+        reply = openai_client.chat.completions.create(
+            model="chat",
+            messages=MESSAGES,
+            max_completion_tokens=30,
+            prediction={"type": "content", "content": prediction},
+            **SAMPLING,
+        )
+        assert reply.choices[0].message.content == text
+        assert reply.usage is not None
+        details = reply.usage.completion_tokens_details
+        assert details is not None
+        counts[name] = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+    # What was drawn may be other tokens than those that the tokenizer makes of its text.
+    same, edited, other = counts["same"], counts["changed"], counts["other"]
+    assert same[0] >= 15
+    assert same[1] <= 15
+    assert 8 <= edited[0] <= same[0]
+    assert edited[1] > same[1]
+    assert other[0] == 0
+    assert other[1] > 0
+    parts = [{"type": "text", "text": changed}]
+    *_, last = events_of(
+        openai_http,
+        max_tokens=30,
+        prediction={"type": "content", "content": parts},
+        stream_options={"include_usage": True},
+        **SAMPLING,
+    )
+    streamed = last["usage"]["completion_tokens_details"]
+    assert streamed == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": counts["changed"][0],
+        "rejected_prediction_tokens": counts["changed"][1],
+    }

@@ -284,6 +284,17 @@ def test_cached_tokens_are_counted(url: str) -> None:
     assert usage["input_tokens_details"]["cached_tokens"] > 100
 
 
+def test_a_text_is_prefilled_once_for_all_questions(url: str) -> None:
+    """As far as whole blocks of the prefix cache go."""
+    text = f"{uuid.uuid4()}. " + "The king went to the sea. " * 60
+    questions = [{**PREDICATE, "instructions": f"It is number {number}."} for number in range(6)]
+    before = num_prefilled(url)
+    usage = decide(url, "hybrid", questions, text)["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    assert cached > 0.6 * usage["input_tokens"]
+    assert num_prefilled(url) - before <= usage["input_tokens"] - cached
+
+
 def test_booleans_are_not_their_texts(url: str) -> None:
     values: list[Any] = [True, "true", False]
     question = {**CHOICE, "choices": [{"value": value} for value in values]}

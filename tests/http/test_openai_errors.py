@@ -60,9 +60,9 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"echo": True, "logprobs": 0, "stream": True}, "logprobs", "not available in a stream"),
         ({"stop": [1]}, "stop[0]", "string"),
         ({"logit_bias": {"12000": 1.0}}, "logit_bias", "token ids from 0 to 11999"),
-        ({"logit_bias": {"x": 1.0}}, "logit_bias", "must be a token id"),
+        ({"logit_bias": {"-1": 1.0}}, "logit_bias", "must be a token id"),
         ({"stop_token_ids": [12001]}, "stop_token_ids", "token ids from 0 to 11999"),
-        ({"suffix": "the end"}, "suffix", "fill in text"),
+        ({"suffix": "the end"}, "suffix", "no fill-in-the-middle tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only a stream"),
         (
             {
@@ -124,7 +124,10 @@ def test_completions_that_cannot_be_served(
         ({"function_call": {"name": "f"}}, "function_call", "send tools and tool_choice"),
         ({"audio": {"voice": "x"}}, "audio", "unknown field"),
         ({"modalities": ["audio"]}, "modalities", "unknown field"),
-        ({"prediction": {}}, "prediction", "unknown field"),
+        ({"prediction": {}}, "prediction.type", "this field is required"),
+        ({"prediction": {"type": "content"}}, "prediction.content", "this field is required"),
+        ({"prediction": {"type": "text", "content": "x"}}, "prediction.type", "content"),
+        ({"prediction": {"type": "content", "content": 3}}, "prediction.content", ""),
         ({"response_format": {"type": "json_object", "value": 3}}, "response_format.value", ""),
     ],
 )

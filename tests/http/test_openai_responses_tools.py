@@ -352,6 +352,20 @@ def test_reasoning_comes_before_the_message(client: openai.OpenAI, http: httpx.C
     ]
 
 
+@pytest.mark.parametrize("field", [{"thinking_budget": 6}, {"reasoning": {"max_tokens": 6}}])
+def test_a_budget_ends_the_reasoning(http: httpx.Client, field: dict[str, Any]) -> None:
+    body = {"model": "thinker", "tools": [], "seed": 2, "max_output_tokens": 60}
+    body["logit_bias"] = {"0": -100.0}
+    whole = respond(http, **body, **field)
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
+    assert whole["output"][1]["content"][0]["text"]
+    # The closing mark counts, and the letters that it consists of here.
+    assert 6 < whole["usage"]["output_tokens_details"]["reasoning_tokens"] <= 6 + len("</think>")
+    last = events_of(http, **body, **field)[-1]["response"]
+    streamed = Response.model_validate(last).model_dump()
+    assert list(map(without_ids, streamed["output"])) == list(map(without_ids, whole["output"]))
+
+
 def test_reasoning_text_and_a_call(http: httpx.Client) -> None:
     """The model itself chooses to call: the tag of calls is made likely."""
     body = {"model": "thinker", "max_output_tokens": 400, "parallel_tool_calls": False}

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from maskdial.bundle.bundle import hash_files, load_bundles, write_manifest
-from maskdial.bundle.manifest import GRAPH, Embedding, GoldenCheck, Manifest
+from maskdial.bundle.manifest import GRAPH, Embedding, Entities, GoldenCheck, Manifest
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import masked_logits
 from maskdial.runtime.session import Session, SessionOptions
@@ -23,6 +23,20 @@ def make_tagger(folder: Path) -> Path:
     """Tags from the logits of the hybrid's first words."""
     changes = {"task": "token-classify", "labels": ("O", "B-PER", "I-PER", "B-LOC")}
     return _make(folder, "hybrid", changes, columns=(300, 304))
+
+
+def make_finder(folder: Path) -> Path:
+    """Entities of any labels, from the logits of four words for each word and label."""
+    entities = Entities(
+        scores="span",
+        max_words=64,
+        max_width=4,
+        label_token=5,
+        separator=(6,),
+        markers=("<<ENT>>", "<<SEP>>"),
+        num_columns=4,
+    )
+    return _make(folder, "hybrid", {"task": "entities", "entities": entities}, columns=(300, 304))
 
 
 def make_reader(folder: Path) -> Path:
@@ -99,5 +113,6 @@ def _golden(folder: Path, manifest: Manifest) -> GoldenCheck:
     """The golden check of the changed graph."""
     before = manifest.golden
     session = Session(folder / GRAPH, SessionOptions(intra_op_threads=1))
-    logits = masked_logits(session, before).reshape(-1)
+    of_entities = manifest.entities is not None
+    logits = masked_logits(session, before, of_entities=of_entities).reshape(-1)
     return before.model_copy(update={"columns": (0,), "logits": (float(logits[0]),)})

@@ -27,6 +27,7 @@ def page_server(
         "hybrid": STARTER_FOLDER / "hybrid",
         "sentiment": STARTER_FOLDER / "sentiment",
         "tagger": bundles.make_tagger(folder / "tagger"),
+        "finder": bundles.make_finder(folder / "finder"),
         "reader": bundles.make_reader(folder / "reader"),
         "nli": bundles.make_nli(folder / "nli"),
         "ranker": bundles.make_ranker(folder / "ranker"),

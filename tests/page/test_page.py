@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,9 @@ PANELS = {
     "hybrid/score": ".written .piece",
     "sentiment/classify": ".bar",
     "tagger/token-classify": ".marked",
+    "tagger/redact": ".marked",
+    "finder/token-classify": ".marked",
+    "finder/redact": ".marked",
     "reader/question-answering": ".marked",
     "nli/zero-shot-classify": ".bar",
     "ranker/rerank": ".bar",
@@ -163,6 +167,30 @@ def test_an_error_is_the_servers_sentence_beside_what_caused_it(visit: Visits) -
     expect(page.locator(".try .error")).to_have_text("too long")
 
 
+def test_several_blanks_are_filled_in_place_pass_by_pass(visit: Visits) -> None:
+    one = visit()
+    page = open_dial(one)
+    panel = open_panel(page, "hybrid/fill-mask")
+    text = "The old [MASK] lived in a [MASK] by the [MASK]."
+    panel.get_by_label("Text").fill(text)
+    slider = panel.get_by_label("Blanks per pass")
+    for per_pass, steps in ((1, 3), (2, 2)):
+        body = {"inputs": text, "model": "hybrid", "parameters": {"joint": True, "steps": steps}}
+        (filling,) = httpx.post(f"{one.url}/fill-mask", json=body).json()
+        panel.locator("button.primary").click()
+        hint = f"Filled together in {steps} passes; {filling['score']:.0%} a word"
+        expect(panel.locator(".unmasked + .hint")).to_contain_text(hint)
+        words = panel.locator(".filled")
+        assert words.count() == 3
+        for index, token in enumerate(filling["tokens"]):
+            where = f"filled in pass {token['step'] + 1} of {steps}, "
+            expect(words.nth(index)).to_have_attribute("title", re.compile(f"^{where}"))
+            expect(words.nth(index)).to_contain_text(token["token_str"].strip())
+        assert panel.locator(".columns section").count() == 3
+        slider.press("ArrowRight")
+        expect(panel.locator(".reading")).to_have_text(str(per_pass + 1))
+
+
 def fulfill(route: Route, status: int, content: object) -> None:
     route.fulfill(status=status, content_type="application/json", body=json.dumps(content))
 
@@ -184,6 +212,12 @@ def test_no_text_becomes_markup(visit: Visits) -> None:
         "token-classify": [
             {"entity_group": HOSTILE, "score": 1, "word": "A", "start": 0, "end": 1}
         ],
+        "redact": {
+            "text": "A",
+            "replacements": [
+                {"label": HOSTILE, "score": 1, "redacted_start": 0, "redacted_end": 1}
+            ],
+        },
         "question-answering": {"answer": HOSTILE, "score": 1, "start": 0, "end": 3},
     }
     for task, reply in replies.items():

@@ -99,11 +99,13 @@ NOT_SERVED = (
     "/embed-chunks",
     "/embed-hybrid",
     "/embed-sparse",
+    "/extract",
     "/summarize",
     "/translate",
 )
-# Where several models here do what only one of the starters does.
+# Where several models here do it
 CLASSIFIES = ("/classify", "/predict", "/vertex")
+TAGS = ("/token-classify", "/redact")
 
 
 def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> None:
@@ -114,7 +116,8 @@ def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> Non
     assert len(tried) > 20
     for path, body in tried.items():
         chats = path.startswith(CHATS) or path in ("/invocations", "/")
-        name = "sentiment" if path in CLASSIFIES else "chat" if chats else None
+        name = "sentiment" if path in CLASSIFIES else "tagger" if path in TAGS else None
+        name = "chat" if chats else name
         named = body if name is None else body | {"model": name}
         reply = http.post(path.replace("{name}", "chat"), json=named)
         if path in NOT_SERVED:

@@ -10,6 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
+from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.prediction import Prediction
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.prefix_cache import PrefixCache
@@ -17,7 +21,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.stream import TokenStream
 from maskdial.metrics import Metrics
-from tests.engine_metrics import EngineMetrics
+from tests.engine_metrics import EngineMetrics, SteadyCosts
 
 VOCAB = 64
 EOS = 63  # the scripted model never says it unless told to
@@ -293,7 +297,16 @@ class Bench(EngineMetrics):
             max_queue=max_queue,
             eos_token_ids=[EOS],
             prefix_cache=prefix_cache,
-            max_drafts=max_drafts,
+            speculation=Speculation(
+                (ForcedText(), Prediction(), PromptLookup()),
+                max_drafts=max_drafts,
+                max_length=MAX_LENGTH,
+                together=runner.decode_and_prefill is not None,
+                metrics=metrics,
+                costs=SteadyCosts(),
+            )
+            if max_drafts
+            else None,
             overlaps=overlaps,
             metrics=metrics,
             name=NAME,

@@ -7,6 +7,7 @@ import pytest
 
 import maskdial
 from maskdial.bundle.bundle import load_bundles
+from maskdial.bundle.manifest import InfillTokens
 from maskdial.inspection import describe
 
 STARTERS = Path(maskdial.__file__).parent / "starter"
@@ -35,6 +36,19 @@ def test_layers_that_int4_has_in_8_bits() -> None:
     changed = manifest.model_copy(update={"quality": quality})
     text = describe(changed, STARTERS / "hybrid", {})["quality"]
     assert text.endswith("; layers not quantized: 1; layers in int8: 2")
+
+
+def test_how_a_causal_model_infills() -> None:
+    manifest = load_bundles("hybrid", STARTERS / "hybrid")[0].manifest
+    assert "infills" not in describe(manifest, STARTERS / "hybrid", {})
+    for tokens, line in (
+        (InfillTokens(prefix="<P>", suffix="<S>", middle="<M>"), "<P> text <S> text <M>"),
+        (InfillTokens(prefix="<P>", suffix="<S>", suffix_first=True), "<S> text <P> text"),
+    ):
+        changed = manifest.model_copy(update={"infill": tokens})
+        lines = describe(changed, STARTERS / "hybrid", {})
+        assert lines["infills"] == line
+        assert "infill" in lines["can do"]
 
 
 def test_bits_of_a_parameter() -> None:

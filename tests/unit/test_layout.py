@@ -26,6 +26,7 @@ SERVER = (
         "offline",
         "health",
         "server",
+        "rpc",
         "app",
         "batches",
         "dialects",
@@ -39,8 +40,10 @@ SERVER = (
         "causal",
         "masked",
         "engine",
+        "responses_store",
         "config",
         "settings",
+        "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
 )
@@ -52,7 +55,7 @@ EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The only modules of the server that need onnx, which is not installed on every platform.
 REWRITERS = tuple(
     f"maskdial.kernels.{name}"
-    for name in ("fuse", "graph", "prune", "recurrent", "rewrite", "varlen")
+    for name in ("fuse", "graph", "prune", "recurrent", "rewrite", "varlen", "webgpu")
 )
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}
@@ -60,7 +63,8 @@ HTTP = ("fastapi", "starlette", "uvicorn")
 HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
-    *("causal.prefix_cache", "causal.prompt_lookup", "causal.sampling.sampler"),
+    *("causal.prefix_cache", "causal.sampling.sampler", "causal.drafts.budget"),
+    *("causal.drafts.prompt_lookup", "causal.drafts.record", "causal.drafts.speculation"),
     *("causal.sampling.processors", "causal.sampling.candidates"),
     *("runtime.kv_cache", "runtime.logits", "runtime.memory", "runtime.cuda"),
 )

@@ -126,7 +126,8 @@ def test_a_misspelled_name_starts_nothing_and_shows_no_value(
     for wrong in misspelled(name):
         assert given(wrong, SECRET) in (1, 2)
         printed = capsys.readouterr()
-        assert "no such setting" in printed.err or "there is no flag" in printed.err
+        # MASKDIAL_GGRPC_PORT looks like a variable of Kubernetes, which is said of it.
+        assert any(words in printed.err for words in ("no such setting", "no flag", "no setting"))
         assert SECRET not in printed.out + printed.err
     assert served == []
 
@@ -304,7 +305,7 @@ NUMBERS = [
 
 
 def test_every_number_is_found() -> None:
-    assert len(NUMBERS) == 30, "a new number? its limits are tried below"
+    assert len(NUMBERS) == 32, "a new number? its limits are tried below"
 
 
 @pytest.mark.parametrize(("name", "limits"), NUMBERS, ids=[name for name, _ in NUMBERS])
@@ -381,7 +382,7 @@ def test_the_documents_name_no_variable_that_is_none() -> None:
         *(each for each in root.glob("deploy/**/*") if each.is_file()),
     ]
     known = {settings.variable(name) for name in (*NAMES, "config")}
-    known |= {"MASKDIAL_KERNELS_ISA", "MASKDIAL_SERVICE_HOST"}
+    known |= {"MASKDIAL_CACHE", "MASKDIAL_KERNELS_ISA", "MASKDIAL_SERVICE_HOST"}
     assert len(files) > 50
     for file in files:
         found = set(re.findall(r"\bMASKDIAL_[A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8")))

@@ -49,6 +49,33 @@ class EmbedParameters(PromptOptions, total=False):
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None
 
 
+class HybridEmbedParameters(PromptOptions, total=False):
+    """Parameters of ``embed_hybrid``. None means the server's default.
+
+    ``outputs`` are the kinds of vectors that are wanted: all three by default.
+    """
+
+    outputs: list[Literal["dense", "sparse", "multi_vector"]] | None
+
+
+class ChunkEmbedParameters(TextOptions, total=False):
+    """Parameters of ``embed_chunks``. None means the server's default.
+
+    ``normalize`` scales vectors to length 1.
+    """
+
+    normalize: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class HybridEmbedding:
+    """The vectors of a text by their kind; None of a kind that was not wanted."""
+
+    dense: Embedding | None
+    sparse: SparseEmbedding | None
+    multi_vector: TokenEmbeddings | None
+
+
 class RerankParameters(TextOptions, total=False):
     """Parameters of ``rerank``. None means the server's default.
 
@@ -74,7 +101,9 @@ class RankedText:
 
 
 class AsyncEmbed(AsyncCaller):
-    """The methods for /embed, /embed-sparse, /embed-all, /similarity and /rerank."""
+    """The methods for /embed, /embed-sparse, /embed-all, /embed-hybrid, /embed-chunks, /similarity
+    and /rerank.
+    """
 
     @overload
     async def embed(
@@ -172,6 +201,51 @@ class AsyncEmbed(AsyncCaller):
         results = await self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 
+    @overload
+    async def embed_hybrid(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[HybridEmbedParameters],
+    ) -> HybridEmbedding: ...
+    @overload
+    async def embed_hybrid(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[HybridEmbedParameters],
+    ) -> list[HybridEmbedding]: ...
+    async def embed_hybrid(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[HybridEmbedParameters],
+    ) -> HybridEmbedding | list[HybridEmbedding]:
+        """Vectors of several kinds of a text, from one pass; for a list, of each text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed-hybrid", inputs, body, parse_hybrid_embedding)
+        results = await self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    async def embed_chunks(
+        self,
+        text: str,
+        chunks: list[tuple[int, int]],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[ChunkEmbedParameters],
+    ) -> list[Embedding]:
+        """The vectors of a text's chunks, (start, end) in characters, after one pass over all."""
+        body = flat_body({"inputs": text, "chunks": chunks}, model, parameters)
+        return await self._send(task_call("/embed-chunks", chunks, body, parse_embedding), timeout)
+
     async def similarity(
         self,
         source_sentence: str,
@@ -213,6 +287,16 @@ def parse_sparse_embedding(entry: Sequence[Mapping[str, Any]]) -> SparseEmbeddin
 def parse_token_embeddings(entry: Sequence[Sequence[float]]) -> TokenEmbeddings:
     """The vectors of one text."""
     return [[float(value) for value in vector] for vector in entry]
+
+
+def parse_hybrid_embedding(entry: Mapping[str, Any]) -> HybridEmbedding:
+    """The vectors of one text, by kind."""
+    dense, sparse, tokens = (entry.get(name) for name in ("dense", "sparse", "multi_vector"))
+    return HybridEmbedding(
+        None if dense is None else parse_embedding(dense),
+        None if sparse is None else parse_sparse_embedding(sparse),
+        None if tokens is None else parse_token_embeddings(tokens),
+    )
 
 
 def parse_ranked_text(item: Mapping[str, Any]) -> RankedText:

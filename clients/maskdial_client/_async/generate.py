@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from maskdial_client._async.caller import AsyncCaller
+from maskdial_client._async.fill_mask import Order
 from maskdial_client._async.tokens import PromptToken, parse_prompt_tokens
 from maskdial_client.call import TaskOptions, task_body, task_call
 
@@ -24,7 +25,8 @@ class SamplingParameters(TaskOptions, total=False):
 
     A temperature of 0 is greedy. Of a client's requests, those with a lower ``priority`` start
     first. Prompts share cached prefixes only with prompts of the same ``cache_salt``. Languages are
-    for encoder-decoder models.
+    for encoder-decoder models; ``block_length``, ``steps``, ``order`` and ``threshold`` for text by
+    unmasking, with a ``mask`` of ``full``.
     """
 
     max_new_tokens: int | None
@@ -38,7 +40,21 @@ class SamplingParameters(TaskOptions, total=False):
     repetition_penalty: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
-    logit_bias: Mapping[int, float] | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: list[str] | None
+    top_n_sigma: float | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
+    dynatemp_range: float | None
+    dynatemp_exponent: float | None
+    mirostat: Literal[0, 2] | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    logit_bias: Mapping[int, float] | Mapping[str, float | Literal[False]] | None
+    bad_words: list[str] | None
     seed: int | None
     stop: list[str] | None
     stop_token_ids: list[int] | None
@@ -53,6 +69,10 @@ class SamplingParameters(TaskOptions, total=False):
     early_stopping: bool | Literal["never"] | None
     src_lang: str | None
     tgt_lang: str | None
+    block_length: int | None
+    steps: int | None
+    order: Order | None
+    threshold: float | None
     priority: int | None
     cache_salt: str | None
 

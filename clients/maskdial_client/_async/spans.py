@@ -1,11 +1,11 @@
-"""Spans: entities in a text, and answers in a context."""
+"""Spans: entities in a text, what a schema names, and answers in a context."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, overload
 
 from maskdial_client._async.caller import AsyncCaller
-from maskdial_client.call import TaskOptions, task_body, task_call
+from maskdial_client.call import TaskOptions, TextOptions, task_body, task_call
 
 Question = tuple[str, str]
 """A question, and the context to look for the answer in."""
@@ -45,6 +45,22 @@ class RedactParameters(TaskOptions, total=False):
     return_original: bool | None
     aggregation_strategy: Literal["simple", "first", "average", "max"] | None
     stride: int | None
+
+
+class ExtractParameters(TextOptions, total=False):
+    """Parameters of ``extract``. None means the server's default.
+
+    ``threshold`` is a score that a span must reach. With ``include_confidence`` the values have
+    their scores, with ``include_spans`` their character offsets.
+    """
+
+    threshold: float | None
+    include_confidence: bool | None
+    include_spans: bool | None
+
+
+Extracted = dict[str, Any]
+"""What was found in a text, by the names of the schema."""
 
 
 class QuestionAnsweringParameters(TaskOptions, total=False):
@@ -137,7 +153,7 @@ class Answers:
 
 
 class AsyncSpans(AsyncCaller):
-    """The methods for /token-classify, /redact and /question-answering."""
+    """The methods for /token-classify, /redact, /extract and /question-answering."""
 
     @overload
     async def token_classify(
@@ -200,6 +216,41 @@ class AsyncSpans(AsyncCaller):
         """A text with something else in the place of its entities; for a list, one per text."""
         body = task_body({"inputs": inputs}, model, parameters)
         call = task_call("/redact", inputs, body, parse_redaction)
+        results = await self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    @overload
+    async def extract(
+        self,
+        inputs: str,
+        schema: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[ExtractParameters],
+    ) -> Extracted: ...
+    @overload
+    async def extract(
+        self,
+        inputs: list[str],
+        schema: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[ExtractParameters],
+    ) -> list[Extracted]: ...
+    async def extract(
+        self,
+        inputs: str | list[str],
+        schema: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[ExtractParameters],
+    ) -> Extracted | list[Extracted]:
+        """What a schema names in a text; for a list, one result per text."""
+        body = task_body({"inputs": inputs}, model, {"schema": schema, **parameters})
+        call = task_call("/extract", inputs, body, parse_extracted)
         results = await self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
 
@@ -279,6 +330,11 @@ def parse_redaction(entry: Mapping[str, Any]) -> Redaction:
             for item in entry["replacements"]
         ),
     )
+
+
+def parse_extracted(entry: Mapping[str, Any]) -> Extracted:
+    """What was found in one text."""
+    return dict(entry)
 
 
 def parse_answers(entry: Any) -> Answers:

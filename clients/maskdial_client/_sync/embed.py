@@ -5,15 +5,19 @@
 from typing import Unpack, overload
 
 from maskdial_client._async.embed import (
+    ChunkEmbedParameters,
     EmbedAllParameters,
     Embedding,
     EmbedParameters,
+    HybridEmbedding,
+    HybridEmbedParameters,
     PromptOptions,
     RankedText,
     RerankParameters,
     SparseEmbedding,
     TokenEmbeddings,
     parse_embedding,
+    parse_hybrid_embedding,
     parse_ranked_text,
     parse_sparse_embedding,
     parse_token_embeddings,
@@ -23,7 +27,9 @@ from maskdial_client.call import flat_body, task_body, task_call
 
 
 class Embed(Caller):
-    """The methods for /embed, /embed-sparse, /embed-all, /similarity and /rerank."""
+    """The methods for /embed, /embed-sparse, /embed-all, /embed-hybrid, /embed-chunks, /similarity
+    and /rerank.
+    """
 
     @overload
     def embed(
@@ -120,6 +126,51 @@ class Embed(Caller):
         call = task_call("/embed-all", inputs, body, parse_token_embeddings, always_list=True)
         results = self._send(call, timeout)
         return results if isinstance(inputs, list) else results[0]
+
+    @overload
+    def embed_hybrid(
+        self,
+        inputs: str,
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[HybridEmbedParameters],
+    ) -> HybridEmbedding: ...
+    @overload
+    def embed_hybrid(
+        self,
+        inputs: list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[HybridEmbedParameters],
+    ) -> list[HybridEmbedding]: ...
+    def embed_hybrid(
+        self,
+        inputs: str | list[str],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[HybridEmbedParameters],
+    ) -> HybridEmbedding | list[HybridEmbedding]:
+        """Vectors of several kinds of a text, from one pass; for a list, of each text."""
+        body = task_body({"inputs": inputs}, model, parameters)
+        call = task_call("/embed-hybrid", inputs, body, parse_hybrid_embedding)
+        results = self._send(call, timeout)
+        return results if isinstance(inputs, list) else results[0]
+
+    def embed_chunks(
+        self,
+        text: str,
+        chunks: list[tuple[int, int]],
+        *,
+        model: str | None = None,
+        timeout: float | None = None,
+        **parameters: Unpack[ChunkEmbedParameters],
+    ) -> list[Embedding]:
+        """The vectors of a text's chunks, (start, end) in characters, after one pass over all."""
+        body = flat_body({"inputs": text, "chunks": chunks}, model, parameters)
+        return self._send(task_call("/embed-chunks", chunks, body, parse_embedding), timeout)
 
     def similarity(
         self,

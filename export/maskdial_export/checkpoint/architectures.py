@@ -1,7 +1,8 @@
 """Architectures: which transformers class loads a checkpoint, and which task its head is for.
 
 transformers' own auto classes say what they can load, so nothing here lists model types, but for
-replaced-token detection, which has no auto class of its own, and Mistral 4, which has a wrong one.
+replaced-token detection and EmbeddingGemma 2, which have no auto class of their own, and Mistral 4,
+which has a wrong one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,10 @@ _TWO_PARTS: _Names = {
 }
 # Reads texts only, but transformers lists it among those that read images
 _TEXT_ALONE: _Names = {"mistral4": "Mistral4ForCausalLM"}
+# Encoders without any other head, so that no auto class tells that they read texts
+_ENCODERS: _Names = {
+    name: auto.MODEL_MAPPING_NAMES[name] for name in ("embedding_gemma2", "embedding_gemma2_text")
+}
 # By preference, where a class or a task has several entries. A base model's hidden states are
 # pooled; XLM's fill-mask class also stands among the causal ones.
 _TASKS: tuple[tuple[TaskName, _Names], ...] = (
@@ -45,6 +50,7 @@ _TASKS: tuple[tuple[TaskName, _Names], ...] = (
     ("generate", _TWO_PARTS),
     ("generate", _TEXT_ALONE),
     ("embed", auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES),
+    ("embed", _ENCODERS),
     ("embed", auto.MODEL_MAPPING_NAMES),
 )
 # The heads of a class with both, such as BertForPreTraining: each has a class of its own, whose

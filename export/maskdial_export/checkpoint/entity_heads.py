@@ -17,8 +17,8 @@ Weights = Mapping[str, Tensor]
 _SPANS = "span_rep_layer.span_rep_layer."
 
 
-class SpanHead(nn.Module):
-    """Columns (start, end, query, bias) of each word or label, of markerV0."""
+class WordHead(nn.Module):
+    """Columns (start, end) of each word, of a model whose labels have an encoder of their own."""
 
     def __init__(self, stored: Weights) -> None:
         super().__init__()
@@ -28,16 +28,39 @@ class SpanHead(nn.Module):
         self.end_word = _two_layers(stored, f"{_SPANS}project_end")
         self.start = _linear(first[:, :width])
         self.end = _linear(first[:, width:], stored[f"{_SPANS}out_project.0.bias"])
-        self.label = _two_layers(stored, "prompt_rep_layer")
-        self.query = _linear(stored[f"{_SPANS}out_project.3.weight"].T)
-        self.bias = _linear(stored[f"{_SPANS}out_project.3.bias"][None])
-        self.num_columns = 3 * first.shape[0] + 1
+        self.num_columns = 2 * first.shape[0]
 
     def forward(self, hidden: Tensor) -> Tensor:
         start = self.start(torch.relu(self.start_word(hidden)))
         end = self.end(torch.relu(self.end_word(hidden)))
+        return torch.cat([start, end], dim=-1)
+
+
+class LabelHead(nn.Module):
+    """Columns (query, bias) of each label."""
+
+    def __init__(self, stored: Weights) -> None:
+        super().__init__()
+        self.label = _two_layers(stored, "prompt_rep_layer")
+        self.query = _linear(stored[f"{_SPANS}out_project.3.weight"].T)
+        self.bias = _linear(stored[f"{_SPANS}out_project.3.bias"][None])
+        self.num_columns = 1 + stored[f"{_SPANS}out_project.3.weight"].shape[1]
+
+    def forward(self, hidden: Tensor) -> Tensor:
         label = self.label(hidden)
-        return torch.cat([start, end, self.query(label), self.bias(label)], dim=-1)
+        return torch.cat([self.query(label), self.bias(label)], dim=-1)
+
+
+class SpanHead(nn.Module):
+    """Columns (start, end, query, bias) of each word or label, of markerV0."""
+
+    def __init__(self, stored: Weights) -> None:
+        super().__init__()
+        self.of_word, self.of_label = WordHead(stored), LabelHead(stored)
+        self.num_columns = self.of_word.num_columns + self.of_label.num_columns
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.cat([self.of_word(hidden), self.of_label(hidden)], dim=-1)
 
 
 class TokenHead(nn.Module):

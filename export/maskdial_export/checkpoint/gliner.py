@@ -8,7 +8,7 @@ heads are a few products (`maskdial_export.checkpoint.entity_heads`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import safetensors.torch
 import torch
@@ -20,11 +20,12 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from maskdial.bundle.manifest import Entities
-from maskdial_export.checkpoint.entity_heads import SpanHead, TokenHead, WordContext
+from maskdial_export.checkpoint.entity_heads import SpanHead, TokenHead, WordContext, WordHead
 from maskdial_export.checkpoint.source import GLINER_CONFIG, Source
 from maskdial_export.errors import ExportError, first_line
 
 _BODY = "token_rep_layer.bert_layer.model."
+_OF_LABELS = "token_rep_layer.labels_"
 _PROJECTION = "token_rep_layer.projection"
 _ENTITY, _SEPARATOR = "<<ENT>>", "<<SEP>>"
 _FLERT = "[FLERT]"  # one more token that gliner adds, and never uses
@@ -57,6 +58,12 @@ class GlinerConfig:
         """Whether spans are scored, not tokens."""
         return bool(self.get("span_mode", "markerV0") != "token_level")
 
+    @property
+    def labels_encoder(self) -> str | None:
+        """The name of the encoder that reads labels by themselves; None if there is none."""
+        name = self.get("labels_encoder", "")
+        return str(name) if name else None
+
     def check(self) -> None:
         """Refuses what this export does not know.
 
@@ -70,7 +77,6 @@ class GlinerConfig:
             "fuse_layers": (False, (False,)),
             "precomputed_prompts_mode": (False, (False,)),
             "represent_spans": (False, (False,)),
-            "labels_encoder": ("", ("",)),
             "labels_decoder": ("", ("",)),
             "relations_layer": ("", ("",)),
             "span_encoder_config": ({}, ({},)),
@@ -83,14 +89,26 @@ class GlinerConfig:
                     f"{self.name} has {name} {value!r} in {GLINER_CONFIG}, which is not supported"
                     + (f"; {known} {'are' if len(values) > 1 else 'is'}" if known else "")
                 )
+        if self.labels_encoder is not None:
+            if not self.is_span:
+                raise ExportError(
+                    f"{self.name} scores tokens and encodes labels by themselves; such models are "
+                    "supported if they score spans (span_mode markerV0)"
+                )
+            fusion = self.get("post_fusion_schema", "")
+            if fusion:
+                raise ExportError(
+                    f"{self.name} has post_fusion_schema {fusion!r} in {GLINER_CONFIG}: each label "
+                    "attends to the text, so it has no vector of its own; this is not supported"
+                )
 
-    def encoder(self) -> PreTrainedConfig:
-        """The configuration of the encoder, from the Hub where the checkpoint has none.
+    def encoder(self, kind: Literal["encoder", "labels_encoder"] = "encoder") -> PreTrainedConfig:
+        """The configuration of an encoder, from the Hub where the checkpoint has none.
 
         Raises:
             ExportError: transformers does not know it, or it cannot be found.
         """
-        given = self.settings.get("encoder_config")
+        given = self.settings.get(f"{kind}_config")
         if isinstance(given, dict):
             settings = dict(given)
             model_type = settings.pop("model_type", "deberta-v2")
@@ -100,12 +118,13 @@ class GlinerConfig:
                     f"which {self.name} has for its encoder"
                 )
             return cast(PreTrainedConfig, CONFIG_MAPPING[model_type](**settings))
-        encoder = self.get("model_name", "microsoft/deberta-v3-small")
+        of_text = self.get("model_name", "microsoft/deberta-v3-small")
+        encoder = of_text if kind == "encoder" else self.labels_encoder
         try:
             return transformers.AutoConfig.from_pretrained(encoder, trust_remote_code=False)
         except Exception as error:  # transformers raises many types
             raise ExportError(
-                f"{self.name} has no encoder_config in {GLINER_CONFIG}, and its encoder {encoder} "
+                f"{self.name} has no {kind}_config in {GLINER_CONFIG}, and its encoder {encoder} "
                 f"cannot be found ({first_line(error)}); save it again with gliner: "
                 f"GLiNER.from_pretrained({self.name!r}).save_pretrained(FOLDER)"
             ) from error
@@ -115,7 +134,7 @@ class _Finder:
     """The forward function of an encoder with such a head: columns for every token."""
 
     model: PreTrainedModel
-    head: SpanHead | TokenHead
+    head: nn.Module
     projection: nn.Module
     words: nn.Module
 
@@ -134,52 +153,60 @@ def load_finder(source: Source, **_: Any) -> tuple[PreTrainedModel, dict[str, An
         ExportError: the weights do not fit the configuration.
     """
     config = GlinerConfig.read(source)
-    stored = _weights(source)
+    stored = stored_weights(source)
     encoder = config.encoder()
-    table = next((each for name, each in stored.items() if "word_embeddings" in name), None)
-    if table is None:
-        table = next((each for n, each in stored.items() if "tok_embeddings" in n), None)
-    if table is not None:
-        encoder.vocab_size = len(table)
-    encoder._attn_implementation = "eager"
-    body = transformers.AutoModel.from_config(encoder, trust_remote_code=False)
-    body = body.float().eval()
-    own = {name.removeprefix(_BODY): each for name, each in stored.items() if _BODY in name}
-    expected = body.state_dict()
-    mismatched = [
-        (f"{_BODY}{name}", each.shape, expected[name].shape)
-        for name, each in own.items()
-        if name in expected and each.shape != expected[name].shape
-    ]
-    missing = set(expected) - set(own)
-    if not mismatched:
-        body.load_state_dict(own, strict=False)
+    body, info = load_body(encoder, stored, _BODY)
     if getattr(encoder, "position_biased_input", True) is False and encoder.relative_attention:
         body.config.max_position_embeddings = _UNBOUNDED
-    finder = _as_finder(body)
-    finder.projection = _linear(stored, _PROJECTION) if f"{_PROJECTION}.weight" in stored else None
-    finder.projection = finder.projection or nn.Identity()
+    finder = as_finder(body)
+    finder.projection = stored_linear(stored, _PROJECTION) or nn.Identity()
+    two = config.labels_encoder is not None
+    head = WordHead if two else SpanHead if config.is_span else TokenHead
     try:
-        finder.head = (SpanHead if config.is_span else TokenHead)(stored)
-        finder.words = WordContext(stored, int(config.get("num_rnn_layers", 1)))
+        finder.head = head(stored)
+        # gliner applies the LSTM to words that were read with their labels only
+        finder.words = WordContext(stored, 0 if two else int(config.get("num_rnn_layers", 1)))
     except KeyError as error:
         raise ExportError(
             f"{source.name} lacks the weight {error.args[0]} of a GLiNER model with "
             f"{config.get('span_mode', 'markerV0')}"
         ) from error
-    unused = {name for name in stored if not name.startswith((_BODY, _PROJECTION, *_HEADS))} | {
-        f"model.{name}" for name in set(own) - set(expected)
-    }
-    info = {
-        "mismatched_keys": mismatched,
-        "missing_keys": missing,
-        "unexpected_keys": unused,
-    }
+    known = (_BODY, _PROJECTION, *_HEADS, *([_OF_LABELS] if two else []))
+    info["unexpected_keys"] |= {name for name in stored if not name.startswith(known)}
     return cast(PreTrainedModel, finder), info
 
 
-def _as_finder(body: Any) -> Any:
-    """In a class of the encoder's own file, whose functions the tracing replaces."""
+def load_body(
+    encoder: PreTrainedConfig, stored: Mapping[str, Tensor], prefix: str
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """An encoder with the weights of a prefix, and what `from_pretrained` would say of these."""
+    own = {name.removeprefix(prefix): each for name, each in stored.items() if prefix in name}
+    tables = ("word_embeddings", "tok_embeddings")
+    table = next((own[n] for part in tables for n in own if part in n), None)
+    if table is not None:
+        encoder.vocab_size = len(table)
+    encoder._attn_implementation = "eager"
+    body = transformers.AutoModel.from_config(encoder, trust_remote_code=False).float().eval()
+    expected = body.state_dict()
+    mismatched = [
+        (f"{prefix}{name}", each.shape, expected[name].shape)
+        for name, each in own.items()
+        if name in expected and each.shape != expected[name].shape
+    ]
+    if not mismatched:
+        body.load_state_dict(own, strict=False)
+    return body, {
+        "mismatched_keys": mismatched,
+        "missing_keys": set(expected) - set(own),
+        "unexpected_keys": {f"model.{name}" for name in set(own) - set(expected)},
+    }
+
+
+def as_finder(body: Any) -> Any:
+    """A model of an encoder, which is to get a head, a projection and a context of words.
+
+    It is in a class of the encoder's own file, whose functions the tracing replaces.
+    """
     family = next(each for each in type(body).__mro__ if each.__name__.endswith("PreTrainedModel"))
     names = {"__module__": type(body).__module__, "base_model_prefix": "model"}
     finder: Any = type(f"{type(body).__name__}ForEntities", (_Finder, family), names)(body.config)
@@ -187,7 +214,7 @@ def _as_finder(body: Any) -> Any:
     return finder.eval()
 
 
-def _weights(source: Source) -> dict[str, Tensor]:
+def stored_weights(source: Source) -> dict[str, Tensor]:
     """All stored weights, in float32."""
     stored: dict[str, Tensor] = {}
     files = source.weight_files()
@@ -203,7 +230,10 @@ def _weights(source: Source) -> dict[str, Tensor]:
     return {name: each.float() for name, each in stored.items() if each.is_floating_point()}
 
 
-def _linear(stored: Mapping[str, Tensor], name: str) -> nn.Linear:
+def stored_linear(stored: Mapping[str, Tensor], name: str) -> nn.Linear | None:
+    """A layer of a checkpoint; None if it has none of this name."""
+    if f"{name}.weight" not in stored:
+        return None
     weight, bias = stored[f"{name}.weight"], stored[f"{name}.bias"]
     linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight, linear.bias = nn.Parameter(weight), nn.Parameter(bias)
@@ -231,7 +261,7 @@ def gliner_tokenizer(source: Source) -> Any:
     for role in ("bos", "eos"):
         if hasattr(made, f"add_{role}_token") and getattr(made, f"{role}_token_id") is not None:
             setattr(made, f"add_{role}_token", True)
-    if not has_own:
+    if not has_own and config.labels_encoder is None:
         markers = [config.get("ent_token", _ENTITY), config.get("sep_token", _SEPARATOR)]
         made.add_tokens([_FLERT, *markers], special_tokens=True)
     return made
@@ -244,6 +274,15 @@ def read_entities(source: Source, tokenizer: Tokenizer, model: Any) -> Entities:
         ExportError: the tokenizer does not have the token that stands for a label.
     """
     config = GlinerConfig.read(source)
+    settings: dict[str, Any] = {
+        "scores": "span" if config.is_span else "token",
+        "max_words": int(config.get("max_len", 384)),
+        "max_width": int(config.get("max_width", 12)),
+        "subtoken": config.get("subtoken_pooling", "first"),
+        "num_columns": model.head.num_columns,
+    }
+    if config.labels_encoder is not None:
+        return Entities(**settings)
     entity, separator = config.get("ent_token", _ENTITY), config.get("sep_token", _SEPARATOR)
     label_token = tokenizer.token_to_id(entity)
     given = config.get("class_token_index", -1)
@@ -254,13 +293,9 @@ def read_entities(source: Source, tokenizer: Tokenizer, model: Any) -> Entities:
         )
     ids = tokenizer.encode([separator], is_pretokenized=True, add_special_tokens=False).ids
     return Entities(
-        scores="span" if config.is_span else "token",
-        max_words=int(config.get("max_len", 384)),
-        max_width=int(config.get("max_width", 12)),
         label_token=label_token,
         separator=tuple(ids),
         markers=(entity, separator),
         reads_label=not config.get("embed_ent_token", True),
-        subtoken=config.get("subtoken_pooling", "first"),
-        num_columns=model.head.num_columns,
+        **settings,
     )

@@ -25,6 +25,7 @@ Mask = Literal["full", "causal"]
 # sentence-transformers' list of modules after the model: pooling and normalization.
 MODULES = "modules.json"
 GLINER_CONFIG = "gliner_config.json"
+GLINER, GLINER2 = "GLiNER", "GLiNER2"
 _MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -36,8 +37,9 @@ class Source:
 
     ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
     folder of a PEFT adapter to merge into the weights. ``own_code``: what the checkpoint brings to
-    run that is not run. ``table`` is the folder of a table of static embeddings. ``gguf`` are the
-    files that the folder was restored from.
+    run that is not run. ``table`` is the folder of a table of static embeddings. ``finder`` is the
+    folder of a GLiNER model whose encoder of labels this is; ``path`` has its tokenizer only.
+    ``gguf`` are the files that the folder was restored from.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Source:
     adapter: Path | None = None
     own_code: str | None = None
     table: Path | None = None
+    finder: Path | None = None
     gguf: tuple[Path, ...] = ()
 
     @property
@@ -74,7 +77,7 @@ class Source:
     @property
     def provenance(self) -> str:
         """For the manifest: Hub id and commit, or a local name; and the adapter's name."""
-        path = self.gguf[0] if self.gguf else self.path.resolve()
+        path = self.gguf[0] if self.gguf else (self.finder or self.path).resolve()
         local = self.gguf or Path(self.name).is_dir()
         name = path.name if local else f"{self.name}@{path.name}"
         return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
@@ -84,7 +87,7 @@ class Source:
         return read_json(self.path / file_name)
 
     def weight_files(self) -> list[Path]:
-        folder = self.table or self.path
+        folder = self.table or self.finder or self.path
         return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
 
     def sha256(self) -> str:
@@ -96,7 +99,8 @@ class Source:
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
-        configs = (self.path / name for name in ("config.json", GLINER_CONFIG))
+        folder = self.finder or self.path
+        configs = (folder / name for name in ("config.json", GLINER_CONFIG))
         own = (*(each for each in configs if each.is_file()), *self.weight_files())
         for file in (*(self.gguf or own), *sorted(beside)):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
@@ -159,9 +163,15 @@ def find(
     if (path / GLINER_CONFIG).is_file():
         if task not in ("auto", "entities"):
             raise ExportError(f"{source} is a GLiNER model, which can only find entities")
-        finder = Source(source, path, "GLiNER", "entities")
+        finder = Source(source, path, GLINER, "entities")
         _check_weights(finder, allow_pickle)
         return finder
+    if config.get("model_type") == "extractor":
+        if task not in ("auto", "extract"):
+            raise ExportError(f"{source} is a GLiNER2 model, which can only extract")
+        extractor = Source(source, path, GLINER2, "extract")
+        _check_weights(extractor, allow_pickle)
+        return extractor
     if not config:
         _refuse_adapter(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")

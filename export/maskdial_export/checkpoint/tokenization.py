@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from maskdial.bundle.manifest import TOKENIZER, Tokenization
 from maskdial_export.checkpoint.embedding import lower_case, tokenizer_settings
 from maskdial_export.checkpoint.gliner import gliner_tokenizer
+from maskdial_export.checkpoint.gliner2 import gliner2_tokenizer
 from maskdial_export.checkpoint.pieces import read_pieces
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
@@ -76,8 +77,9 @@ def load_tokenizer(
             of the sample's words.
     """
     console = console or Console(quiet=True)
-    if source.task == "entities":
-        original = gliner_tokenizer(source)
+    if source.task in ("entities", "extract"):
+        own = gliner_tokenizer if source.task == "entities" else gliner2_tokenizer
+        original = own(source)
         loaded: LoadedTokenizer | None = LoadedTokenizer(
             original.backend_tokenizer, original, _TYPES in original.model_input_names
         )

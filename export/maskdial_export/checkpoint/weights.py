@@ -26,7 +26,9 @@ from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
 from maskdial_export.checkpoint.decision import as_scorer, load_decider
 from maskdial_export.checkpoint.dequantize import dequantize
 from maskdial_export.checkpoint.gliner import load_finder
-from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.gliner2 import load_extractor
+from maskdial_export.checkpoint.gliner_labels import load_label_encoder
+from maskdial_export.checkpoint.source import GLINER, GLINER2, Source
 from maskdial_export.checkpoint.text_part import take_text_part, towers_left_out
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
@@ -80,13 +82,14 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    finds = source.task == "entities"
+    finds = source.architecture in (GLINER, GLINER2)
     model_class = PreTrainedModel if finds else getattr(transformers, source.architecture)
     decides = source.task == "decide"
     wraps = not (decides or finds) and "text_config" in model_class.config_class.sub_configs
     load = partial(load_decider, source) if decides else model_class.from_pretrained
     if finds:
-        load = partial(load_finder, source)
+        loader = load_finder if source.finder is None else load_label_encoder
+        load = partial(load_extractor if source.architecture == GLINER2 else loader, source)
     try:
         with _text_alone(source, model_class) if wraps else nullcontext():
             model, info = load(

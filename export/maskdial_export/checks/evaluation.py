@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from maskdial.bundle.manifest import Entities, KVLayout, TextToText
+from maskdial.bundle.manifest import Entities, Extraction, KVLayout, TextToText
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.phase import Progress, silent
 from maskdial_export.session import (
@@ -343,24 +344,35 @@ class TokenClassify(Agreement):
         self.asked = [_words(window) for window in windows]
 
 
-class FindEntities(Agreement):
-    """The best of some labels for each word, and for each two words where spans are scored."""
+LABELS = ("person", "place", "organization", "date", "object", "event", "number", "animal")
 
-    labels = ("person", "place", "organization", "date", "object", "event", "number", "animal")
+
+class FindEntities(Agreement):
+    """The best of `LABELS` for each word, and for each two words where spans are scored.
+
+    ``vectors`` are those of the labels, (num_labels, columns), where another model encodes them.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, sample: Sample, max_length: int, entities: Entities
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        max_length: int,
+        entities: Entities,
+        vectors: Floats | None = None,
     ) -> None:
+        self.vectors = vectors
         self.scores_pairs = entities.scores == "token"
         self.columns = entities.num_columns
         ends = tokenizer.encode("a")
         own = _words(ends)
         before, after = ends.ids[: own[0]], ends.ids[own[-1] + 1 :]
         prompt, marks = [*before], []
-        for label in self.labels:
-            marks.append(len(prompt) + int(entities.reads_label))
-            encoded = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False)
-            prompt += [entities.label_token, *encoded.ids]
+        if entities.label_token is not None:
+            for label in LABELS:
+                marks.append(len(prompt) + int(entities.reads_label))
+                encoded = tokenizer.encode([label], is_pretokenized=True, add_special_tokens=False)
+                prompt += [entities.label_token, *encoded.ids]
         prompt += entities.separator
         room = max(min(_WINDOW, max_length - len(prompt) - len(after)), 1)
         encoded = tokenizer.encode(
@@ -378,15 +390,56 @@ class FindEntities(Agreement):
             self.pairs.append(np.stack([each.ravel() for each in pairs], axis=1))
 
     def choose(self, output: Floats) -> Answers:
-        count = len(self.labels)
+        count = len(LABELS)
         if self.scores_pairs:
             scores = output.reshape(-1, count, output.shape[1])
             return _best(np.concatenate([*np.moveaxis(scores, 2, 0)]))
-        width = (output.shape[1] - 1) // 3
-        start, end, query = (output[:, at : at + width] for at in (0, width, 2 * width))
-        query, bias, start, end = query[:count], output[:count, -1], start[count:], end[count:]
+        labels = self.vectors
+        if labels is None:
+            width = (output.shape[1] - 1) // 3
+            labels, output = output[:count, 2 * width :], output[count:, : 2 * width]
+        start, end = np.split(output, 2, axis=1)
         spans = [np.maximum(start + end, 0), np.maximum(start[:-1] + end[1:], 0)]
-        return _best(np.concatenate(spans) @ query.T + bias)
+        return _best(np.concatenate(spans) @ labels[:, :-1].T + labels[:, -1])
+
+
+class FindBySchema(Agreement):
+    """The best of `LABELS` for each word and each two words, of a schema of entities."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        max_length: int,
+        extraction: Extraction,
+        model: Any,
+    ) -> None:
+        self.columns = extraction.num_columns
+        self.hidden_size = extraction.hidden_size
+        self.head = model.count_head
+        pieces = ["(", "[P]", "entities", "("]
+        for label in LABELS:
+            pieces += ["[E]", label]
+        prompt = _encode_each(tokenizer, [*pieces, ")", ")", "[SEP_TEXT]"])
+        marked = [place for place, piece in enumerate(pieces) if piece in ("[P]", "[E]")]
+        firsts = np.cumsum([0, *map(len, prompt)])
+        before = [token_id for ids in prompt for token_id in ids]
+        room = max(min(_WINDOW, max_length - len(before)), 1)
+        words = [ids[:room] for ids in _encode_each(tokenizer, sample.text.lower().split()) if ids]
+        self.texts, self.asked = [], []
+        for line in _lines(words, room):
+            starts = np.cumsum([len(before), *map(len, line)])[:-1]
+            self.texts.append(np.array([*before, *(each for ids in line for each in ids)]))
+            self.asked.append(np.concatenate([firsts[marked], starts]))
+
+    def choose(self, output: Floats) -> Answers:
+        count = 1 + len(LABELS)
+        fields = torch.from_numpy(output[1:count, -self.hidden_size :].copy())
+        with torch.no_grad():
+            labels = self.head(fields, torch.zeros(1, dtype=torch.int64))[0].numpy()
+        start, end = np.split(output[count:, : 8 * self.hidden_size], 2, axis=1)
+        spans = [np.maximum(start + end, 0), np.maximum(start[:-1] + end[1:], 0)]
+        return _best(np.concatenate(spans) @ labels[:, :-1].T + labels[:, -1])
 
 
 class QuestionAnswering(Agreement):
@@ -471,6 +524,26 @@ def _shares(tokens: Ids) -> NDArray[np.float64]:
 def _words(window: Encoding) -> Ids:
     """The positions of the text's own tokens, without special ones."""
     return np.flatnonzero(np.array(window.special_tokens_mask) == 0)
+
+
+def _encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of short texts, each by itself, without special tokens."""
+    return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def _lines(words: Sequence[list[int]], room: int) -> list[list[list[int]]]:
+    """The words of a text in lines of at most ``room`` tokens, about `_MAX_TOKENS` together."""
+    lines: list[list[list[int]]] = [[]]
+    left = room
+    for word in words:
+        if len(word) > left:
+            if len(lines) * room >= _MAX_TOKENS:
+                break
+            lines.append([])
+            left = room
+        lines[-1].append(word)
+        left -= len(word)
+    return lines
 
 
 def evenly(items: Sequence[Item], max_items: int) -> list[Item]:

@@ -25,6 +25,7 @@ TOKEN_TASKS: frozenset[TaskName] = frozenset(
         "fill-mask",
         "token-classify",
         "entities",
+        "extract",
         "question-answering",
         "embed-all",
         "embed-hybrid",

@@ -10,6 +10,8 @@ A bundle holds everything the server needs and nothing else::
     chat_template.jinja, generation_config.json      if the checkpoint has them
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
+    counts.onnx       of a model that finds what a schema names: the queries of its fields
+    labels/           of a model that finds entities, if another one encodes the labels: a bundle
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
 ``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
@@ -18,18 +20,22 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 
 * masked: ``input_ids`` int64 (batch, length), right-padded; ``lengths`` int32 (batch,), the number
   of valid tokens per row; ``token_type_ids`` int64 (batch, length); for the tasks on tokens
-  (fill-mask, token-classify, entities, question-answering, embed-all, embed-hybrid, decide)
-  ``rows`` int64 (num_rows,), flat indices ``b * length + position`` of the tokens in question; for
-  entities whose scores are those of tokens also ``pairs`` int64 (num_pairs, 2), of a word and a
-  label by their places in ``rows``.
+  (fill-mask, token-classify, entities, extract, question-answering, embed-all, embed-hybrid,
+  decide) ``rows`` int64 (num_rows,), flat indices ``b * length + position`` of the tokens in
+  question; for entities whose scores are those of tokens also ``pairs`` int64 (num_pairs, 2), of a
+  word and a label by their places in ``rows``.
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
-  num_labels), entities (num_rows, num_columns) or (num_pairs, 3), decide (num_rows, num_scores),
+  num_labels), entities (num_rows, num_columns) or (num_pairs, 3), extract (num_rows, num_columns)
+  of `Extraction`, decide (num_rows, num_scores),
   question-answering (num_rows, 2) for start and end,
   classify (batch, num_labels), multiple-choice (batch, 1), where each text is a prompt with one
   choice, rerank (batch, 1), where it is a query and a document in the manifest's `PairTemplate`.
   ``embeddings``: embed (batch, dimension), pooled, and normalized if ``Embedding.normalized``;
   embed-all (num_rows, dimension), also of rows after the valid tokens; embed-hybrid (num_rows,
   dimension + token_dimension + 1), `maskdial.masked.tasks.hybrid_rows`.
+  ``counts.onnx`` takes ``fields`` float32 (num_fields, hidden_size) and ``steps`` int64
+  (num_steps,), 0 to n - 1, and returns ``queries`` float32 (num_steps, num_fields,
+  4 * hidden_size + 1).
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
@@ -61,9 +67,11 @@ import pydantic
 
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
+    COUNT_GRAPH,
     ENCODER_GRAPH,
     FULL_MANIFEST,
     GRAPH,
+    LABEL_ENCODER,
     MANIFEST,
     SCHEMA_VERSION,
     TOKENIZER,
@@ -114,6 +122,18 @@ class Bundle:
     def encoder(self) -> Path:
         """The encoder's graph of an encoder-decoder model."""
         return self.path / ENCODER_GRAPH
+
+    def label_encoder(self) -> "Bundle | None":
+        """The bundle that turns labels into vectors, whose files were verified with its own.
+
+        Raises:
+            BundleError: its manifest is invalid.
+        """
+        entities = self.manifest.entities
+        if entities is None or not entities.encodes_labels:
+            return None
+        path = self.path / LABEL_ENCODER
+        return Bundle(f"{self.name}:labels", path, _read_manifest(self.name, path / MANIFEST))
 
     @property
     def label(self) -> str:
@@ -223,13 +243,18 @@ def _verify(
 ) -> Bundle:
     """``hashes`` holds hash and stamp of the files that were read before, and gets the new ones."""
     stamps: dict[str, Stamp] = {}
-    encoder = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
-    for required in (manifest.graph, TOKENIZER, *encoder):
+    others: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
+    if manifest.extraction is not None:
+        others = (COUNT_GRAPH,)
+    if manifest.entities is not None and manifest.entities.encodes_labels:
+        own = (MANIFEST, GRAPH, TOKENIZER)
+        others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)
+    for required in (manifest.graph, TOKENIZER, *others):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():
         file = path / file_name
-        if Path(file_name).name != file_name.removeprefix(f"{ADDITIONAL_TEMPLATES}/"):
+        if Path(file_name).name != _below(file_name):
             raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
@@ -242,6 +267,13 @@ def _verify(
                 f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
             )
     return Bundle(name, path, manifest, stamps)
+
+
+def _below(file_name: str) -> str:
+    """A file's name within the folder of a bundle that it may lie in."""
+    for folder in (f"{LABEL_ENCODER}/", f"{ADDITIONAL_TEMPLATES}/"):
+        file_name = file_name.removeprefix(folder)
+    return file_name
 
 
 def _read_manifest(name: str, path: Path) -> Manifest:

@@ -21,6 +21,22 @@ DECISION_TEMPLATE = "decision_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
+COUNT_GRAPH = "counts.onnx"
+SCHEMA_MARKERS = (
+    "[SEP_STRUCT]",
+    "[SEP_TEXT]",
+    "[P]",
+    "[C]",
+    "[E]",
+    "[R]",
+    "[L]",
+    "[EXAMPLE]",
+    "[OUTPUT]",
+    "[DESCRIPTION]",
+)
+"""gliner2's tokens for the parts of a schema, in its order."""
+LABEL_ENCODER = "labels"
+"""The folder of the bundle that turns labels into vectors."""
 
 
 CacheInteger = Literal["int8", "int16"]
@@ -42,6 +58,7 @@ TaskName = Literal[
     "classify",
     "token-classify",
     "entities",
+    "extract",
     "question-answering",
     "multiple-choice",
     "decide",
@@ -82,6 +99,28 @@ class Tokenization(_Frozen):
         description="a code such as >>deu<< at the very start of a text is one token, the unknown "
         "one if the vocabulary does not have it (Marian)",
     )
+
+
+class InfillTokens(_Frozen):
+    """The tokens before the parts of a prompt that asks for the text of a gap, as they are spelled.
+
+    Attributes:
+        prefix: before the text before the gap.
+        suffix: before the text after it.
+        middle: before the gap's own text, if there is such a token.
+        suffix_first: whether the text after the gap is read first.
+        repository: before the name of a repository.
+        file: before the name of a file.
+        ends: tokens that end the gap's text.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str | None = None
+    suffix_first: bool = False
+    repository: str | None = None
+    file: str | None = None
+    ends: tuple[str, ...] = ()
 
 
 class Heads(NamedTuple):
@@ -325,20 +364,50 @@ class Entities(_Frozen):
     a span from word i to word j has for a label the score relu(start_i + end_j) . query + bias.
     ``token``: the graph gives three scores of each pair of a word and a label: as the entity's
     start, as its end, and inside.
+
+    A model without ``label_token`` reads the words alone. The graph gives (start, end) of each,
+    and the bundle in `LABEL_ENCODER` (query, bias) of a label.
     """
 
     scores: Literal["span", "token"]
     max_words: int = Field(gt=0, description="of a text that the model reads at once")
     max_width: int = Field(gt=0, description="of an entity in words, where spans are scored")
     splitter: Literal["whitespace"] = "whitespace"
-    label_token: _TokenId
-    separator: tuple[_TokenId, ...]
-    markers: tuple[str, ...] = Field(description="spellings that a label may not contain")
+    label_token: _TokenId | None = None
+    separator: tuple[_TokenId, ...] = ()
+    markers: tuple[str, ...] = Field((), description="spellings that a label may not contain")
     reads_label: bool = Field(
         False, description="whether a label's vector is that of the token after the one for it"
     )
     subtoken: Literal["first", "last"] = Field("first", description="whose vector is the word's")
     num_columns: int = Field(gt=0, description="of the graph's output")
+
+    @property
+    def encodes_labels(self) -> bool:
+        """Whether a second model turns labels into vectors."""
+        return self.label_token is None
+
+
+class Extraction(_Frozen):
+    """How a model finds what a schema names (GLiNER2).
+
+    It reads the schema, whose parts have markers (`maskdial.masked.tasks.extraction_prompt`), and
+    the words of a text. The graph gives of each marker and word the columns (start, end, label,
+    counts, hidden): ``start`` and ``end`` of a word, 4 * ``hidden_size`` each; the logit of a
+    label, one; those of how often a task's fields occur, ``max_count``; and the hidden state.
+    `COUNT_GRAPH` makes of the hidden states of a task's fields a query and a bias for each field of
+    each occurrence. A span from word i to word j has for these the score
+    relu(start_i + end_j) . query + bias.
+    """
+
+    hidden_size: int = Field(gt=0)
+    max_width: int = Field(gt=0, description="of a span in words")
+    max_count: int = Field(gt=0, description="of occurrences, plus one")
+
+    @property
+    def num_columns(self) -> int:
+        """Of the graph's output."""
+        return 9 * self.hidden_size + 1 + self.max_count
 
 
 class GoldenCheck(_Frozen):
@@ -433,6 +502,12 @@ class Manifest(_Frozen):
     entities: Entities | None = Field(
         None, description="of a model that finds entities of any labels"
     )
+    extraction: Extraction | None = Field(
+        None, description="of a model that finds what a schema names"
+    )
+    infill: InfillTokens | None = Field(
+        None, description="of a causal model whose tokenizer has fill-in-the-middle tokens"
+    )
     tool_format: dict[str, Any] | None = Field(
         None,
         description="how the model writes tool calls (`ToolFormat.to_json`); None: derived from "
@@ -476,6 +551,8 @@ class Manifest(_Frozen):
             return self.decision.num_scores
         if self.entities is not None:
             return self.entities.num_columns
+        if self.extraction is not None:
+            return self.extraction.num_columns
         return None if self.embedding is None else self.embedding.num_outputs
 
     @property

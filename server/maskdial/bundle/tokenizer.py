@@ -1,6 +1,7 @@
 """Tokenizer: text to token ids and back, using a ``tokenizers`` file."""
 
 import codecs
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,6 +80,7 @@ class Tokenizer:
         )
         # Pieces that continue a word are marked in the vocabulary (``##``), not by spaces.
         self.marks_subwords = bool(getattr(backend.model, "continuing_subword_prefix", None))
+        self._without_token: dict[int, frozenset[int]] = {}
         self._leading_code = settings.leading_code
         self.mask_token_id = special.mask
         self.mask_token = None if special.mask is None else backend.id_to_token(special.mask)
@@ -231,6 +233,29 @@ class Tokenizer:
         none = np.zeros(0, np.int64)
         return np.concatenate([none, *ids]), np.concatenate([none, *places])
 
+    def encode_each(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokenizes short texts, each as one by itself, without special tokens.
+
+        A word is tokenized as one within a text by `encode_words`, and as a text here.
+
+        Returns:
+            The tokens' ids, and the place of each one's text; a text may have no tokens.
+
+        Raises:
+            ValidationError: as `encode`.
+        """
+        ids: list[int] = []
+        counts: list[int] = []
+        for first in range(0, len(texts), _MAX_WORDS):
+            try:
+                encodings = self._unprocessed.encode_batch(list(texts[first : first + _MAX_WORDS]))
+            except BaseException as error:
+                raise _refused(error) from error
+            for encoding in encodings:
+                ids += encoding.ids
+                counts.append(len(encoding))
+        return np.array(ids, np.int64), np.repeat(np.arange(len(texts)), counts)
+
     def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before a text, and those after it."""
         text = self._backend.post_process(self._one_token(self.id_to_token(0)))
@@ -298,6 +323,14 @@ class Tokenizer:
         text = self.decode([previous_id, token_id], skip_special_tokens=False)
         return text[len(self.token_text(previous_id)) :].encode()
 
+    @functools.cached_property
+    def spellings(self) -> tuple[bytes, ...]:
+        """The UTF-8 of every token within a text, by id; some are only a part of a character.
+
+        The first time, a vocabulary of 150,000 tokens takes about a second.
+        """
+        return tuple(self.token_bytes(token_id, 0) for token_id in range(self.vocab_size))
+
     def decode_tokens(self, tokens: Sequence[str]) -> str:
         """The text of tokens, given as they are spelled in the vocabulary."""
         decoder = self._backend.decoder
@@ -320,7 +353,10 @@ class Tokenizer:
 
     def ids_without_token(self, vocab_size: int) -> frozenset[int]:
         """The ids below ``vocab_size``, a model's, that are no token's."""
-        return frozenset(range(vocab_size)).difference(self._backend.get_vocab().values())
+        if vocab_size not in self._without_token:  # asking for a vocabulary takes milliseconds
+            every = frozenset(range(vocab_size))
+            self._without_token[vocab_size] = every.difference(self._backend.get_vocab().values())
+        return self._without_token[vocab_size]
 
     def is_text(self, token_id: int) -> bool:
         """Whether a token is in the vocabulary and not special; only such tokens become text."""

@@ -5,10 +5,13 @@ from typing import Any
 
 from maskdial.bundle.texts import check_characters, check_ids, check_media
 from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.causal.infill import end_ids, read_infilling
 from maskdial.causal.model import CausalModel
 from maskdial.causal.reader import PromptReader, Tokens
-from maskdial.causal.request import GenerationRequest
+from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.errors import ValidationError, about
+
+_GAP_TOKENS = 100  # that are left free where texts are cut and the request does not say
 
 
 class DecoderOnly(PromptReader):
@@ -24,13 +27,20 @@ class DecoderOnly(PromptReader):
                 )
 
     def settings(self) -> Mapping[str, Any]:
-        ngram_size = self._request.writing.no_repeat_ngram_size
-        return {} if ngram_size is None else {"no_repeat_ngram_size": ngram_size}
+        settings: dict[str, Any] = {}
+        if self._request.writing.no_repeat_ngram_size is not None:
+            settings["no_repeat_ngram_size"] = self._request.writing.no_repeat_ngram_size
+        if self._request.infill is not None:
+            own = self._request.params.stop_token_ids
+            settings["stop_token_ids"] = own | end_ids(self._model)
+        return settings
 
     def read(self, prompt: TextOrIds, index: int) -> Tokens:
         """The prompt's last tokens, as in transformers, if they leave room in the context. Special
         ones before the text are kept, and count; a chat template writes them itself.
         """
+        if self._request.infill is not None:
+            return self._read_infilling(prompt, self._request.infill, index)
         with about("prompts", index):
             ids, num_special, offsets = self._tokenize(prompt)
             number = min(len(ids), self._request.truncate or len(ids))
@@ -42,16 +52,36 @@ class DecoderOnly(PromptReader):
                     offsets = offsets[:num_before] + offsets[rest]
             else:
                 kept = ids
-            check_media(kept, self._model)
-            if not kept:
-                raise ValidationError("the prompt has no tokens; write at least one word")
-            context = self._model.max_length
-            if len(kept) >= context:
-                raise ValidationError(
-                    f"the prompt has {len(kept)} tokens; model {self._model.name!r} has a context "
-                    f"of {context}, so a prompt has at most {context - 1}; shorten or truncate it"
-                )
+            self._check(kept)
         return Tokens(kept, len(ids) - len(kept), offsets)
+
+    def _check(self, ids: list[int]) -> None:
+        check_media(ids, self._model)
+        if not ids:
+            raise ValidationError("the prompt has no tokens; write at least one word")
+        context = self._model.max_length
+        if len(ids) >= context:
+            raise ValidationError(
+                f"the prompt has {len(ids)} tokens; model {self._model.name!r} has a context of "
+                f"{context}, so a prompt has at most {context - 1}; shorten or truncate it"
+            )
+
+    def _read_infilling(self, prompt: TextOrIds, infill: Infilling, index: int) -> Tokens:
+        """The text before a gap and what is around it."""
+        request, context = self._request, self._model.max_length
+        if not isinstance(prompt, str):
+            raise ValidationError(
+                "a prompt of token ids has no place for it; send a text", field="suffix"
+            )
+        if request.truncate is not None:
+            raise ValidationError(
+                "a prompt with a suffix is not truncated; leave it out", field="truncate"
+            )
+        room = min(request.max_new_tokens or _GAP_TOKENS, context // 2)
+        with about("prompts", index):
+            ids, num_cut = read_infilling(prompt, infill, self._model, room)
+            self._check(ids)
+        return Tokens(ids, num_cut)
 
     def start(self, ids: list[int]) -> tuple[list[int], list[int]]:
         return ids, []

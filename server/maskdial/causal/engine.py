@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncoder
 from maskdial.causal.output_processor import OutputProcessor
@@ -27,7 +28,7 @@ _PREEMPTED = "other requests needed the slot; try again"
 
 
 class CausalEngine(Engine):
-    """Generates text for many sequences at once, one token each per `step`.
+    """Generates text for many sequences at once, a token each per `step`, or more by speculation.
 
     Args:
         runner: the model, or its decoder.
@@ -43,8 +44,7 @@ class CausalEngine(Engine):
         max_queue: sequences that may wait for a slot.
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the prefixes of prompts, in blocks of ``block_tokens``.
-        max_drafts: maximum number of draft tokens for a sequence that runs alone; 0 turns
-            speculation off.
+        speculation: proposes draft tokens. Default: none.
         never: tokens that are not drawn, and no beam goes on with.
         sampler: chooses the tokens. Default: one on the host.
         overlaps: whether tokens are delivered while the next decode step runs, where nothing else
@@ -73,7 +73,7 @@ class CausalEngine(Engine):
         eos_token_ids: Iterable[int],
         joint_tokens: int | None = None,
         prefix_cache: PrefixCache | None = None,
-        max_drafts: int = 0,
+        speculation: Speculation | None = None,
         never: frozenset[int] = frozenset(),
         sampler: TokenSampler | None = None,
         overlaps: bool = False,
@@ -94,9 +94,9 @@ class CausalEngine(Engine):
             block_tokens=block_tokens,
             joint_tokens=joint_tokens or block_tokens,
             prefix_cache=prefix_cache,
-            max_drafts=max_drafts,
         )
         self._prefix_cache = prefix_cache
+        self._speculation = speculation
         self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
@@ -204,6 +204,8 @@ class CausalEngine(Engine):
             may_wait = not (plan.decoding or plan.prefills or plan.encoding)
             replies = self._processor.process(outputs, may_wait=may_wait)
             sampled = ran_ahead = time.perf_counter()
+            if self._speculation is not None:
+                self._speculation.note(plan, sampled - scheduled)
             self._deliver(plan, replies)
         self._metrics.observe_step(
             schedule=scheduled - started,
@@ -227,13 +229,17 @@ class CausalEngine(Engine):
         for sequence in (*fresh, *plan.awaiting_mask, *plan.encoding, *plan.decoding):
             if sequence.begin(now) and not sequence.usage.background:
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
-        return plan
+        if self._speculation is None:
+            return plan
+        return replace(plan, drafts=self._speculation.draft(plan))
 
     def _may_overlap(self, plan: Plan, outputs: list[Output]) -> bool:
         """Whether the next step depends on nothing of this one but the sampled tokens."""
         with self._changed:
             if not self._scheduler.repeats(plan):
                 return False
+        if self._speculation is not None and len(plan.rows) == 1:
+            return False  # so do its drafts
         if any(sequence.grammar is not None for sequence in plan.rows):
             return False  # the next mask depends on the accepted token
         return outputs[0].error is None and any(map(_goes_on, plan.rows))
@@ -286,6 +292,8 @@ class CausalEngine(Engine):
                 self._channels.pop(sequence, None)
             self._finished.add(len(failed) + len(finished))
             self._report()
+        if self._speculation is not None:
+            self._speculation.learn(finished)
         self._metrics.generation_tokens.inc(sum(isinstance(r, TokenEvent) for _, r in replies))
         publish(deliveries)
 

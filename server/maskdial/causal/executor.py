@@ -82,8 +82,9 @@ class Output:
     """What a pass computed.
 
     ``sequences`` get a token each: from ``logits``, float32 (num_sequences, vocab_size), or, with
-    ``drafts``, one or more from the logits after the newest token and after each draft token,
-    (1 + num_drafts, vocab_size). With an ``error`` there are no logits, and the sequences fail.
+    ``drafts``, the only one gets one or more, from the logits after its newest token and after each
+    draft token, (1 + num_drafts, vocab_size). With an ``error`` there are no logits, and the
+    sequences fail.
 
     ``prefills`` are the chunks of prompts that the pass read; a chunk that does not complete its
     prompt gives its sequence no token. ``prompt_logprobs`` are those of a single chunk's tokens, if
@@ -143,12 +144,15 @@ class Executor:
         self._prefix_cache = prefix_cache
         self._metrics = metrics
         self._name = name
+        self._snapshots: dict[Sequence, NDArray[np.float32]] = {}
+        """The states before the drafts of the last pass."""
 
     def run(self, plan: Plan) -> list[Output]:
         """Runs a plan. Grammar masks are computed on other threads meanwhile."""
+        drafts = dict(zip(plan.decoding, plan.drafts, strict=False))
         for sequence in _to_sample(plan):
             if sequence.grammar is not None:
-                sequence.grammar.prepare()
+                sequence.grammar.prepare(drafts.get(sequence, ()))
         for fork in plan.forks:
             if fork.start:
                 self._runner.cache.copy_tokens(
@@ -164,16 +168,18 @@ class Executor:
                 self._runner.cache.write_states(load.slot, load.states)
         for restore in plan.restores:
             self._runner.cache.write_states(restore.slot, restore.states)
+        self._rewind()
         outputs = []
         if plan.awaiting_mask:
             held = [s.held_logits for s in plan.awaiting_mask if s.held_logits is not None]
             outputs.append(Output(plan.awaiting_mask, np.stack(held)))
         together = self._runner.decode_and_prefill
-        if together is not None and plan.decoding and plan.prefills and not plan.drafts:
-            outputs += self._decode_and_prefill(plan, together)
+        behind = any(sequence.rewound for sequence in plan.decoding)
+        if together is not None and plan.decoding and (plan.prefills or plan.drafts or behind):
+            outputs += self._run_together(plan, together)
         else:
             if plan.drafts:
-                outputs.append(self._verify(plan.decoding[0], plan.drafts))
+                outputs.append(self._verify(plan.decoding[0], plan.drafts[0]))
             elif plan.decoding:
                 outputs.append(self._decode(plan))
             if plan.prefills:
@@ -217,35 +223,66 @@ class Executor:
             self._forget(decoding[index], int(rows[index]), int(lengths[rows[index]]))
         return output
 
-    def _decode_and_prefill(self, plan: Plan, together: DecodeAndPrefill) -> tuple[Output, ...]:
+    def _run_together(self, plan: Plan, together: DecodeAndPrefill) -> list[Output]:
+        """One pass for the steps, the drafts and the prompts of a plan."""
         decoding, prefills = plan.decoding, plan.prefills
         token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
         lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
-        rows = np.array(plan.decoding_rows, np.int64)
+        drafts = plan.drafts or ((),) * len(decoding)
+        drafted = [i for i, draft in enumerate(drafts) if draft or decoding[i].rewound]
+        steps = [i for i in range(len(decoding)) if i not in drafted]
+        rows = np.array([plan.decoding_rows[i] for i in steps], np.int64)
+        pieces = [
+            (plan.decoding_rows[i], *_newest(decoding[i], drafts[i]), 1 + len(drafts[i]))
+            for i in drafted
+        ]
         prompts = [(each.slot, _tokens(each), each.start, _num_logits(each)) for each in prefills]
-        num_tokens = len(decoding) + sum(each.num_tokens for each in prefills)
+        for i, (slot, token_ids_of, start, _) in zip(drafted, pieces, strict=True):
+            self._keep_states(decoding[i], slot, start, start + len(token_ids_of))
+        num_tokens = len(steps) + sum(len(piece[1]) for piece in (*pieces, *prompts))
         output = self._pass(
             (*decoding, *(each.sequence for each in prefills)),
             _Size(len(decoding) + len(prefills), num_tokens, num_tokens),
-            lambda: together(token_ids, lengths, rows, prompts),
+            lambda: together(token_ids, lengths, rows, [*pieces, *prompts]),
         )
         if output.error is not None:
             # The pass may have changed states, which cannot be computed again.
             if self._runner.cache.state_bytes:
-                return (output,)
-            return self._decode(plan), self._prefill(prefills)
-        read = Output(output.sequences[len(decoding) :], output.logits[len(decoding) :])
-        return Output(decoding, output.logits[: len(decoding)]), self._note(prefills, read)
+                return [output]
+            return [self._decode(plan), *([self._prefill(prefills)] if prefills else [])]
+        outputs, end = [], len(steps)
+        if steps:
+            outputs.append(Output(tuple(decoding[i] for i in steps), output.logits[:end]))
+        for i in drafted:
+            start, end = end, end + 1 + len(drafts[i])
+            outputs.append(Output((decoding[i],), output.logits[start:end], drafts[i]))
+        if prefills:
+            read = Output(output.sequences[len(decoding) :], output.logits[end:])
+            outputs.append(self._note(prefills, read))
+        for sequence, draft in zip(decoding, drafts, strict=True):
+            self._forget_behind(sequence, 1 + len(draft))
+        return outputs
+
+    def _keep_states(self, sequence: Sequence, slot: int, start: int, end: int) -> None:
+        """Keeps the states before a pass that reads draft tokens: they cannot be cut back."""
+        if self._runner.cache.state_bytes:
+            self._snapshots[sequence] = self._runner.cache.read_states(slot)
+            sequence.read_states(start, end)
+
+    def _rewind(self) -> None:
+        """Gives the sequences with wrong draft tokens the states from before them."""
+        for sequence, states in self._snapshots.items():
+            if sequence.rewound and sequence.slot >= 0:
+                self._runner.cache.write_states(sequence.slot, states)
+        self._snapshots.clear()
 
     def _verify(self, sequence: Sequence, drafts: tuple[int, ...]) -> Output:
-        token_ids = np.array([sequence.last_token_id, *drafts], np.int64)
+        token_ids, start = _newest(sequence, drafts)
         num_tokens = len(token_ids)
         output = self._pass(
             (sequence,),
             _Size(1, num_tokens, num_tokens),
-            lambda: self._runner.prefill(
-                sequence.slot, token_ids, sequence.num_computed, num_tokens
-            ),
+            lambda: self._runner.prefill(sequence.slot, token_ids, start, num_tokens),
         )
         return replace(output, drafts=drafts)
 
@@ -326,6 +363,12 @@ class Executor:
                     key, block, states, evicts=not prefill.sequence.usage.background
                 )
 
+    def _forget_behind(self, sequence: Sequence, num_tokens: int) -> None:
+        """As `_forget`, when a pass of ``num_tokens`` reaches one of the lengths to do so at."""
+        length = sequence.num_computed
+        if -length % _FORGET_EVERY < num_tokens:
+            self._forget(sequence, sequence.slot, length)
+
     def _forget(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
         """Forgets what lies behind the windows, unless another sequence may yet copy the slot."""
         if sequence.shared_prompt is None and sequence.search is None:
@@ -344,6 +387,12 @@ class Executor:
         seconds = time.perf_counter() - started_at
         self._metrics.observe_pass(seconds, size.num_rows, size.num_tokens, size.padded_tokens)
         return Output(sequences, logits)
+
+
+def _newest(sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
+    """A sequence's tokens that are to be read, its draft tokens, and the position of the first."""
+    start = sequence.num_computed
+    return np.concatenate([sequence.token_ids[start:], np.array(drafts, np.int64)]), start
 
 
 def _tokens(prefill: Prefill) -> NDArray[np.int64]:

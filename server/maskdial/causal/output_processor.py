@@ -19,6 +19,8 @@ from maskdial.metrics import ModelMetrics
 # How long a step waits for a grammar's mask while nothing else can run. After it, the engine takes
 # in what has arrived meanwhile.
 _PATIENCE_SECONDS = 0.05
+# How long it waits for the mask of a draft token, whose logits would be computed again.
+_DRAFT_PATIENCE_SECONDS = 0.002
 
 _log = logging.getLogger(__name__)
 
@@ -134,17 +136,17 @@ class OutputProcessor:
         """The tokens that single steps would have sampled, as long as the draft tokens agree."""
         (sequence,) = output.sequences
         replies: list[tuple[Sequence, Reply]] = []
-        logits = np.asarray(output.logits)
         for i, draft in enumerate((*output.drafts, None)):
-            (sample,) = self._sampler.sample(logits[i : i + 1], (sequence,))
+            if not sequence.can_sample:
+                sequence.wait_for_grammar(_DRAFT_PATIENCE_SECONDS)
+            if not sequence.can_sample:
+                sequence.hold(np.array(output.logits[i : i + 1])[0])
+                break
+            (sample,) = self._sampler.sample(output.logits[i : i + 1], (sequence,))
             reply = self._accept(sequence, sample)
             replies.append((sequence, reply))
             if isinstance(reply, MaskdialError) or reply.finish or reply.token_id != draft:
                 break
-        num_accepted = len(replies) - 1
-        sequence.note_drafts(len(output.drafts), num_accepted)
-        self._metrics.draft_tokens.inc(len(output.drafts))
-        self._metrics.accepted_draft_tokens.inc(num_accepted)
         return replies
 
     def _accept(self, sequence: Sequence, sample: Sample | MaskdialError) -> Reply:

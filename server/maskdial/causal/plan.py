@@ -87,8 +87,8 @@ class Plan:
     rows: tuple[Sequence, ...] = ()
     decoding_rows: tuple[int, ...] = ()
     """The rows that decode, as indices."""
-    drafts: tuple[int, ...] = ()
-    """Draft tokens for the pass to verify; only where one sequence runs alone."""
+    drafts: tuple[tuple[int, ...], ...] = ()
+    """Draft tokens for the pass to verify, of each sequence that decodes; () if there are none."""
     prefills: tuple[Prefill, ...] = ()
     """One chunk of a prompt, or several whole prompts in adjoining slots, as one padded batch."""
     encoding: tuple[Sequence, ...] = ()

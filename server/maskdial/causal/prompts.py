@@ -14,13 +14,15 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.reader import PromptReader, Tokens, resolve_beams
 from maskdial.causal.request import GenerationRequest, GrammarRequest
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sampling.words import has_words, read_words
 from maskdial.causal.seq2seq import Seq2Seq
 from maskdial.causal.sequence import Sequence as CausalSequence
-from maskdial.causal.sequence import SharedPrompt, draw_seed
+from maskdial.causal.sequence import SharedPrompt
 from maskdial.causal.stop import Reasoning
 from maskdial.config import Config
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
+from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 
 _DEFAULT_NEW_TOKENS = 100
@@ -60,7 +62,7 @@ async def read_prompts(
 ) -> list[Prompt]:
     has_encoder = model.manifest.text_to_text is not None
     reader = Seq2Seq(request, model) if has_encoder else DecoderOnly(request, model)
-    params = _resolve_params(request, model, reader)
+    params = await _read_words(_resolve_params(request, model, reader), model)
     beams = _resolve_beams(request, params, model, reader)
     num_prompts = max(len(request.prompts), 1)
     check_num_texts(num_prompts, config)
@@ -80,12 +82,14 @@ async def read_prompts(
     if wanted is not None and grammar is not None:
         warnings = (*wanted.warnings, *grammar.warnings)
 
-    def read() -> list[Tokens]:
-        return [reader.read(prompt, index) for index, prompt in enumerate(given)]
+    def read() -> tuple[list[Tokens], list[int]]:
+        predicted = model.tokenizer.encode(request.prediction, add_special_tokens=False).ids
+        tokenized = [reader.read(prompt, index) for index, prompt in enumerate(given)]
+        return tokenized, predicted[: model.max_length]
 
     with model.metrics.tokenization_duration.time():
         texts = [prompt for prompt in given if isinstance(prompt, str)]
-        tokenized = await offload(read, tokenizing_seconds(texts))
+        tokenized, predicted = await offload(read, tokenizing_seconds([*texts, request.prediction]))
     if request.describe_tokens and params.prompt_logprobs:
         num_read = sum(len(tokens.ids) for tokens in tokenized) * request.num_sequences
         _check_described(num_read + num_sequences * params.max_new_tokens, params)
@@ -95,12 +99,21 @@ async def read_prompts(
             prompt if isinstance(prompt, str) else None,
             tokens.ids,
             tokens.num_truncated,
-            _make_sequences(request, reader.start(tokens.ids), params, grammar, beams, reasoning),
+            _make_sequences(
+                request, reader.start(tokens.ids), params, grammar, beams, reasoning, predicted
+            ),
             tokens.offsets,
             warnings,
         )
         for prompt, tokens in zip(given, tokenized, strict=True)
     ]
+
+
+async def _read_words(params: SamplingParams, model: CausalModel) -> SamplingParams:
+    if not has_words(params):
+        return params
+    vocab_size = model.manifest.vocab_size
+    return await asyncio.to_thread(read_words, params, model.tokenizer, vocab_size)
 
 
 async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar | None:
@@ -213,6 +226,7 @@ def _make_sequences(
     grammar: Grammar | None,
     beams: BeamParams,
     reasoning: Reasoning | None,
+    predicted: list[int],
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -234,6 +248,7 @@ def _make_sequences(
             shared_prompt=shared,
             spelled_tokens=request.spelled_tokens,
             reasoning=reasoning,
+            prediction=predicted,
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))

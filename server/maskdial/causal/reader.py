@@ -10,6 +10,7 @@ from typing import Any
 
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.beam_search import BeamParams
+from maskdial.causal.infill import infill_tokens
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest, Writing
 from maskdial.causal.sampling.params import SamplingParams
@@ -38,6 +39,8 @@ class PromptReader(ABC):
     """The checkpoint's own limit; None if it has none."""
 
     def __init__(self, request: GenerationRequest, model: CausalModel) -> None:
+        if request.infill is not None:
+            infill_tokens(model)
         self._request = request
         self._model = model
 

@@ -101,6 +101,32 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Snippet:
+    """A part of another file, which the gap's file may refer to."""
+
+    text: str
+    filename: str = "tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Infilling:
+    """What a prompt's text is written before, in place of its end.
+
+    Attributes:
+        suffix: the text after the gap.
+        beginning: the text that the gap begins with; it is tokenized apart from the prompt.
+        snippets: parts of other files.
+        cut: whether prefix and suffix are cut at their outer ends, three parts to one, and snippets
+            at their beginning, where the context has no room for them.
+    """
+
+    suffix: str
+    beginning: str = ""
+    snippets: Sequence[Snippet] = ()
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Prompts or a conversation to continue.
 
@@ -121,9 +147,12 @@ class GenerationRequest:
             special tokens leave nothing.
         truncate: keep only this many of a prompt's last tokens, or of a source text's first ones.
         writing: what encoder-decoder models are told beside it.
+        infill: what the texts are written before, for models with fill-in-the-middle tokens.
         priority: lower values are scheduled earlier.
         cache_salt: prompts share cached prefixes only with requests of the same key and salt.
         describe_tokens: whether the reply describes each token.
+        prediction: a text that the reply is expected to be like. It changes how fast the reply
+            comes, and nothing else.
     """
 
     prompts: Sequence[TextOrIds] = ()
@@ -138,6 +167,8 @@ class GenerationRequest:
     spelled_tokens: Sequence[tuple[int, str]] = ()
     truncate: int | None = None
     writing: Writing = dataclasses.field(default_factory=Writing)
+    infill: Infilling | None = None
     priority: int = 0
     cache_salt: str = ""
     describe_tokens: bool = False
+    prediction: str = ""

@@ -56,7 +56,6 @@ class Scheduler:
             prefilled in chunks of this length.
         joint_tokens: prompts of 2 to this many tokens may be prefilled together.
         prefix_cache: where to look for prefixes of prompts.
-        max_drafts: maximum number of draft tokens for a sequence that runs alone.
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Scheduler:
         block_tokens: int,
         joint_tokens: int,
         prefix_cache: PrefixCache | None = None,
-        max_drafts: int = 0,
     ) -> None:
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
@@ -84,7 +82,6 @@ class Scheduler:
         self._block_tokens = block_tokens
         self._joint_tokens = joint_tokens
         self._prefix_cache = prefix_cache
-        self._max_drafts = max_drafts
         self._num_arrived = 0
         self._num_started = 0
         self._shares = Shares()
@@ -168,7 +165,6 @@ class Scheduler:
             awaiting_mask=tuple(s for s in self._active if s.state is State.HOLDING),
             rows=rows,
             decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
-            drafts=self._draft(),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
             encoding=tuple(self._encoding),
         )
@@ -183,7 +179,6 @@ class Scheduler:
             and plan.rows == self._active
             and len(plan.decoding_rows) == len(plan.rows)
             and not (plan.awaiting_mask or plan.prefills or plan.encoding)
-            and not (self._max_drafts and len(plan.rows) == 1)
             and not (self._waiting and self._next_slot() is not None)
             and not (self._background and not self._is_busy and None in self._slots)
             and not any(each.cancelled or each.search is not None for each in plan.rows)
@@ -195,7 +190,7 @@ class Scheduler:
         Sequences that were released meanwhile are left alone.
         """
         for sequence in (*plan.decoding, *plan.awaiting_mask):
-            self._charge(sequence, 1, _GENERATED_COST)
+            self._charge(sequence, max(sequence.num_new, 1), _GENERATED_COST)
             _proceed(sequence)
         for prefill in plan.prefills:
             self._charge(prefill.sequence, prefill.num_tokens, _PROMPT_COST)
@@ -464,12 +459,6 @@ class Scheduler:
             self._slots[hole], self._slots[source] = highest, None
             highest.move(hole)
             yield Move(source, hole, highest.num_computed)
-
-    def _draft(self) -> tuple[int, ...]:
-        running = self._active
-        if not self._max_drafts or len(running) != 1 or running[0].state is not State.DECODING:
-            return ()
-        return running[0].draft(min(self._max_drafts, self._max_length - running[0].num_tokens))
 
     def _next_chunk(self, sequence: Sequence) -> Prefill:
         chunk = self._prefill_chunk_tokens

@@ -1,7 +1,6 @@
 """Sequence: one text being generated."""
 
 import enum
-import secrets
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -11,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
-from maskdial.causal.prompt_lookup import PromptLookup
+from maskdial.causal.sampling.mirostat import Mirostat
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
 from maskdial.engine.fairness import ClientUsage
+from maskdial.engine.philox import draw_seed
 from maskdial.engine.trace import Timeline
-
-_SEED_BITS = 53
 
 
 class Decoder(Protocol):
@@ -42,7 +40,10 @@ class Constraint(Protocol):
     def finished(self) -> bool: ...
     @property
     def ready(self) -> bool: ...
-    def prepare(self) -> None: ...
+    @property
+    def forced(self) -> tuple[int, ...]: ...
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None: ...
+    def num_allowed(self, token_ids: SequenceOf[int]) -> int: ...
     def wait(self, seconds: float) -> None: ...
     def allowed(self) -> NDArray[np.bool_]: ...
     def accept(self, token_id: int) -> None: ...
@@ -125,6 +126,7 @@ class Sequence:
         spelled_tokens: pairs of a special token's id and its spelling in the text, where other
             special tokens leave nothing.
         reasoning: what the text may begin with, and where no stop string is looked for.
+        prediction: token ids of a text that its client expects.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Sequence:
         shared_prompt: SharedPrompt | None = None,
         spelled_tokens: SequenceOf[tuple[int, str]] = (),
         reasoning: Reasoning | None = None,
+        prediction: SequenceOf[int] = (),
     ) -> None:
         self.params = params
         self.priority = priority
@@ -149,6 +152,7 @@ class Sequence:
         self.search: Search | None = None
         self.seed = draw_seed() if seed is None else seed
         self.source_ids = np.array(source_ids, np.int64)
+        self.prediction = np.array(prediction, np.int64)
         self.num_prompt = len(prompt_ids)
         self.num_generated = 0
         self._token_ids = np.array(prompt_ids, np.int64)  # with room to grow at the end
@@ -164,6 +168,9 @@ class Sequence:
         self.slot = -1
         self.num_computed = 0
         """Tokens in the KV cache."""
+        self._num_noted = 0
+        self._states_read: tuple[int, int] | None = None
+        self._rewound_to: int | None = None
         self.num_reused = 0
         """Prompt tokens that came from the prefix cache."""
         self.block_keys: tuple[bytes, ...] = ()
@@ -178,7 +185,10 @@ class Sequence:
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self.held_logits: NDArray[np.float32] | None = None
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
-        self._lookup = PromptLookup()
+        self.mirostat: Mirostat | None = None
+        """What the sampler keeps from token to token, if it draws by Mirostat."""
+        if params.mirostat and not params.greedy:
+            self.mirostat = Mirostat(params.mirostat_tau, params.mirostat_eta)
         self._decoder: Decoder | None = None
         self._spellings = dict(spelled_tokens)
         self._gate = ReasoningGate(reasoning)
@@ -294,14 +304,40 @@ class Sequence:
         """Counts prompt tokens that a pass has written to the KV cache."""
         self.num_computed += num_tokens
 
+    @property
+    def num_new(self) -> int:
+        """Tokens that were generated since it last went on."""
+        return self.num_generated - self._num_noted
+
     def proceed(self) -> None:
         """Goes on after a step: all tokens but one that was just sampled are in the KV cache."""
+        self._num_noted = self.num_generated
         if self.held_logits is None:
             self.state = State.DECODING
             self.num_computed = self.num_tokens - 1
         else:
             self.state = State.HOLDING
             self.num_computed = self.num_tokens
+        if self._states_read is not None:
+            start, end = self._states_read
+            if end > self.num_computed:
+                self._rewound_to = start
+            self._states_read = None
+        if self._rewound_to is not None:
+            self.num_computed = self._rewound_to
+
+    @property
+    def rewound(self) -> bool:
+        """Whether its recurrent layers have read draft tokens that were wrong.
+
+        Then ``num_computed`` is what they had read before, and the next pass reads the tokens from
+        there on once more, from the states of that time.
+        """
+        return self._rewound_to is not None
+
+    def read_states(self, start: int, end: int) -> None:
+        """Notes that a pass takes its states from ``start`` tokens to ``end``, drafts included."""
+        self._states_read, self._rewound_to = (start, end), None
 
     def cancel(self) -> None:
         """Marks the sequence as one that nobody reads any more."""
@@ -352,20 +388,6 @@ class Sequence:
         """Takes another text, int64 (num_tokens,), which has the same prompt."""
         self._token_ids = token_ids
         self.num_generated = len(token_ids) - self.num_prompt
-
-    def draft(self, max_drafts: int) -> tuple[int, ...]:
-        """Draft tokens, found in the text so far; no more than are still wanted.
-
-        A sequence with a grammar has none: each of its tokens needs the mask after the last.
-        """
-        max_drafts = min(max_drafts, self.params.max_new_tokens - self.num_generated - 1)
-        if self.grammar is not None or max_drafts < 1:
-            return ()
-        return self._lookup.draft(self.token_ids, max_drafts)
-
-    def note_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """Says how many of the last draft tokens were right."""
-        self._lookup.note(num_drafts, num_accepted)
 
     def accept(
         self,
@@ -462,8 +484,3 @@ class Sequence:
             prompt_logprobs=self.prompt_logprobs,
             stop=self._stops.found if reason == "stop_sequence" else None,
         )
-
-
-def draw_seed() -> int:
-    """A fresh seed of 53 bits, which JSON readers with double numbers can give back exactly."""
-    return secrets.randbits(_SEED_BITS)

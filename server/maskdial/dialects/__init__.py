@@ -8,13 +8,18 @@ from collections.abc import Callable
 
 from fastapi import Response
 
-from maskdial.dialects import kserve, systemone
+from maskdial.dialects import systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
 from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.kserve import generate as kserve_generate
+from maskdial.dialects.kserve import infer as kserve_infer
+from maskdial.dialects.kserve import predict as kserve_predict
+from maskdial.dialects.kserve import repository as kserve_repository
 from maskdial.dialects.native import (
     admin,
     generate,
+    infill,
     models,
     page,
     seq2seq,
@@ -44,7 +49,13 @@ _SHARED = {
 ROUTES = (
     *(
         share(route, _SHARED[route.path]) if route.path in _SHARED else route
-        for route in (*tasks.ROUTES, *generate.ROUTES, *seq2seq.ROUTES, *tokens.ROUTES)
+        for route in (
+            *tasks.ROUTES,
+            *generate.ROUTES,
+            *infill.ROUTES,
+            *seq2seq.ROUTES,
+            *tokens.ROUTES,
+        )
     ),
     *completions.ROUTES,
     *chat.ROUTES,
@@ -61,7 +72,10 @@ ROUTES = (
     *admin.ROUTES,
     *models.ROUTES,
     *tei.ROUTES,
-    *kserve.ROUTES,
+    *kserve_infer.ROUTES,
+    *kserve_generate.ROUTES,
+    *kserve_predict.ROUTES,
+    *kserve_repository.ROUTES,
     *service.ROUTES,
     *page.ROUTES,
 )
@@ -70,6 +84,7 @@ TASKS: tuple[Task, ...] = (
     *tasks.TASKS,
     generate.GENERATE,
     *seq2seq.TASKS,
+    infill.INFILL,
     tasks.SCORE,
     tokens.TOKENIZE,
 )

@@ -44,6 +44,11 @@ class Call(Generic[BodyT]):
         self.deadline = Deadline(body.timeout, self.server.config)
         self._request = request
 
+    @property
+    def request(self) -> Request:
+        """The request itself."""
+        return self._request
+
     async def read_as(self, schema: type[OtherT]) -> "Call[OtherT]":
         """The same request with its body read as another one.
 

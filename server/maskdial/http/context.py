@@ -12,11 +12,12 @@ from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.registry.registry import Models
+from maskdial.responses_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase, keys, watchdog and tracing."""
+    """One server's settings, models, metrics, phase, keys, watchdog, tracing and store."""
 
     config: Config
     models: Models
@@ -27,6 +28,7 @@ class ServerContext:
     """All metrics in Prometheus' text format."""
     watchdog: Watchdog
     tracing: Tracing | None = None
+    responses: ResponseStore | None = None
 
 
 def server_context(request: Request) -> ServerContext:

@@ -37,6 +37,7 @@ _EVENT = {
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
+_BYTES = {"type": "string", "format": "binary"}
 _LINES = {"type": "string", "description": "A JSON object in each line."}
 _MODEL_NAME = r"^[\w.-]+(/[\w.-]+)?(:(full|causal))?$"
 
@@ -73,6 +74,8 @@ def _operation(route: Route, schemas: Mapping[_Type, Any]) -> dict[str, Any]:
     if route.streams:
         is_events = route.stream_type == EVENTS.media_type
         reply[route.stream_type] = {"schema": _EVENT if is_events else _LINES}
+    if route.binary:
+        reply["application/octet-stream"] = {"schema": _BYTES}
     content["responses"] = {"200": {"description": "The reply.", "content": reply}}
     error = {"application/json": {"schema": schemas[route.error, "serialization"]}}
     for status in sorted(route.statuses):

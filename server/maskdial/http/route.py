@@ -27,6 +27,7 @@ class Route(APIRoute):
         body: the type of the body; None: it has none.
         body_type: its media type.
         body_is_optional: whether it may be left out.
+        binary: whether the reply may also be bytes.
         streams: whether the reply may also be a stream.
         stream_type: its media type.
         queries: the parameters of the query, all optional.
@@ -45,6 +46,7 @@ class Route(APIRoute):
         body: Any = None,
         body_type: str = "application/json",
         body_is_optional: bool = False,
+        binary: bool = False,
         streams: bool = False,
         stream_type: str = EVENTS.media_type,
         queries: Collection[str] = (),
@@ -59,6 +61,7 @@ class Route(APIRoute):
         self.body = body
         self.body_type = body_type
         self.body_is_optional = body_is_optional
+        self.binary = binary
         self.streams = streams
         self.stream_type = stream_type
         self.queries = queries

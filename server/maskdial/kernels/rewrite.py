@@ -61,6 +61,10 @@ _INT8_INPUTS = 4
 """The accuracy level of ``MatMulNBits`` that rounds inputs to int8."""
 LANES = 16
 """Head sizes are multiples of this number (``src/processor.h``)."""
+# Of ONNX Runtime, whose kernels for one row and for several may differ in the last bits.
+_OTHER_PRODUCTS = frozenset(
+    {"Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MoE", "QMoE", _PRODUCT, _BLOCKS_PRODUCT}
+)
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _PAST_KEY = "past_key."
 _NUM_ATTENTION_OUTPUTS = 3
@@ -75,7 +79,7 @@ _ATTENTION_DEFAULTS: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Product:
     """A quantized product, as the graph on disk has it.
 
     Attributes:
@@ -95,7 +99,7 @@ class _Product:
     output: str
     last: NodeProto
 
-    def node(self, output: str, *, up: "_Product | None" = None, gelu_bias: str = "") -> NodeProto:
+    def node(self, output: str, *, up: "Product | None" = None, gelu_bias: str = "") -> NodeProto:
         """The operator: one product, ``silu(self) * up``, or ``gelu(self + gelu_bias)``."""
         inputs = [self.source, *self.weights, *(up.weights if up else ())]
         inputs[3] = inputs[3] or gelu_bias
@@ -110,7 +114,7 @@ class _Product:
             **self.attributes,
         )
 
-    def pairs_with(self, other: "_Product") -> bool:
+    def pairs_with(self, other: "Product") -> bool:
         """Whether one pass over the quantized source can compute both."""
         return (self.op_type, self.source, self.attributes) == (
             other.op_type,
@@ -127,6 +131,8 @@ class Rewritten:
         model: serialized; its external data stays where it is.
         num_replaced: the number of quantized products and attentions that the kernels compute.
         num_left: the number of products of int8 weights that ONNX Runtime computes.
+        is_exact: whether the kernels compute all products and all attention of a causal graph, so
+            that a text gives the same bits token by token and in pieces of any size.
         kv_cache: element type of an integer KV cache; None without one.
         windows: by layer, how many tokens one sees, where that is not all.
     """
@@ -134,6 +140,7 @@ class Rewritten:
     model: bytes
     num_replaced: int
     num_left: int
+    is_exact: bool
     kv_cache: CacheInteger | None
     windows: Mapping[int, int]
 
@@ -176,8 +183,14 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float") -> Rewritten:
         _summarize_logits(graph)
         model.opset_import.append(helper.make_opsetid(DOMAIN, _VERSION))
     num_left = sum(node.op_type == _PRODUCT for node in graph.nodes)
+    is_exact = NEW_TOKENS in graph.inputs and _OTHER_PRODUCTS.isdisjoint(graph.kinds)
     return Rewritten(
-        model.SerializeToString(), num_replaced, num_left, integer, dict(_windows(graph))
+        model.SerializeToString(),
+        num_replaced,
+        num_left,
+        is_exact,
+        integer,
+        dict(_windows(graph)),
     )
 
 
@@ -212,7 +225,7 @@ def _replace_operators(graph: Graph) -> int:
     products = {
         product.output: product
         for node in graph.nodes
-        if (product := _product(graph, node) or _blocks_product(graph, node)) is not None
+        if (product := int8_product(graph, node) or _blocks_product(graph, node)) is not None
     }
     replacements: dict[int, NodeProto] = {}
     for node in graph.nodes:
@@ -355,7 +368,7 @@ def _head_size(graph: Graph, past: str) -> int:
     return 1
 
 
-def _product(graph: Graph, node: NodeProto) -> _Product | None:
+def int8_product(graph: Graph, node: NodeProto) -> Product | None:
     """The product that a ``MatMulIntegerToFloat`` is part of; None if it is another kind."""
     if node.op_type != _PRODUCT or len(node.input) < 5:
         return None
@@ -390,10 +403,10 @@ def _product(graph: Graph, node: NodeProto) -> _Product | None:
         "transposed": int(transposed),
     }
     weights = (weight, scale, bias)
-    return _Product("Linear", source or value, weights, attributes, output, last)
+    return Product("Linear", source or value, weights, attributes, output, last)
 
 
-def _blocks_product(graph: Graph, node: NodeProto) -> _Product | None:
+def _blocks_product(graph: Graph, node: NodeProto) -> Product | None:
     """The product that a ``MatMulNBits`` computes; None if it is another kind."""
     if node.op_type != _BLOCKS_PRODUCT:
         return None
@@ -421,7 +434,7 @@ def _blocks_product(graph: Graph, node: NodeProto) -> _Product | None:
     last = difference if minimum and difference is not None else node
     settings = {"num_inputs": num_inputs}
     op_type = "Linear4" if nibbles else "Linear8"
-    return _Product(op_type, source, weights, settings, last.output[0], last)
+    return Product(op_type, source, weights, settings, last.output[0], last)
 
 
 def _minimum(graph: Graph, node: NodeProto | None, source: str, product: str) -> str:
@@ -463,8 +476,8 @@ def _divided(graph: Graph, name: str) -> str | None:
 
 
 def _gated(
-    graph: Graph, node: NodeProto, products: dict[str, _Product]
-) -> tuple[_Product, _Product] | None:
+    graph: Graph, node: NodeProto, products: dict[str, Product]
+) -> tuple[Product, Product] | None:
     """Gate and up if a node computes ``silu(gate) * up`` and nothing else needs either."""
     if node.op_type != "Mul":
         return None
@@ -478,7 +491,7 @@ def _gated(
     return None
 
 
-def _is_gelu(graph: Graph, node: NodeProto, products: dict[str, _Product]) -> bool:
+def _is_gelu(graph: Graph, node: NodeProto, products: dict[str, Product]) -> bool:
     """Whether a node adds a bias to a product, which nothing else needs, and takes its GELU."""
     if node.op_type != "BiasGelu" or graph.num_uses(node.input[0]) != 1:
         return False

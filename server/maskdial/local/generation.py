@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, Literal, TypedDict, get_type_hints
 
 import pydantic
 from pydantic import TypeAdapter
@@ -40,6 +40,20 @@ class Sampling(TypedDict, total=False):
     include_stop: bool
     ignore_eos: bool
     logit_bias: Mapping[int, float]
+    bad_words: Sequence[str]
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: Literal[0, 2]
+    mirostat_tau: float
+    mirostat_eta: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +111,9 @@ def params(defaults: GenerationDefaults, given: Mapping[str, Any], samples: bool
         values["logit_bias"] = tuple(values["logit_bias"].items())
     if "stop" in values:  # an empty string would end every text at once
         values["stop"] = tuple(filter(None, values["stop"]))
+    for name in ("bad_words", "dry_sequence_breakers"):
+        if name in values:
+            values[name] = tuple(values[name])
     if "stop_token_ids" in values:
         values["stop_token_ids"] = frozenset(values["stop_token_ids"])
     for name, value in values.items():

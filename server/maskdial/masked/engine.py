@@ -127,12 +127,15 @@ class MaskedEngine(Engine):
         self,
         inputs: Sequence[MaskedInput],
         timeout: float | None = None,  # noqa: ASYNC109 (its end is counted, and is a DeadlineError)
+        *,
+        further: bool = False,
     ) -> list[MaskedResult]:
         """Queues all texts of one request, or none, and waits for their results, in order; call it
         in that request's task.
 
         If the caller is cancelled or ``timeout`` seconds pass, the texts that no pass has begun are
-        dropped.
+        dropped. ``further``: the texts follow from those of an earlier pass; they are queued even
+        if there is no room, so that no work that was begun is lost.
 
         Raises:
             OverloadedError: the queue has no room for all of them now.
@@ -146,7 +149,7 @@ class MaskedEngine(Engine):
         usage = current_usage()
         requests = [MaskedWork(each, loop.create_future(), now, usage) for each in inputs]
         trace.note(*requests)
-        self._admit(requests)
+        self._admit(requests, further)
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.gather(*(request.future for request in requests))
@@ -204,9 +207,12 @@ class MaskedEngine(Engine):
         self._metrics.queue_size.set(len(self._batcher))
         self._metrics.requests_running.set(len(self._running))
 
-    def _admit(self, requests: list[MaskedWork]) -> None:
+    def _admit(self, requests: list[MaskedWork], further: bool) -> None:
         with self._changed:  # reentrant: nothing comes between the check and the queue
-            self.check_room(len(requests))
+            if further:
+                self._check_accepting()
+            else:
+                self.check_room(len(requests))
             for request in requests:
                 self._queue_of(request).add(request)
             if self._batcher and self._stop is not None:

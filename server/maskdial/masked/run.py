@@ -1,6 +1,7 @@
 """A request to a masked model, for any task: admit, read, submit, answer."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from maskdial.config import Config
@@ -9,7 +10,8 @@ from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, T, Timed, Timings
 from maskdial.errors import DeadlineError
 from maskdial.masked.model import MaskedModel
-from maskdial.masked.tasks.task import TaskRequest
+from maskdial.masked.request import MaskedResult
+from maskdial.masked.tasks.task import Reading, TaskRequest
 
 
 async def answer(
@@ -21,7 +23,8 @@ async def answer(
     """Answers a request with a model that serves its task.
 
     Short texts are read without giving way to other requests: those that arrive together are queued
-    together, and share a pass.
+    together, and share a pass. An answer that needs further passes has their inputs queued behind
+    those that came meanwhile; none of them is refused for lack of room.
 
     Raises:
         ValidationError: the request does not fit the model, or carries too many texts.
@@ -30,20 +33,48 @@ async def answer(
     """
     check_num_texts(request.num_texts, config)
     request.check(model)
-    model.engine.check_room(request.num_inputs)
+    model.engine.check_room(request.least_inputs(model))
+    request = await request.prepared(model, deadline)
     started = time.perf_counter()
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)
-    try:
-        results = await model.engine.submit_many(reading.inputs, deadline.remaining())
-    except DeadlineError as error:
-        raise deadline.missed() from error
-    content = await offload(partial(reading.answer, results), reading.seconds)
-    # A request's times are those of its slowest input.
-    timings = Timings(
+    return await proceed(reading, model, deadline, further=False)
+
+
+async def proceed(
+    reading: Reading[T], model: MaskedModel, deadline: Deadline, *, further: bool = True
+) -> Timed[T]:
+    """Runs the passes of a reading, until its answer is none.
+
+    Args:
+        reading: of the request.
+        model: that it was read for.
+        deadline: of the request.
+        further: whether passes of the request have run before.
+
+    Raises:
+        As `answer`.
+    """
+    timings = Timings(0.0, 0.0, 0)
+    while True:
+        try:
+            results = await model.engine.submit_many(
+                reading.inputs, deadline.remaining(), further=further
+            )
+        except DeadlineError as error:
+            raise deadline.missed() from error
+        timings += _timings(reading, results)
+        content = await offload(partial(reading.answer, results), reading.seconds)
+        if not isinstance(content, Reading):
+            return Timed(content, timings)
+        reading, further = content, True
+
+
+def _timings(reading: Reading[T], results: Sequence[MaskedResult]) -> Timings:
+    """Those of inputs that were queued together are those of the slowest."""
+    return Timings(
         queue_seconds=max((result.queue_seconds for result in results), default=0.0),
         inference_seconds=max((result.inference_seconds for result in results), default=0.0),
         compute_tokens=sum(len(given.input_ids) for given in reading.inputs),
         truncated_tokens=reading.num_truncated,
     )
-    return Timed(content, timings)

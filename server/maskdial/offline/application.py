@@ -9,9 +9,10 @@ from pathlib import Path
 from starlette.types import Message
 
 from maskdial.app import create_app
-from maskdial.batches.requests import Requests, receiving
+from maskdial.batches.requests import Requests
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
+from maskdial.http.in_process import InProcess
 from maskdial.http.lifecycle import Phase
 
 _OPEN = {
@@ -20,6 +21,7 @@ _OPEN = {
     "admin_key": None,
     "otlp_endpoint": None,
     "batch_dir": None,
+    "responses_store": None,
 }
 # A caller in this process waits for its turn; nobody refuses it.
 _UNLIMITED = {
@@ -61,24 +63,9 @@ class Application(Requests):
                         loading.result()
             yield cls(app)
 
-    async def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
+    def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
-
-        async def send(message: Message) -> None:
-            messages.put_nowait(message)
-
-        work = self._app(self.scope(method, path), receiving(body), send)
-        answering = asyncio.ensure_future(work)
-        answering.add_done_callback(lambda _: messages.put_nowait(None))
-        try:
-            while (message := await messages.get()) is not None:
-                yield message
-            answering.result()
-        finally:
-            if not answering.done():
-                answering.cancel()
-                await asyncio.wait({answering})
+        return InProcess(self._app).stream(method, path, body)
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:

@@ -7,7 +7,7 @@ import { fillMask } from "./panels/fill_mask.js";
 import { generate } from "./panels/generate.js";
 import { classify, zeroShot } from "./panels/labels.js";
 import { score } from "./panels/score.js";
-import { questionAnswering, tokenClassify } from "./panels/spans.js";
+import { findEntities, questionAnswering, redact, tokenClassify } from "./panels/spans.js";
 import { embed, rerank, similarity } from "./panels/texts.js";
 
 const TASKS = new Map(
@@ -94,7 +94,12 @@ function tasksOf(versions) {
       if (model.chat) found.push(chat());
       found.push(generate(model.generation_defaults));
     }
-    found.push(...model.tasks.filter((name) => TASKS.has(name)).map((name) => TASKS.get(name)));
+    const any = !model.labels.length; // it has none of its own
+    for (const name of model.tasks) {
+      if (name === "redact") found.push(redact(any));
+      else if (name === "token-classify" && any) found.push(findEntities);
+      else if (TASKS.has(name)) found.push(TASKS.get(name));
+    }
   }
   const scorer = versions.find((model) => model.tasks.includes("score"));
   if (scorer) found.push(score(scorer.mask));

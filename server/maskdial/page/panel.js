@@ -10,8 +10,9 @@ import { snippets } from "./snippets.js";
  * @typedef {object} Task
  * @property {string} title
  * @property {string} note one sentence on what it does
- * @property {{name: string, label: string, kind: "line"|"text"|"lines"|"number", value: any,
- *   step?: number, min?: number, max?: number}[]} fields `lines` is a list with one item per line
+ * @property {{name: string, label: string, kind: "line"|"text"|"lines"|"number"|"range",
+ *   value: any, step?: number, min?: number, max?: number}[]} fields `lines` is a list with one item
+ *   per line, `range` a number chosen with a slider
  * @property {string} [clears] the field that is empty again once it was sent
  * @property {(values: object, model: string) => object} request see `snippets`
  * @property {(request: object) => Promise<object>} [send] where one request is not enough; see `post`
@@ -39,7 +40,7 @@ export function panel(task, model) {
       el(
         "label.field",
         { "data-kind": field.kind },
-        el("span", {}, field.label),
+        el("span", {}, field.label, field.kind === "range" && reading(inputs.get(field.name))),
         inputs.get(field.name),
       ),
     ),
@@ -119,10 +120,19 @@ function control({ kind, value, step, min, max }) {
     area.value = text;
     return area;
   }
-  return el("input", { type: kind === "number" ? "number" : "text", value, step, min, max });
+  const type = kind === "number" || kind === "range" ? kind : "text";
+  return el("input", { type, value, step, min, max });
+}
+
+/** What a slider is set to. */
+function reading(input) {
+  const output = el("b.reading", {}, input.value);
+  input.addEventListener("input", () => show(output, input.value));
+  return output;
 }
 
 function read({ kind }, input) {
+  if (kind === "range") return Number(input.value);
   if (kind === "number") return input.value === "" ? undefined : Number(input.value);
   if (kind === "lines") return input.value.split("\n").filter((line) => line.trim() !== "");
   return input.value;

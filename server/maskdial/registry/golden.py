@@ -115,10 +115,18 @@ def masked_logits(
     return np.asarray(session.run(feeds)[0])
 
 
-def causal_logits(runner: Runner, golden: GoldenCheck) -> NDArray[np.float32]:
-    """The checked row of a causal model, whose slot 0 is not in use."""
-    logits = np.asarray(runner.prefill(0, np.array(golden.input_ids, np.int64), 0), np.float32)
-    return logits.reshape(-1)
+def causal_logits(
+    runner: Runner, golden: GoldenCheck, chunk_tokens: int | None = None
+) -> NDArray[np.float32]:
+    """The checked row of a causal model, whose slot 0 is not in use.
+
+    ``chunk_tokens``: how many tokens to read in one pass; None for all.
+    """
+    token_ids = np.array(golden.input_ids, np.int64)
+    size = chunk_tokens or len(token_ids)
+    for start in range(0, len(token_ids), size):
+        logits = runner.prefill(0, token_ids[start : start + size], start)
+    return np.asarray(logits, np.float32).reshape(-1)
 
 
 def text_to_text_logits(

@@ -7,10 +7,11 @@ from math import lcm
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
-from maskdial.bundle.manifest import KVLayout, Manifest
+from maskdial.bundle.manifest import COUNT_GRAPH, KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import (
     GenerationDefaults,
@@ -28,9 +29,12 @@ from maskdial.engine.model import max_length, max_source_length
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
+from maskdial.masked.count_queries import CountQueries
 from maskdial.masked.engine import MaskedEngine
+from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.model import MaskedModel
-from maskdial.metrics import Metrics
+from maskdial.metrics import Metrics, PassMetrics
+from maskdial.registry.drafts import find_max_drafts, make_speculation
 from maskdial.registry.golden import (
     causal_logits,
     check_golden,
@@ -43,6 +47,7 @@ from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.kv_cache import plan_slots
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import Placement, place
+from maskdial.runtime.providers.provider import Provider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -136,37 +141,63 @@ def _start_masked(
     placement: Placement,
     options: SessionOptions,
 ) -> MaskedModel:
-    session = Session(bundle.graph, options)
-    if not session.multiplies_exactly:
-        check_kernels(bundle, options, config.golden_check)
-    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
-    check_golden(bundle, golden, config.golden_check)
-    special = bundle.manifest.special_tokens
+    label_encoder, encoder = None, bundle.label_encoder()
+    if encoder is not None:
+        # Labels are few: its threads need not spin for the next ones
+        idle = replace(options, allow_spinning=False)
+        of_labels = metrics.declare_masked(encoder.label)
+        engine, _ = _masked_engine(encoder, config, of_labels, placement, idle)
+        tokens = Tokenizer.from_file(encoder.tokenizer, encoder.manifest.special_tokens)
+        label_encoder = LabelEncoder(engine, tokens, encoder.manifest.max_length)
     model_metrics = metrics.declare_masked(bundle.label)
-    engine = MaskedEngine(
-        session,
-        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
-        max_queue=config.max_queue,
-        pad_token_id=special.pad or 0,
-        pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
-        max_length=bundle.manifest.max_length,
-        metrics=model_metrics,
-        name=bundle.label,
-    )
-    tokenizer = Tokenizer.from_file(bundle.tokenizer, special)
+    engine, kernels = _masked_engine(bundle, config, model_metrics, placement, options)
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
     prompts = None
     if bundle.manifest.decision is not None:
         prompts = DecisionPrompts(bundle, read_chat_template(bundle, tokenizer))
+    queries = None
+    if bundle.manifest.extraction is not None:
+        queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
+    if label_encoder is not None:
+        label_encoder.engine.start()
     return MaskedModel(
         bundle,
         tokenizer,
         model_metrics,
         options.provider,
         engine,
-        kernels=session.kernels,
+        kernels=kernels,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
+        label_encoder=label_encoder,
+        queries=queries,
     )
+
+
+def _masked_engine(
+    bundle: Bundle,
+    config: Config,
+    metrics: PassMetrics,
+    placement: Placement,
+    options: SessionOptions,
+) -> tuple[MaskedEngine, str]:
+    """An engine for a bundle's graph, and the instruction set of the kernels in it."""
+    session = Session(bundle.graph, options)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
+    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
+    check_golden(bundle, golden, config.golden_check)
+    engine = MaskedEngine(
+        session,
+        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
+        max_queue=config.max_queue,
+        pad_token_id=bundle.manifest.special_tokens.pad or 0,
+        pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
+        max_length=bundle.manifest.max_length,
+        metrics=metrics,
+        name=bundle.label,
+    )
+    return engine, session.kernels
 
 
 def _pad_multiple(manifest: Manifest, of_provider: int) -> int:
@@ -192,14 +223,18 @@ def _start_causal(
     session = _causal_session(bundle, config, placement, options)
     layout = manifest.kv.stored_as(session.kv_cache)
     # Chunks of whole blocks leave the logits as they are in one piece.
-    block_tokens = _block_tokens(session, layout)
+    block_tokens = _block_tokens(session, layout, provider)
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, block_tokens
     )
-    runner = _runner(session, bundle, config, placement, layout, chunk_tokens)
+    if (most := provider.max_query_tokens()) is not None:
+        chunk_tokens = most
+    max_drafts = find_max_drafts(bundle, session, config)
+    runner = _runner(session, bundle, config, placement, layout, chunk_tokens, max_drafts)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
-    encoder, golden = None, partial(causal_logits, runner)
+    encoder = None
+    golden = partial(causal_logits, runner, chunk_tokens=provider.max_query_tokens())
     if manifest.text_to_text is not None and runner.cache.source is not None:
         encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
         start = manifest.text_to_text.start_token_id
@@ -225,16 +260,25 @@ def _start_causal(
         prefill_chunk_tokens=chunk_tokens,
         block_tokens=block_tokens,
         # Longer prompts than a block would differ in their last bits from those prefilled alone.
-        joint_tokens=layout.query_block if provider.batch_invariant else chunk_tokens,
+        joint_tokens=_joint_tokens(placement, layout, chunk_tokens),
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos),
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
         if encoder is None
         else None,
-        max_drafts=_max_drafts(bundle, config),
+        speculation=make_speculation(
+            bundle,
+            session,
+            runner,
+            options,
+            config,
+            max_drafts,
+            chunk_tokens,
+            model_metrics,
+        ),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
-        overlaps=not placement.memory.on_host,
+        overlaps=not placement.memory.of_passes.on_host,
         metrics=model_metrics,
         name=bundle.label,
         encoder=encoder,
@@ -262,6 +306,13 @@ def _start_causal(
     )
 
 
+def _joint_tokens(placement: Placement, layout: KVLayout, chunk_tokens: int) -> int:
+    """The longest prompt that shares a pass with others; 1 where the runner's bench is for one."""
+    if not placement.memory.binds_views:
+        return 1
+    return layout.query_block if placement.provider.batch_invariant else chunk_tokens
+
+
 def _decision_prompts(bundle: Bundle, template: ChatTemplate) -> DecisionPrompts | None:
     """What asks a causal model questions; None for one without a template."""
     is_asked = template.exists or template.decision_source is not None
@@ -275,15 +326,18 @@ def _runner(
     placement: Placement,
     layout: KVLayout,
     chunk_tokens: int,
+    max_drafts: int,
 ) -> Runner:
     """Allocates what the loaded graph leaves of the memory for the KV cache."""
     context = max_length(bundle.manifest, config)
-    num_drafted = config.speculative_tokens + 1
+    num_drafted = MAX_PASS_DRAFTS + 1 if max_drafts else 0
     num_golden = len(bundle.manifest.golden.input_ids)
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
         source_length = max(source_length, num_golden)
     slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
+    # Where drafts were wrong, recurrent layers read the right ones again.
+    num_again = slots * max_drafts if layout.states else 0
     return Runner(
         session,
         layout,
@@ -292,8 +346,8 @@ def _runner(
         max_length=context,
         vocab_size=bundle.manifest.vocab_size,
         # A last chunk is longer by one token rather than followed by a single one.
-        max_tokens=max(chunk_tokens + 1, num_drafted, num_golden),
-        max_rows=max(slots, layout.query_block + 1, num_drafted),
+        max_tokens=max(chunk_tokens + 1 + num_drafted + num_again, num_golden),
+        max_rows=max(slots, layout.query_block + 1) + num_drafted,
         max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )
@@ -351,24 +405,11 @@ def _sampler(
         kernels = VocabularyKernels(options.kernels.path, vocab_size)
     eos = frozenset(bundle.manifest.special_tokens.eos)
     sampler = Sampler(vocab_size, eos, never, kernels)
-    if placement.memory.on_host:
+    if placement.memory.of_passes.on_host:
         return sampler
     return DeviceSampler(
         placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
     )
-
-
-def _max_drafts(bundle: Bundle, config: Config) -> int:
-    """The draft tokens to verify at once; a state cannot be cut back to the accepted ones."""
-    manifest = bundle.manifest
-    if manifest.text_to_text is not None:
-        return 0
-    if config.speculative_tokens and manifest.kv is not None and manifest.kv.states:
-        _log.warning(
-            "model %s has recurrent layers, so it runs without --speculative-tokens", bundle.label
-        )
-        return 0
-    return config.speculative_tokens
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -401,14 +442,14 @@ def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
     )
 
 
-def _block_tokens(session: Session, layout: KVLayout) -> int:
+def _block_tokens(session: Session, layout: KVLayout, provider: Provider) -> int:
     """How many tokens the blocks have in which prompts are kept, and that chunks are multiples of.
 
     Our kernels compute the same bits wherever a chunk begins, so that blocks need not be those of
     ONNX Runtime's attention, which are long for large heads.
     """
     if "new_tokens" not in session.input_names:
-        return layout.query_block
+        return min(layout.query_block, provider.max_query_tokens() or layout.query_block)
     return min(layout.query_block, _MAX_BLOCK_WITH_STATES if layout.states else _MAX_BLOCK)
 
 

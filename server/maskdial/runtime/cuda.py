@@ -25,6 +25,7 @@ class CudaMemory:
 
     device = "cuda"
     on_host = False
+    binds_views = True
 
     def __init__(self) -> None:
         self._runtime = _cuda_runtime()
@@ -35,6 +36,13 @@ class CudaMemory:
         except RuntimeError as error:
             raise _unusable(error) from error
         self.stream = int(stream)
+
+    @property
+    def of_passes(self) -> "CudaMemory":
+        return self
+
+    def bound(self, buffer: Buffer) -> int:
+        return buffer.pointer
 
     def view(self, buffer: Buffer) -> None:
         return None

@@ -95,22 +95,35 @@ class KVCache:
 
         The states are copied as they are. Of layers with a window, what lies before it is not.
         """
-        self._check(source, start, num_tokens)
+        self.copy_from(self, source, target, start, num_tokens)
+
+    def copy_from(
+        self, other: "KVCache", source: int, target: int, start: int, num_tokens: int
+    ) -> None:
+        """Copies tokens, as `copy_tokens` does, from a slot of another cache of the same memory.
+
+        It differs in nothing but the number of slots.
+        """
+        other._check(source, start, num_tokens)
         self._check(target, start, num_tokens)
         end = start + num_tokens
-        for layer, buffer in (*enumerate(self.keys), *enumerate(self.values)):
-            first = max(start, self._first_kept(layer, end))
-            run = _Run.of(buffer, first, end - first)
+        pairs = zip((*other.keys, *other.values), (*self.keys, *self.values), strict=True)
+        for index, (from_buffer, to_buffer) in enumerate(pairs):
+            first = max(start, self._first_kept(index % len(self.keys), end))
+            from_run = _Run.of(from_buffer, first, end - first)
+            to_run = _Run.of(to_buffer, first, end - first)
             self._memory.copy(
-                run.pointer(target),
-                run.pitch,
-                run.pointer(source),
-                run.pitch,
-                run.width,
-                run.num_heads,
+                to_run.pointer(target),
+                to_run.pitch,
+                from_run.pointer(source),
+                from_run.pitch,
+                to_run.width,
+                to_run.num_heads,
             )
-        for state in self.states:
-            copy_buffer(self._memory, state[target : target + 1], state[source : source + 1])
+        for from_state, to_state in zip(other.states, self.states, strict=True):
+            copy_buffer(
+                self._memory, to_state[target : target + 1], from_state[source : source + 1]
+            )
         self.lengths[target] = end
 
     def forget(self, slot: int, num_tokens: int) -> None:

@@ -1,8 +1,8 @@
 """Memory: where the KV cache, a pass's inputs and its logits lie, and how bytes move between them.
 
 The model's runner and cache are the same on every device; only their memory differs. `HostMemory`
-is main memory. `maskdial.runtime.cuda` has that of an NVIDIA GPU, and the tests have one that
-stands in for a GPU and checks the bounds of every copy.
+is main memory. `maskdial.runtime.cuda` has that of an NVIDIA GPU, `maskdial.runtime.webgpu` that of
+other GPUs, and the tests have one that stands in for a GPU and checks the bounds of every copy.
 """
 
 import ctypes
@@ -26,7 +26,10 @@ _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A C-contiguous array in some memory, by its address. It does not own the memory."""
+    """A C-contiguous array in some memory, by its address. It does not own the memory.
+
+    Addresses of a device need not be those of any memory: see `Memory.bound`.
+    """
 
     pointer: int
     shape: tuple[int, ...]
@@ -70,8 +73,19 @@ class Memory(Protocol):
         """Whether it is main memory: NumPy arrays are bound where they are, without a copy."""
 
     @property
+    def binds_views(self) -> bool:
+        """Whether ONNX Runtime can be given a buffer that begins within an allocation."""
+
+    @property
+    def of_passes(self) -> "Memory":
+        """Where passes read their small inputs and write logits: this memory, or main memory."""
+
+    @property
     def stream(self) -> int:
         """The pointer of the stream that ONNX Runtime is to queue its kernels in; 0 for none."""
+
+    def bound(self, buffer: Buffer) -> int:
+        """What ONNX Runtime takes for the address of a buffer."""
 
     def view(self, buffer: Buffer) -> NDArray[Any] | None:
         """A buffer as a NumPy array that shares its memory; None unless `on_host`."""
@@ -126,6 +140,7 @@ class HostMemory:
 
     device = "cpu"
     on_host = True
+    binds_views = True
     stream = 0
     _all: ClassVar["weakref.WeakSet[HostMemory]"] = weakref.WeakSet()
 
@@ -133,6 +148,13 @@ class HostMemory:
         self._addresses: list[int] = []  # ascending
         self._mappings: dict[int, mmap.mmap] = {}  # by address
         self._all.add(self)
+
+    @property
+    def of_passes(self) -> "HostMemory":
+        return self
+
+    def bound(self, buffer: Buffer) -> int:
+        return buffer.pointer
 
     def view(self, buffer: Buffer) -> NDArray[Any]:
         address, mapping = self._mapping_of(buffer)

@@ -1,6 +1,7 @@
 """Runner: passes of a causal model over the KV cache, in place."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime as ort
@@ -26,6 +27,10 @@ class Runner:
     that was rewritten for the kernels writes to the past, and has no present. These bindings are
     made once per first slot and number of slots; the small inputs and the logits are bound again
     when they have another shape. The host waits for each pass. All passes must run in one thread.
+
+    Where a binding must begin with an allocation (WebGPU's buffers are handles, not addresses),
+    passes of a prompt run in slot 0 or on a bench, a slot of its own, from which the new keys and
+    values are copied to where they stay.
 
     Args:
         session: of a causal graph; `maskdial.bundle.bundle` lists its inputs and outputs.
@@ -70,20 +75,25 @@ class Runner:
         self.cache = KVCache.allocate(
             memory, layout, slots, max_length, max_source_length, session.windows
         )
+        # The bench is a slot at the beginning of an allocation, for prompts of other slots.
+        self._bench = self.cache
+        if not memory.binds_views and slots > 1:
+            self._bench = KVCache.allocate(memory, layout, 1, max_length, None, session.windows)
+        io = memory.of_passes
         beside = slots if self._packs else 0  # steps in the pass of a prompt
         max_tokens = max((max_tokens or max_length) + beside, slots)
         max_rows = max((max_rows or max_length) + beside, slots)
         summarizes = SUMMARY.keys() <= set(session.output_names)
-        self._decode_logits = _LogitsBuffer(memory, slots, vocab_size, summarizes=summarizes)
-        self._prefill_logits = _LogitsBuffer(memory, max_rows, vocab_size, summarizes=summarizes)
+        self._decode_logits = _LogitsBuffer(io, slots, vocab_size, summarizes=summarizes)
+        self._prefill_logits = _LogitsBuffer(io, max_rows, vocab_size, summarizes=summarizes)
         inputs = {
-            "input_ids": Staging(memory, max_tokens, np.int64),
-            "position_ids": Staging(memory, max_tokens, np.int64),
-            "seqlens_k": Staging(memory, slots, np.int32),
-            "rows": Staging(memory, max_rows, np.int64),
-            "source_seqlens_k": Staging(memory, slots, np.int32),
-            _NEW_TOKENS: Staging(memory, slots, np.int32),
-            _LENGTHS: Staging(memory, slots, np.int32),
+            "input_ids": Staging(io, max_tokens, np.int64),
+            "position_ids": Staging(io, max_tokens, np.int64),
+            "seqlens_k": Staging(io, slots, np.int32),
+            "rows": Staging(io, max_rows, np.int64),
+            "source_seqlens_k": Staging(io, slots, np.int32),
+            _NEW_TOKENS: Staging(io, slots, np.int32),
+            _LENGTHS: Staging(io, slots, np.int32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
         # The operators read these on the host.
@@ -93,7 +103,7 @@ class Runner:
             if name in session.input_names
         }
         self._numbers = np.arange(slots)
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._bindings: dict[tuple[bool, int, int], _Binding] = {}
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
@@ -180,20 +190,22 @@ class Runner:
         rows: NDArray[np.int64],
         prompts: Sequence[tuple[int, NDArray[np.int64], int, int]],
     ) -> Logits:
-        """A decode step and pieces of prompts, in one pass.
+        """A decode step and pieces of texts, in one pass.
 
         Args:
             token_ids: int64 (n,), as of `decode`.
             lengths: int64 (n,), as of `decode`.
-            rows: int64 (num_rows,), the slots that decode, ascending; others are left alone.
-            prompts: slot, token ids, start and number of logits of each, as of `prefill`.
+            rows: int64 (num_rows,), the slots that decode, ascending, perhaps none; others are left
+                alone.
+            prompts: slot, token ids, start and number of logits of each piece, as of `prefill`; at
+                least one.
 
         Returns:
             Logits, float32 (num_logits, vocab_size), those of the rows and then of each prompt,
             valid until the next prefill.
         """
-        first = min(int(rows.min()), *(prompt[0] for prompt in prompts))
-        last = max(int(rows.max()), *(prompt[0] for prompt in prompts))
+        slots = (*rows.tolist(), *(prompt[0] for prompt in prompts))
+        first, last = min(slots), max(slots)
         longest = max(len(prompt[1]) for prompt in prompts)
         input_ids = np.zeros((last - first + 1, longest), np.int64)
         starts = np.ones(len(input_ids), np.int64)  # of a row without tokens, anything
@@ -233,6 +245,14 @@ class Runner:
     ) -> Logits:
         for row in np.flatnonzero(starts == 0):
             self.cache.clear_states(slot + int(row))
+        if slot and self._bench is not self.cache:
+            start, size = int(starts[0]), int(num_tokens[0])
+            self._bench.copy_from(self.cache, slot, 0, 0, start)
+            self._run(
+                0, token_ids, starts, num_tokens, rows, self._prefill_logits, cache=self._bench
+            )
+            self.cache.copy_from(self._bench, 0, slot, start, size)
+            return self._prefill_logits.first(len(rows))
         self._run(slot, token_ids, starts, num_tokens, rows, self._prefill_logits)
         self.cache.lengths[slot : slot + len(token_ids)] = starts + num_tokens
         return self._prefill_logits.first(len(rows))
@@ -262,13 +282,15 @@ class Runner:
         logits: "_LogitsBuffer",
         captured_size: int | None = None,
         taken: NDArray[np.bool_] | None = None,
+        cache: KVCache | None = None,
     ) -> None:
         """One pass of ``input_ids`` (batch, longest), right-padded, in the slots from ``slot`` on.
 
         Row i has ``num_tokens[i]`` tokens, which follow the first ``starts[i]`` of its slot.
         ``rows`` are the flat indices of the tokens to compute logits for. With a
         ``captured_size`` the pass is captured under that number, if the session captures passes.
-        Rows that are not ``taken``, bool (batch,), are dummies, which change no states.
+        Rows that are not ``taken``, bool (batch,), are dummies, which change no states. The slots
+        are those of ``cache``, by default the runner's own.
         """
         last = starts + num_tokens - 1
         batch, position_ids = len(input_ids), starts[:, None] + np.arange(input_ids.shape[1])
@@ -284,7 +306,7 @@ class Runner:
             _NEW_TOKENS: num_tokens,
             _LENGTHS: num_tokens if taken is None else num_tokens * taken,
         }
-        self._pass(slot, batch, int(last.max()) + 1, feeds, logits, captured_size)
+        self._pass(slot, batch, int(last.max()) + 1, feeds, logits, captured_size, cache)
 
     def _pass(
         self,
@@ -294,6 +316,7 @@ class Runner:
         feeds: dict[str, NDArray[np.int64]],
         logits: "_LogitsBuffer",
         captured_size: int | None = None,
+        cache: KVCache | None = None,
     ) -> None:
         """One pass in ``batch`` slots from ``slot`` on, the longest of ``total_length`` tokens."""
         if captured_size is not None and self._session.captures:
@@ -305,7 +328,8 @@ class Runner:
             sources = self.cache.source.lengths[slot : slot + batch].clip(1)
             feeds["source_seqlens_k"] = sources - 1
             lengths[_TOTAL_SOURCE_LENGTH] = int(sources.max())
-        binding, device = self._binding(slot, batch), self._memory.device
+        binding = self._binding(cache or self.cache, slot, batch)
+        device = self._memory.of_passes.device
         for name, staging in self._inputs.items():
             binding.bind_input(name, device, staging.write(feeds[name]))
         for name, staging in self._lengths.items():
@@ -315,26 +339,37 @@ class Runner:
         self._session.run_with_binding(binding.ort, captured_size)
         self._memory.synchronize()
 
-    def _binding(self, slot: int, batch: int) -> "_Binding":
-        """A binding of some adjacent slots of the cache."""
-        if (slot, batch) not in self._bindings:
-            binding = self._bindings[slot, batch] = _Binding(self._session.io_binding())
+    def _binding(self, cache: KVCache, slot: int, batch: int) -> "_Binding":
+        """A binding of some adjacent slots of a cache."""
+        key = cache is self.cache, slot, batch
+        if key not in self._bindings:
+            binding = _Binding(
+                self._session.io_binding(), copies=self._memory.of_passes is not self._memory
+            )
+            self._bindings[key] = binding
             device = self._memory.device
-            for name, buffer in self.cache.named():
+            for name, buffer in cache.named():
                 view = buffer[slot : slot + batch]
+                view = replace(view, pointer=self._memory.bound(view))
                 binding.bind_input(f"past_{name}", device, view)
                 if f"present_{name}" in self._session.output_names:
                     binding.bind_output(f"present_{name}", device, view)
             for name, buffer in () if self.cache.source is None else self.cache.source.named():
                 binding.bind_input(f"cross_{name}", device, buffer[slot : slot + batch])
-        return self._bindings[slot, batch]
+        return self._bindings[key]
 
 
 class _Binding:
-    """ONNX Runtime's binding; what it has already is not bound again, which takes microseconds."""
+    """ONNX Runtime's binding; what it has already is not bound again, which takes microseconds.
 
-    def __init__(self, binding: ort.IOBinding) -> None:
+    Args:
+        binding: of a session.
+        copies: whether inputs in main memory are copied to the device, as they are when bound.
+    """
+
+    def __init__(self, binding: ort.IOBinding, *, copies: bool) -> None:
         self.ort = binding
+        self._copies = copies
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     def bind_input(self, name: str, device: str, buffer: Buffer) -> None:
@@ -345,7 +380,7 @@ class _Binding:
 
     def _bind(self, bind: Callable[..., None], name: str, device: str, buffer: Buffer) -> None:
         place = buffer.pointer, buffer.shape
-        if self._bound.get(name) != place:
+        if self._copies or self._bound.get(name) != place:
             bind(name, device, 0, buffer.dtype, buffer.shape, buffer.pointer)
             self._bound[name] = place
 

@@ -1,6 +1,5 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
 from maskdial.runtime.providers import find_provider
-
-_log = logging.getLogger(__name__)
+from maskdial.runtime.providers.provider import Provider
 
 _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
@@ -68,7 +66,9 @@ class Session:
     Attributes:
         kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
-            saturating.
+            saturating; also of a graph that a provider rewrote without products of integers.
+        is_exact: whether they compute all products and all attention of a causal graph, so that a
+            text gives the same bits token by token and in pieces of any size.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
         windows: by layer, how many tokens our kernels read, where that is not all.
     """
@@ -98,7 +98,7 @@ class Session:
         if devices:
             settings.add_provider_for_devices(devices, provider_options)
             settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        self.kernels, self.multiplies_exactly = "", False
+        self.kernels, self.multiplies_exactly, self.is_exact = "", False, False
         self.kv_cache: CacheInteger | None = None
         self.windows: Mapping[int, int] = {}
         model: str | bytes = str(graph)
@@ -110,15 +110,20 @@ class Session:
                 "-m maskdial.kernels build) and serve the model on the CPU, or leave out "
                 f"--kv-cache-dtype {options.kv_cache}"
             )
+        elif (rewritten := provider.rewrite(graph)) is not None:
+            model, self.multiplies_exactly = rewritten, True
+            _find_external_data(settings, graph)
+        self._turn = provider.turn
         try:
-            self._session = ort.InferenceSession(
-                model,
-                settings,
-                providers=None if devices else [(provider.ort_name, provider_options)],
-                disabled_optimizers=provider.disabled_optimizers,
-                # Otherwise ONNX Runtime silently falls back to another provider.
-                enable_fallback=False,
-            )
+            with self._turn:
+                self._session = ort.InferenceSession(
+                    model,
+                    settings,
+                    providers=None if devices else [(provider.ort_name, provider_options)],
+                    disabled_optimizers=provider.disabled_optimizers,
+                    # Otherwise ONNX Runtime silently falls back to another provider.
+                    enable_fallback=False,
+                )
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             remedy = "; serve it with --kernels off" if self.kernels else ""
             reason = " ".join(str(error).split())
@@ -131,7 +136,7 @@ class Session:
                 "installed, in the versions that this ONNX Runtime was built for"
             )
         if devices:
-            _log_split(self._session, graph, provider.ort_name)
+            self._check_split(graph, provider)
         self.captures = options.captures
         self.input_names = frozenset(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
@@ -146,12 +151,20 @@ class Session:
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))
-        settings.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(graph.parent)
-        )
+        _find_external_data(settings, graph)
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
+        self.is_exact = rewritten.is_exact
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
         return rewritten.model
+
+    def _check_split(self, graph: Path, provider: Provider) -> None:
+        """Has a plug-in judge which operators it leaves to the CPU."""
+        on_cpu, total = [], 0
+        for part in self._session.get_provider_graph_assignment_info():
+            kinds = [node.op_type for node in part.get_nodes()]
+            total += len(kinds)
+            on_cpu += kinds if part.ep_name != provider.ort_name else []
+        provider.check_split(graph, on_cpu, total)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Runs one pass and returns the graph's first output.
@@ -179,7 +192,8 @@ class Session:
     ) -> list[NDArray[Any]]:
         """Runs one pass and returns the named outputs; feeds as of `run`."""
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
-        return cast(list[NDArray[Any]], self._session.run(outputs, declared))
+        with self._turn:
+            return cast(list[NDArray[Any]], self._session.run(outputs, declared))
 
     def io_binding(self) -> ort.IOBinding:
         """A new binding of this session's inputs and outputs to memory."""
@@ -193,7 +207,8 @@ class Session:
         Its bindings, its shapes and what the graph's nodes on the CPU read must never change.
         """
         if not self.captures:
-            self._session.run_with_iobinding(binding)
+            with self._turn:
+                self._session.run_with_iobinding(binding)
             return
         options = ort.RunOptions()
         number = _NOT_CAPTURED if capture is None else capture
@@ -201,14 +216,11 @@ class Session:
         self._session.run_with_iobinding(binding, options)
 
 
-def _log_split(session: ort.InferenceSession, graph: Path, ort_name: str) -> None:
-    """Warns of operators that a plug-in leaves to the CPU, with copies in between."""
-    num_nodes = {True: 0, False: 0}
-    for part in session.get_provider_graph_assignment_info():
-        num_nodes[part.ep_name == ort_name] += len(part.get_nodes())
-    if num_nodes[False]:
-        total = sum(num_nodes.values())
-        _log.warning("%s: the CPU runs %d of %d operators", graph, num_nodes[False], total)
+def _find_external_data(settings: ort.SessionOptions, graph: Path) -> None:
+    """Says where the weights of a graph are that is loaded from memory."""
+    settings.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(graph.parent)
+    )
 
 
 def _session_options(

@@ -17,11 +17,11 @@ from maskdial.causal.sampling.candidates import narrow
 from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, TokenPenalties
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import MAX_CANDIDATES
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.runtime.logits import DeviceLogits
 from maskdial.runtime.logits import Logits as AnyLogits
@@ -313,12 +313,16 @@ class AnyGrammar:
 
     finished = False
     ready = True
+    forced = ()
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         pass
+
+    def num_allowed(self, token_ids: object) -> int:
+        return 0
 
     def wait(self, seconds: float) -> None:
         pass

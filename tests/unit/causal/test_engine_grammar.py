@@ -19,14 +19,22 @@ class ScriptedGrammar:
     def __init__(self, script: SequenceOf[int | MaskdialError]) -> None:
         self.script = list(script)
         self.num_prepared = 0
+        self.num_drafts = 0
         self.ready = True
+        self.forced: tuple[int, ...] = ()
 
     @property
     def finished(self) -> bool:
         return not self.script
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         self.num_prepared += 1
+        self.num_drafts += len(drafts)
+        assert list(drafts) == self.script[: len(drafts)]
+
+    def num_allowed(self, token_ids: SequenceOf[int]) -> int:
+        pairs = zip(token_ids, self.script, strict=False)
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(self.script))
 
     def wait(self, seconds: float) -> None:
         self.ready = True
@@ -43,13 +51,16 @@ class ScriptedGrammar:
 def test_a_grammar_chooses_and_ends_the_text(overlaps: bool) -> None:
     async def main() -> None:
         bench = Bench(FakeRunner(slots=2), max_drafts=8, overlaps=overlaps)
-        grammar = ScriptedGrammar([7, 8, 7, 8, 7, 8, 9])
-        params = SamplingParams(max_new_tokens=20)
+        script = [*[7, 8, 9, 4, 5] * 4, 6]
+        grammar = ScriptedGrammar(script)
+        params = SamplingParams(max_new_tokens=30)
         constrained = bench.read(Sequence([1, 2, 3], params, grammar=grammar))
         await bench.run_dry()
-        assert constrained.token_ids == [7, 8, 7, 8, 7, 8, 9]
+        assert constrained.token_ids == script
         assert constrained.finish.reason == "eos_token"
-        assert grammar.num_prepared == 7
+        num_accepted = bench.value("speculative_accepted_tokens_total", kind="prompt")
+        assert grammar.num_drafts >= num_accepted > 5
+        assert grammar.num_prepared == len(script) - num_accepted
 
     asyncio.run(main())
 

@@ -167,3 +167,28 @@ def test_drafts_stay_within_the_context(overlaps: bool) -> None:
         assert reader.finish.generated_tokens == MAX_LENGTH - 9
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_several_texts_have_drafts_in_the_shared_pass(fails: bool) -> None:
+    """If it fails, they get a token each without drafts."""
+
+    async def generate(max_drafts: int) -> tuple[list[list[int]], FakeRunner]:
+        runner = FakeRunner(slots=3, shares_passes=True)
+        runner.period = 7
+
+        def fail(kind: str) -> None:
+            if fails and kind == "shared" and runner.passes.count("shared") % 3 == 1:
+                raise RuntimeError("no memory")
+
+        runner.on_pass = fail
+        bench = Bench(runner, max_drafts=max_drafts, overlaps=False)
+        readers = [bench.read(make_sequence(range(first, first + 10), 60)) for first in (0, 4, 30)]
+        await bench.run_dry()
+        return [reader.token_ids for reader in readers], runner
+
+    plain, before = asyncio.run(generate(0))
+    drafted, after = asyncio.run(generate(8))
+    assert drafted == plain
+    assert len(after.passes) < len(before.passes) / (1 if fails else 2)
+    assert after.passes.count("shared") > 5

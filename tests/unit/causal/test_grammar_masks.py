@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from maskdial.causal.grammar import masks
-from maskdial.causal.grammar.masks import Mask, MaskThreads
+from maskdial.causal.grammar.masks import MaskThreads
+from maskdial.causal.grammar.matcher import Mask
 from maskdial.errors import ValidationError
 
 MASK: Mask = np.array([True, False])

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, narrow
 from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sampling.sampler import Sample, Sampler, prompt_logprobs
 from maskdial.causal.sequence import Constraint, Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import GenerationError, MaskdialError, ValidationError
 from maskdial.runtime.logits import SummarizedLogits
 
@@ -31,6 +31,7 @@ class Mask:
 
     finished = False
     ready = True
+    forced = ()
 
     def __init__(self, allowed: NDArray[np.bool_]) -> None:
         self._allowed = allowed
@@ -41,8 +42,11 @@ class Mask:
         allowed[list(token_ids)] = True
         return cls(allowed)
 
-    def prepare(self) -> None:
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
         pass
+
+    def num_allowed(self, token_ids: object) -> int:
+        return 0
 
     def wait(self, seconds: float) -> None:
         pass

@@ -113,15 +113,6 @@ def test_an_event_has_the_likeliest_tokens_as_they_were_sampled() -> None:
     assert (event.index, event.token_id, event.logprob) == (1, 4, -0.5)
 
 
-@pytest.mark.parametrize(("num_written", "num_drafts"), [(0, 4), (2, 2), (4, 0)])
-def test_drafts_are_no_more_than_are_wanted(num_written: int, num_drafts: int) -> None:
-    """The last token comes from the pass that verifies the others."""
-    sequence = make([1, 2, 3, 4, 5, 6, 7, 8] * 3, max_new_tokens=5)
-    accept(sequence, *[1, 2, 3, 4][:num_written])
-    assert len(sequence.draft(20)) == num_drafts
-    assert sequence.draft(1) == sequence.draft(20)[:1]
-
-
 def test_a_copy_has_what_the_prompt_gave() -> None:
     shared, logits = SharedPrompt(), np.zeros(VOCAB, np.float32)
     assert shared.logprobs == make().prompt_logprobs == ()

@@ -1,6 +1,7 @@
 """The wire schemas: a value out of range is refused with a sentence that has field and range."""
 
 import json
+import math
 import re
 from typing import Any, get_args
 
@@ -10,13 +11,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.sampling.params import SamplingParams
-from maskdial.dialects import ROUTES, kserve, systemone
+from maskdial.causal.sampling.params import CONTROLS, SamplingParams
+from maskdial.dialects import ROUTES, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
-from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
+from maskdial.dialects.kserve import generate as kserve_generate
+from maskdial.dialects.kserve import infer as kserve_infer
+from maskdial.dialects.kserve import predict as kserve_predict
+from maskdial.dialects.kserve import repository
+from maskdial.dialects.native import admin, infill, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.span_bodies import (
@@ -42,6 +48,7 @@ from maskdial.dialects.openai import chat as openai_chat
 from maskdial.dialects.openai import completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
+from maskdial.dialects.responses import stored as responses_stored
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
 from maskdial.registry.choice import ModelChoice
@@ -54,11 +61,13 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     seq2seq_bodies.SummarizeBody: {"inputs": "a"},
     seq2seq_bodies.TranslateBody: {"inputs": "a"},
     FillMaskBody: {"inputs": "a [MASK]"},
+    infill.InfillBody: {"input_prefix": "a", "input_suffix": "b"},
     ClassifyBody: {"inputs": "a"},
     TokenClassifyBody: {"inputs": "a"},
     tei.PredictBody: {"inputs": "a"},
     tei.VertexBody: {"instances": [{}]},
     RedactBody: {"inputs": "a"},
+    ExtractBody: {"inputs": "a", "parameters": {"schema": {"entities": ["b"]}}},
     QuestionAnsweringBody: {"inputs": {"question": "a", "context": "b"}},
     ZeroShotClassifyBody: {"inputs": "a", "parameters": {"candidate_labels": ["b"]}},
     EmbedBody: {"inputs": "a"},
@@ -95,16 +104,22 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     ollama_embed.EmbeddingsBody: {"prompt": "a"},
     ollama_models.ShowBody: {"model": "a"},
     ollama_changes.PullBody: {"model": "a"},
+    kserve_infer.InferBody: {
+        "inputs": [{"name": "a", "shape": [1], "datatype": "BYTES", "data": ["b"]}]
+    },
+    kserve_generate.GenerateTextBody: {"text_input": "a"},
+    kserve_predict.PredictInstancesBody: {"instances": ["a"]},
 }
 
 # The bodies of routes that no model answers
 MANAGEMENT: set[type[BaseModel]] = {
     ollama_changes.AnyBody,
     admin.LoadBody,
+    responses_stored.CancelBody,
     admin.UnloadBody,
-    kserve.RepositoryIndexBody,
-    kserve.RepositoryLoadBody,
-    kserve.RepositoryUnloadBody,
+    repository.RepositoryIndexBody,
+    repository.RepositoryLoadBody,
+    repository.RepositoryUnloadBody,
 }
 
 
@@ -142,21 +157,55 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
     ("presence_penalty", [-2, 2], [(-2.1, "between -2 and 2"), (2.1, "between -2 and 2")]),
     (
         "logit_bias",
-        [{}, {"0": -100, "2147483647": 100.0}, {str(i): 1 for i in range(1024)}],
+        [
+            {},
+            {"0": -100, "2147483647": 100.0},
+            {str(i): 1 for i in range(1024)},
+            {"five": 1, "7": False},
+            [[5, 1], ["five", False]],
+            [],
+        ],
         [
             ({"5": 100.1}, ".5: must be between -100 and 100, not 100.1"),
             ({"5": True}, ".5: Input should be a valid number"),
-            ({"five": 1}, "a key must be a token id, such as \"42\", not 'five'"),
-            ({"-1": 1}, "a token id"),
+            ({"5": "no"}, ".5: "),
+            ({"-1": 1}, "a key must be a token id, such as \"42\", or a text, not '-1'"),
             ({"05": 1}, "a token id"),
+            ({"1.5": 1}, "a token id"),
             ({"\u0665": 1}, "a token id"),
             ({"": 1}, "a token id"),
             ({"2147483648": 1}, "a token id"),
             ({"9" * 5000: 1}, "a token id"),
-            ({str(i): 1 for i in range(1025)}, "at most 1024 token ids, not 1025"),
-            ([1], "should be an object"),
+            ({"a" * 1025: 1}, "at most 1024 characters, not 1025"),
+            ({str(i): 1 for i in range(1025)}, "at most 1024 token ids and texts, not 1025"),
+            ([1], "item 0 must be a pair of a token id or a text, and its bias"),
+            ([["a", 1], [True, 1]], "item 1 must begin with a token id or a text"),
+            ([[5, 101]], ".5: must be between -100 and 100, not 101"),
+            (1, "should be an object"),
         ],
     ),
+    ("bad_words", [[], ["a b"] * 256], [([""], "[0]: must have between 1"), ("a", "valid array")]),
+    ("dry_multiplier", [0, 0.8], [(-1, "between 0 and 100"), ("1", "valid number")]),
+    ("dry_base", [1, 1.75], [(0.9, "between 1 and 100, not 0.9")]),
+    ("dry_allowed_length", [0, 1000], [(-1, "between 0 and 1000"), (1.5, "valid integer")]),
+    ("dry_penalty_last_n", [-1, 0, 64], [(-2, "at least -1")]),
+    (
+        "dry_sequence_breakers",
+        [[], ["\n"] * 16],
+        [
+            (["a"] * 17, "at most 16 items, not 17"),
+            (["x" * 41], "[0]: must have between 1 and 40 characters, not 41"),
+            ('["a"]', "valid array"),
+        ],
+    ),
+    ("top_n_sigma", [-1, 0, 1.5], [(-2, "between -1 and 100")]),
+    ("xtc_probability", [0, 1], [(1.1, "between 0 and 1")]),
+    ("xtc_threshold", [0, 1], [(-0.1, "between 0 and 1")]),
+    ("dynatemp_range", [0, 2.5], [(-0.1, "between 0 and 100")]),
+    ("dynatemp_exponent", [0, 1], [(-0.1, "between 0 and 100")]),
+    ("mirostat", [0, 2], [(1, "Input should be 0 or 2"), ("2", "should be 0 or 2")]),
+    ("mirostat_tau", [0, 5], [(-1, "between 0 and 100")]),
+    ("mirostat_eta", [0, 0.1], [(1.5, "between 0 and 1, not 1.5")]),
     ("seed", [0, 2**63 - 1], [(2**63, "between 0 and 9223372036854775807, not 9223"), (-1, "0")]),
     (
         "stop",
@@ -210,6 +259,10 @@ RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
     ("src_lang", ["en"], [("", "between 1 and 64 characters"), (1, "valid string")]),
     ("tgt_lang", ["deu_Latn"], [("x" * 65, "between 1 and 64 characters, not 65")]),
     ("watermark", [False], [(True, "should be False")]),
+    ("block_length", [1, 4096], [(0, "at least 1")]),
+    ("steps", [1], [(0, "at least 1")]),
+    ("order", ["confidence", "topk_margin"], [("best", "Input should be")]),
+    ("threshold", [0.1, 1], [(0, "above 0"), (1.1, "1")]),
 ]
 
 
@@ -321,10 +374,11 @@ def test_related_parameters_agree() -> None:
         parameters(min_new_tokens=5, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "typical_p"])
+@pytest.mark.parametrize("name", sorted(CONTROLS))
 def test_a_parameter_of_sampling_turns_it_on(name: str) -> None:
-    assert parameters(**{name: 1}).sampling(PLAIN).do_sample
-    assert not parameters(**{name: 1}, do_sample=False).sampling(PLAIN).do_sample
+    value = 2 if name == "mirostat" else 1
+    assert parameters(**{name: value}).sampling(PLAIN).do_sample
+    assert not parameters(**{name: value}, do_sample=False).sampling(PLAIN).do_sample
     assert not parameters(repetition_penalty=2, seed=1).sampling(PLAIN).do_sample
 
 
@@ -333,6 +387,9 @@ def test_what_the_engine_is_given() -> None:
     assert given.stop == ("end",)
     assert given.logit_bias == ((7, -1.0), (3, 0.5))
     assert parameters().sampling(PLAIN) == SamplingParams()
+    given = parameters(logit_bias=[["a b", False], [7, 2]], bad_words=["c"]).sampling(PLAIN)
+    assert (given.logit_bias, given.text_bias) == (((7, 2.0),), (("a b", -math.inf),))
+    assert given.bad_words == ("c",)
 
 
 NUMBERS = st.one_of(

@@ -208,8 +208,8 @@ def test_together_rows_compare_round_by_round() -> None:
 def test_speculation_rows() -> None:
     off = [speculation.Sample(10.0, 40, 40, 0, 0), speculation.Sample(20.0, 40, 40, 0, 0)]
     on = [speculation.Sample(30.0, 40, 10, 60, 30), speculation.Sample(40.0, 40, 10, 60, 30)]
-    row = speculation.summarize("copy", 8, on, off)
-    assert row == speculation.Row("copy", 8, 35.0, 2.5, 4.0, 60, 50.0, 41)
+    row = speculation.summarize("copy", 2, on, off)
+    assert row == speculation.Row("copy", 2, 15.0, 35.0, 2.5, 4.0, 60, 50.0, 21)
 
 
 def test_texts_are_cut_to_the_context() -> None:
@@ -228,7 +228,7 @@ class EvenRunner:
     """A model to which every token is equally likely; it counts its passes."""
 
     cache: Any = None
-    decode_and_prefill = None
+    decode_and_prefill: Any = None
 
     def __init__(self) -> None:
         self.num_passes = 0
@@ -262,6 +262,18 @@ def test_a_script_is_followed_in_chunks_steps_and_drafts() -> None:
     assert runner.decode(np.array([5]), lengths, rows).argmax(-1).tolist() == [6]
     assert runner.prefill(0, np.array([6, 0, 0]), 5, 3).argmax(-1).tolist() == [7, 8, 9]
     assert model.num_passes == 4
+
+
+def test_several_streams_follow_a_script_in_one_pass() -> None:
+    model = EvenRunner()
+    model.decode_and_prefill = lambda *_: np.zeros((5, VOCAB), np.float32)
+    runner = ScriptedRunner(model)
+    runner.follow([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert runner.decode_and_prefill is not None
+    none = np.array([5, 0, 2])
+    pieces = [(1, np.array([2, 3, 4]), 1, 3), (3, np.array([1, 2]), 0, 1)]
+    logits = runner.decode_and_prefill(none, np.array([4, 0, 1]), np.array([0]), pieces)
+    assert logits.argmax(-1).tolist() == [6, 3, 4, 5, 3]
 
 
 def test_after_its_script_the_logits_are_the_models() -> None:

@@ -235,6 +235,26 @@ def test_a_request_is_admitted_whole_or_not_at_all() -> None:
     asyncio.run(main())
 
 
+def test_further_passes_of_a_request_find_room_in_a_full_queue() -> None:
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session, max_queue=2) as bench:
+            accepted = [bench.submit(text(1))]
+            await session.pass_started()
+            accepted += [bench.submit(text(4)), bench.submit(text(4))]
+            await until(lambda: bench.num_waiting == 2)
+            with pytest.raises(OverloadedError):
+                await bench.engine.submit_many([text(3)])
+            further = asyncio.create_task(bench.engine.submit_many([text(3)], further=True))
+            await until(lambda: bench.num_waiting == 3)
+            session.release(9)
+            (result,) = await further
+            assert result.logits.tolist() == expected(text(3))
+            await asyncio.gather(*accepted)
+
+    asyncio.run(main())
+
+
 def test_more_texts_than_the_queue_holds_are_not_worth_a_retry() -> None:
     async def main() -> None:
         with serving(ScriptedSession(), max_queue=2) as bench:

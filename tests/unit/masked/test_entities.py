@@ -13,15 +13,15 @@ from tokenizers import models, pre_tokenizers, processors
 from maskdial.bundle.manifest import SpecialTokens
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.entity_prompt import TextWords, WordWindow
 from maskdial.masked.tasks.entity_spans import (
     Candidates,
     choose,
+    prompt_span_scores,
     span_candidates,
-    span_scores,
     token_candidates,
 )
 from maskdial.masked.tasks.redact import Cover, redact
+from maskdial.masked.tasks.text_words import TextWords, WordWindow
 from maskdial.masked.tasks.token_classify import Entity
 
 SPANS = st.tuples(st.integers(0, 7), st.integers(0, 3), st.integers(0, 2), st.integers(1, 5))
@@ -61,7 +61,7 @@ def test_spans_are_scored_by_their_first_and_last_word() -> None:
     generator = np.random.default_rng(0)
     columns = generator.normal(size=(2 + 5, 3 * 4 + 1)).astype(np.float32)
     window = WordWindow(range(10, 15), range(11, 14))
-    found = span_candidates(span_scores(columns, 2, 3), window, 0.0)
+    found = span_candidates(prompt_span_scores(columns, 2, 3), window, 0.0)
     expected = {}
     for start in range(5):
         for end in range(start, min(start + 3, 5)):
@@ -75,7 +75,7 @@ def test_spans_are_scored_by_their_first_and_last_word() -> None:
     assert found.scores == pytest.approx([expected[key] for key in keys], abs=1e-6)
     columns[3, 0] = np.nan
     with pytest.raises(InferenceError, match="not finite"):
-        span_scores(columns, 2, 3)
+        prompt_span_scores(columns, 2, 3)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.2, 0.5]))

@@ -99,6 +99,7 @@ def watched_model(lengths: list[tuple[str, int]], **changes: Any) -> Any:
             "tokenization": Tokenization(),
             "pair_template": None,
             "entities": None,
+            "extraction": None,
             "embedding": Embedding(dimension=4, pooling="mean", normalized=True),
             **changes,
         }

@@ -38,9 +38,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     package.mkdir()
     (package / "__init__.py").write_text(PACKAGE.format(library=str(library)))
     monkeypatch.syspath_prepend(tmp_path)
-    plugin._register.cache_clear()
+    plugin.register.cache_clear()
     yield package
-    plugin._register.cache_clear()
+    plugin.register.cache_clear()
     sys.modules.pop(package.name, None)
 
 
@@ -68,7 +68,9 @@ def test_installed_plugins_are_names_for_the_setting() -> None:
     assert "fake-npu" in providers.plugin_names()
     assert load_config({"provider": "fake-npu:npu, cpu"}).provider == "fake-npu:npu,cpu"
     for name in ("tpu", "fake-npu:tpu", "cpu:gpu", "fake-npu:", ""):
-        with pytest.raises(ConfigError, match=r"use one of auto, cuda, cpu, .*fake-npu.*, or inst"):
+        with pytest.raises(
+            ConfigError, match=r"use one of auto, cuda, webgpu, cpu, .*fake-npu.*, or inst"
+        ):
             load_config({"provider": f"cpu,{name}"})
 
 

@@ -92,21 +92,23 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(path, SessionOptions(intra_op_threads=1))
 
 
-@pytest.fixture(params=["host", "device", "captured"])
+@pytest.fixture(params=["host", "device", "captured", "bench"])
 def runner(
     request: pytest.FixtureRequest,
     session: Session,
-    device_memory: Callable[[], Any],
+    device_memory: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Runner:
     """A runner in main memory, and one that pads its steps in memory that stands in for a GPU's.
 
-    ``captured`` feeds decode steps as for CUDA graphs, which the CPU provider ignores. The cache is
-    NaN wherever nothing was written, so that reading there would show.
+    ``captured`` feeds decode steps as for CUDA graphs, which the CPU provider ignores. In the
+    memory of ``bench``, as in WebGPU's, a binding begins with an allocation. The cache is NaN
+    wherever nothing was written, so that reading there would show.
     """
     monkeypatch.setattr(session, "captures", request.param == "captured")
     on_host = request.param == "host"
-    memory: Any = HostMemory() if on_host else device_memory()
+    binds_views = request.param != "bench"
+    memory: Any = HostMemory() if on_host else device_memory(binds_views=binds_views)
     runner = Runner(
         session,
         LAYOUT,
@@ -118,7 +120,8 @@ def runner(
         max_rows=3,
         batch_sizes=() if on_host else (1, 2, 4, 8),
     )
-    for buffer in (*runner.cache.keys, *runner.cache.values):
+    caches = (runner.cache,) if binds_views else (runner.cache, runner._bench)
+    for buffer in (each for cache in caches for each in (*cache.keys, *cache.values)):
         (memory.view if on_host else memory.peek)(buffer)[...] = np.nan
     return runner
 
@@ -225,6 +228,7 @@ def test_the_logits_of_several_tokens(runner: Runner) -> None:
     assert np.array_equal(runner.prefill(1, ids[8:], 8, 3), wanted)
 
 
+@pytest.mark.parametrize("runner", ["host", "device", "captured"], indirect=True)
 def test_prompts_read_together_are_the_same_to_the_last_bit(runner: Runner) -> None:
     prompts = [tokens(11, 9), tokens(12, 2), tokens(13, 16)]
     alone = [generate_alone(runner, prompt, 1) for prompt in prompts]

@@ -23,8 +23,18 @@ class ForcedTokens:
         self._left = list(reversed(token_ids))
         self._vocab_size = vocab_size
 
-    def prepare(self) -> None:
-        """The next mask needs no preparation."""
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that are left."""
+        return tuple(reversed(self._left))
+
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
+        """No mask needs preparation."""
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of some tokens, from the first, are the next ones."""
+        pairs = zip(token_ids, reversed(self._left), strict=False)
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), len(token_ids))
 
     def wait(self, seconds: float) -> None:
         """Returns at once."""

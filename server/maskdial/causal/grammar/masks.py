@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Generic, TypeVar
 
 from maskdial.errors import ValidationError
 
-Mask = NDArray[np.bool_]
+T = TypeVar("T")
 
 CPU_SECONDS = 2.0
 _MAX_LOST = 4
@@ -34,10 +32,10 @@ class MaskThreads:
     """
 
     def __init__(self, num_threads: int) -> None:
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
         self._num_threads = num_threads
         self._lock = threading.Lock()
-        self._running: set[_Task] = set()
+        self._running: set[_Task[Any]] = set()
         self._num_lost = 0
         for _ in range(num_threads):
             self._start()
@@ -47,11 +45,11 @@ class MaskThreads:
         """Whether so many threads are lost to masks without end that no more may be risked."""
         return self._num_lost >= _MAX_LOST
 
-    def submit(self, compute: Callable[[], Mask]) -> "PendingMask":
-        """Has a thread compute a mask."""
+    def submit(self, compute: Callable[[], T]) -> "Pending[T]":
+        """Has a thread compute a mask, or several."""
         task = _Task(compute)
         self._tasks.put(task)
-        return PendingMask(task.mask, self)
+        return Pending(task.result, self)
 
     def give_up_slow(self) -> None:
         """Fails the masks that are over the limit, and replaces their threads."""
@@ -61,7 +59,7 @@ class MaskThreads:
             self._num_lost += len(slow)
         for task in slow:
             _log.error("a grammar's mask took more than %g s of CPU time", CPU_SECONDS)
-            task.mask.set_exception(
+            task.result.set_exception(
                 ValidationError(
                     "the grammar cannot be used: finding the tokens that may follow takes more "
                     f"than {CPU_SECONDS:g} s"
@@ -84,39 +82,39 @@ class MaskThreads:
             task.begin(clock)
             with self._lock:
                 self._running.add(task)
-            mask, error = task.compute()
+            result, error = task.compute()
             with self._lock:
                 if task not in self._running:  # given up; another thread has this one's place
                     self._num_lost -= 1
                     return
                 self._running.remove(task)
-            if mask is not None:
-                task.mask.set_result(mask)
+            if error is None:
+                task.result.set_result(result)
             else:
-                task.mask.set_exception(error)
+                task.result.set_exception(error)
             # Until the next task, it would keep the memory of its grammar.
-            del task, mask, error
+            del task, result, error
 
 
-class PendingMask:
+class Pending(Generic[T]):
     """A mask that is being computed, or waits for it."""
 
-    def __init__(self, mask: Future[Mask], threads: MaskThreads) -> None:
-        self._mask = mask
+    def __init__(self, result: Future[T], threads: MaskThreads) -> None:
+        self._result = result
         self._threads = threads
 
     @property
     def ready(self) -> bool:
         """Whether `result` returns or fails at once."""
-        if not self._mask.done():
+        if not self._result.done():
             self._threads.give_up_slow()
-        return self._mask.done()
+        return self._result.done()
 
     def wait(self, seconds: float) -> None:
         """Waits until the mask is there, at most so long."""
-        wait([self._mask], seconds)
+        wait([self._result], seconds)
 
-    def result(self) -> Mask:
+    def result(self) -> T:
         """The mask; waits for it.
 
         Raises:
@@ -124,17 +122,17 @@ class PendingMask:
         """
         while not self.ready:
             self.wait(_POLL_SECONDS)
-        return self._mask.result()
+        return self._result.result()
 
 
-class _Task:
+class _Task(Generic[T]):
     """What a thread has to do.
 
-    ``mask`` is ``Future[Mask]``, set by the thread or when the task is given up.
+    ``result`` is set by the thread or when the task is given up.
     """
 
-    def __init__(self, compute: Callable[[], Mask]) -> None:
-        self.mask: Future[Mask] = Future()
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self.result: Future[T] = Future()
         self._compute = compute
         self._clock: Callable[[], float] = time.monotonic
         self._began_at = 0.0
@@ -148,8 +146,8 @@ class _Task:
         """CPU time since it began."""
         return self._clock() - self._began_at
 
-    def compute(self) -> tuple[Mask | None, BaseException | None]:
-        """The mask, or why there is none."""
+    def compute(self) -> tuple[T | None, BaseException | None]:
+        """The result, or why there is none."""
         try:
             return self._compute(), None
         except BaseException as error:

@@ -2,16 +2,21 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from maskdial.causal.grammar.masks import MaskThreads, PendingMask
+from maskdial.causal.grammar.masks import MaskThreads, Pending
 from maskdial.causal.grammar.memory import Hold
 from maskdial.causal.grammar.source import grammar_error
 from maskdial.causal.grammar.vocabulary import Vocabulary
-from maskdial.errors import ValidationError
+from maskdial.errors import MaskdialError, ValidationError
+
+Mask = NDArray[np.bool_]
+"""Which tokens may follow, read-only bool (vocab_size,)."""
 
 
 class Grammar:
@@ -61,6 +66,25 @@ class Grammar:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is computed of a place in a grammar: its mask, and the tokens of the text that has to
+    follow there, as the tokenizer would divide it.
+    """
+
+    mask: Mask
+    forced: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """The places after draft tokens, of which ``num_passed`` were accepted."""
+
+    token_ids: tuple[int, ...]
+    places: Pending[list[_Found]]
+    num_passed: int = 0
+
+
 class GrammarMatcher:
     """One sequence's place in a grammar. For one thread at a time.
 
@@ -71,7 +95,7 @@ class GrammarMatcher:
     def __init__(
         self,
         matcher: LLMatcher,
-        first: NDArray[np.bool_],
+        first: Mask,
         vocabulary: Vocabulary,
         threads: MaskThreads,
         *,
@@ -83,26 +107,54 @@ class GrammarMatcher:
         self._threads = threads
         self._with_special = with_special
         self._hold = hold
-        self._pending: PendingMask | None = None
-        self._allowed: NDArray[np.bool_] | None = first
+        self._pending: Pending[_Found] | None = None
+        self._ahead: _Ahead | None = None
+        self._allowed: Mask | None = first
+        self.forced: tuple[int, ...] = ()
+        """Tokens that probably follow, because their text has to; those that are known."""
         self.finished = False
 
-    def prepare(self) -> None:
-        """Starts computing the next mask on another thread."""
-        if self._allowed is None and self._pending is None:
-            self._pending = self._threads.submit(self._compute)
+    def prepare(self, drafts: tuple[int, ...] = ()) -> None:
+        """Starts computing the next mask on another thread, and those after draft tokens.
+
+        ``drafts`` are tokens that the grammar allows, as `num_allowed` says.
+        """
+        if drafts and self._ahead is None:
+            copy = self._matcher.deep_copy()
+            self._ahead = _Ahead(drafts, self._threads.submit(partial(self._walk, copy, drafts)))
+        if self._allowed is None and self._pending is None and not self._is_ahead:
+            self._pending = self._threads.submit(partial(self._find, self._matcher))
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of some tokens, from the first, the grammar allows to follow.
+
+        An end-of-sequence token is not counted as one. Call it before `prepare`.
+        """
+        if self._pending is not None or self._ahead is not None:
+            return 0
+        ends = self._vocabulary.eos_token_ids
+        for index, token_id in enumerate(token_ids):
+            special = not self._vocabulary.may_follow(token_id, with_special=self._with_special)
+            if special or token_id in ends:
+                token_ids = token_ids[:index]
+                break
+        return int(self._matcher.validate_tokens(list(token_ids))) if token_ids else 0
 
     @property
     def ready(self) -> bool:
         """Whether `allowed` returns at once."""
-        return self._allowed is not None or (self._pending is not None and self._pending.ready)
+        if self._allowed is not None:
+            return True
+        pending = self._awaited
+        return pending is not None and pending.ready
 
     def wait(self, seconds: float) -> None:
         """Waits until the next mask is there, at most so long."""
-        if self._allowed is None and self._pending is not None:
-            self._pending.wait(seconds)
+        pending = self._awaited
+        if self._allowed is None and pending is not None:
+            pending.wait(seconds)
 
-    def allowed(self) -> NDArray[np.bool_]:
+    def allowed(self) -> Mask:
         """Which tokens may follow, as read-only bool (vocab_size,); waits for the mask.
 
         End-of-sequence tokens are allowed exactly where the text may end. All are False only if
@@ -113,10 +165,9 @@ class GrammarMatcher:
                 this model can follow.
         """
         if self._allowed is None:
-            self.prepare()
-            assert self._pending is not None
-            pending, self._pending = self._pending, None
-            self._allowed = pending.result()
+            found = self._found()
+            self._allowed = found.mask
+            self.forced = self.forced or found.forced
             if not self._vocabulary.has_text(self._allowed):
                 if not self._matcher.is_accepting():
                     raise grammar_error("no token of this model can follow here")
@@ -133,6 +184,7 @@ class GrammarMatcher:
         if self._pending is not None:
             self._pending.result()
         self._pending = self._allowed = None
+        self._pass(token_id)
         if token_id in self._vocabulary.eos_token_ids:
             if not self._matcher.is_accepting():
                 raise ValidationError("the grammar does not allow the text to end here")
@@ -145,8 +197,56 @@ class GrammarMatcher:
             raise grammar_error(self._matcher.get_error())
         self.finished = self._matcher.is_stopped()
 
-    def _compute(self) -> NDArray[np.bool_]:
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise grammar_error(self._matcher.get_error())
-        return self._vocabulary.unpack(mask, with_special=self._with_special)
+    def _pass(self, token_id: int) -> None:
+        """Keeps what is known of the places after a token, if it is the one that was expected."""
+        self.forced = self.forced[1:] if self.forced[:1] == (token_id,) else ()
+        ahead = self._ahead
+        if ahead is None:
+            return
+        if ahead.token_ids[ahead.num_passed :][:1] == (token_id,):
+            ahead.num_passed += 1
+        else:
+            self._ahead = None
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether the next mask is one of those after draft tokens."""
+        return self._ahead is not None and self._ahead.num_passed > 0
+
+    @property
+    def _awaited(self) -> "Pending[_Found] | Pending[list[_Found]] | None":
+        """What the next mask will be found in."""
+        return self._ahead.places if self._ahead is not None and self._is_ahead else self._pending
+
+    def _found(self) -> _Found:
+        """Waits for what is computed of the next token's place."""
+        ahead, self._ahead = (self._ahead, None) if self._is_ahead else (None, self._ahead)
+        if ahead is not None:
+            try:
+                found = ahead.places.result()[ahead.num_passed - 1]
+            except (MaskdialError, IndexError):
+                pass  # together the masks took too long; each by itself may not
+            else:
+                if ahead.num_passed < len(ahead.token_ids):
+                    self._ahead = ahead
+                return found
+        self.prepare()
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        return pending.result()
+
+    def _walk(self, matcher: LLMatcher, token_ids: tuple[int, ...]) -> list[_Found]:
+        """The places after each of some tokens."""
+        places = []
+        for token_id in token_ids:
+            if not matcher.consume_token(token_id) or matcher.is_stopped():
+                break
+            places.append(self._find(matcher))
+        return places
+
+    def _find(self, matcher: LLMatcher) -> _Found:
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise grammar_error(matcher.get_error())
+        allowed = self._vocabulary.unpack(mask, with_special=self._with_special)
+        return _Found(allowed, tuple(matcher.compute_ff_tokens()))

@@ -1,7 +1,8 @@
 """Candidates: the tokens to draw from, and how they are narrowed down.
 
-The order is that of transformers: temperature, top-k, top-p, min-p, typical-p. Each step works on
-what the one before it has left. Nothing here sorts a whole vocabulary.
+The order is that of transformers: temperature, top-k, top-p, min-p, typical-p; `llama_chain` has
+llama.cpp's. Each step works on what the one before it has left. Nothing here sorts a whole
+vocabulary.
 """
 
 import math
@@ -17,7 +18,7 @@ _SORT_LIMIT = 1024  # up to here, sorting all keys is faster than sorting them i
 _BIN_SHIFT = 18  # leaves 5 bits of mantissa: the floats of a bin differ by at most 3%
 # ln(1e12). In a vocabulary of 100,000, tokens that are less likely than the likeliest by a larger
 # factor weigh less, together, than the rounding of float32.
-_NEGLIGIBLE = 27.6
+NEGLIGIBLE = 27.6
 _BITS_OF_ONE = np.uint32(0x3F800000)
 _MIN_LOG = np.float32(-1e4)
 
@@ -121,12 +122,12 @@ def narrow(
     else:
         candidates = _likely_enough(scores, greatest, params, softmax)
     if params.top_p < 1.0:
-        candidates = candidates.at(_nucleus(candidates, params.top_p))
+        candidates = candidates.at(nucleus(candidates, params.top_p))
     if params.min_p > 0.0:  # the likeliest token, whose weight is 1, is still there
         likely = candidates.weights >= np.float32(params.min_p)
         candidates = candidates.at(np.flatnonzero(likely))
     if params.typical_p < 1.0:
-        candidates = candidates.at(_typical(candidates, params.typical_p))
+        candidates = candidates.at(typical(candidates, params.typical_p))
     return candidates
 
 
@@ -140,7 +141,7 @@ def _likely_enough(
     if softmax is not None and params.temperature == 1.0:
         return softmax
     if params.top_p < 1.0 or params.min_p > 0.0 or params.typical_p < 1.0:
-        likely = scores >= greatest - np.float32(_NEGLIGIBLE * params.temperature)
+        likely = scores >= greatest - np.float32(NEGLIGIBLE * params.temperature)
         if np.count_nonzero(likely) <= len(scores) // 2:
             token_ids = np.flatnonzero(likely)
             return Candidates.of(scores[token_ids], greatest, params.temperature, token_ids)
@@ -168,7 +169,7 @@ def _kth_greatest(values: NDArray[np.float32], k: int) -> np.float32:
     return kth
 
 
-def _nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
+def nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
     """The nucleus: indices of the fewest greatest weights that hold top_p (arXiv:1904.09751).
 
     Of equal weights the lower index comes first. The indices ascend, so that a draw does not depend
@@ -195,7 +196,7 @@ def _likely(candidates: Candidates, share: float) -> NDArray[np.intp]:
     return np.flatnonzero(candidates.weights >= least)
 
 
-def _typical(candidates: Candidates, typical_p: float) -> NDArray[np.intp]:
+def typical(candidates: Candidates, typical_p: float) -> NDArray[np.intp]:
     """The indices of the tokens whose information is nearest to the entropy (arXiv:2202.00666).
 
     Tokens are taken until they hold the share typical_p, with all that are as far as the last one.

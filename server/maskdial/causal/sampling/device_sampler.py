@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.sampling.device_penalties import MAX_PENALIZED, PenaltyStaging, TokenPenalties
-from maskdial.causal.sampling.philox import Philox
 from maskdial.causal.sampling.processors import forced_tokens
 from maskdial.causal.sampling.sampler import Sample, Sampler
 from maskdial.causal.sampling.sampler_graph import BLOCK, MAX_CANDIDATES, Kind, SamplerGraph
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import MaskdialError
 from maskdial.runtime.logits import DeviceLogits, Logits
 from maskdial.runtime.memory import Buffer, Memory
@@ -37,9 +37,10 @@ class DeviceSampler:
     """Chooses tokens on the device; rows that it cannot do go to the host's `Sampler`.
 
     The device applies penalties, temperature, top-k, top-p, min-p and seeds. The host gets rows
-    with a grammar, ``logit_bias``, banned tokens or n-grams, ``typical_p``, ``top_n_tokens``,
-    ``scored_tokens`` or an unfulfilled ``min_new_tokens``, rows whose token is forced, rows that
-    need more candidates than the device sorts, and rows whose logits are not finite.
+    with a grammar, ``logit_bias``, banned tokens or n-grams, DRY, ``typical_p``, one of llama.cpp's
+    samplers, ``top_n_tokens``, ``scored_tokens`` or an unfulfilled ``min_new_tokens``, rows whose
+    token is forced, rows that need more candidates than the device sorts, and rows whose logits are
+    not finite.
 
     Tokens are those that the host's sampler draws, unless the uniform number falls so close to the
     boundary of two tokens that rounding decides: weights on the device are float32.
@@ -120,6 +121,7 @@ class DeviceSampler:
             sequence.grammar is not None
             or params.logit_bias
             or params.banned
+            or params.dry is not None
             or params.no_repeat_ngram_size
             or params.no_source_ngram_size
             or params.top_n_tokens
@@ -130,7 +132,7 @@ class DeviceSampler:
             return None
         if params.greedy:
             return Kind.GREEDY
-        if params.typical_p < 1.0:
+        if params.typical_p < 1.0 or params.as_llama or params.mirostat:
             return None
         if 0 < params.top_k < self._vocab_size:
             # The candidates must reach beyond top-k, to show which others equal the k-th.

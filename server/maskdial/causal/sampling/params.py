@@ -2,14 +2,28 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from maskdial.bounds import Range
+from maskdial.causal.sampling.dry import Breakers, Dry
 
-CONTROLS = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
+CONTROLS = frozenset(
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "top_n_sigma",
+        "xtc_probability",
+        "dynatemp_range",
+        "mirostat",
+    }
+)
 """The parameters that mean nothing unless tokens are drawn."""
 
 _GREEDY_TEMPERATURE = 1e-5
+_NO_XTC = 0.5  # two tokens cannot both have more than half
 
 NewTokens = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
@@ -18,6 +32,12 @@ Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above_low=True)]
 RepetitionPenalty = Annotated[float, Range(0.01, 100)]
 Penalty = Annotated[float, Range(-2, 2)]
+NotNegative = Annotated[float, Range(0, 100)]
+OrMinusOne = Annotated[float, Range(-1, 100)]
+DryBase = Annotated[float, Range(1, 100)]
+DryLength = Annotated[int, Range(0, 1000)]
+LastN = Annotated[int, Range(-1)]
+MirostatVersion = Literal[0, 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +84,27 @@ class SamplingParams(ModelSampling):
             others.
         forced_first: the token that the text begins with; it overrides all other parameters.
         forced_last: the tokens that a text of ``max_new_tokens`` may end with; empty for any.
-        logit_bias: pairs of a token id and a number to add to its logit.
+        dry_multiplier: of the penalty for tokens that would go on with a repetition (DRY, see
+            `maskdial.causal.sampling.dry`); 0 disables it.
+        dry_base: which that penalty grows by with each token repeated.
+        dry_allowed_length: tokens that may be repeated.
+        dry_penalty_last_n: tokens to look at for repetitions; 0 for none, -1 for all.
+        dry_sequence_breakers: texts that repetitions do not reach beyond.
+        dry_breakers: their tokens.
+        top_n_sigma: draw from tokens whose logits are at most so many standard deviations below the
+            greatest (arXiv:2411.07641); 0 or less disables it.
+        xtc_probability: of excluding the top choices (XTC) for a token; 0 disables it.
+        xtc_threshold: the probability from which a token is one; above 0.5 disables it.
+        dynatemp_range: how far from ``temperature`` it may move with the distribution's entropy; 0
+            disables it.
+        dynatemp_exponent: of the normalized entropy there.
+        mirostat: 2 draws by Mirostat 2.0 (arXiv:2007.14966) in place of top-k, top-p, min-p,
+            typical-p, top-n-sigma, XTC and the dynamic temperature; 0 disables it.
+        mirostat_tau: the surprise that it keeps to, in bits.
+        mirostat_eta: its learning rate.
+        logit_bias: pairs of a token id and a number to add to its logit; -inf bans it.
+        text_bias: likewise, of a text whose tokens all get the number.
+        bad_words: texts that are never written.
         stop: strings that end the text.
         include_stop: whether the stop string is part of the text.
         stop_token_ids: tokens that end the text.
@@ -84,7 +124,23 @@ class SamplingParams(ModelSampling):
     banned: tuple[tuple[int, ...], ...] = ()
     forced_first: int | None = None
     forced_last: tuple[int, ...] = ()
+    dry_multiplier: NotNegative = 0.0
+    dry_base: DryBase = 1.75
+    dry_allowed_length: DryLength = 2
+    dry_penalty_last_n: LastN = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_breakers: Breakers | None = None
+    top_n_sigma: OrMinusOne = 0.0
+    xtc_probability: Share = 0.0
+    xtc_threshold: Share = 0.1
+    dynatemp_range: NotNegative = 0.0
+    dynatemp_exponent: NotNegative = 1.0
+    mirostat: MirostatVersion = 0
+    mirostat_tau: NotNegative = 5.0
+    mirostat_eta: Share = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
+    text_bias: tuple[tuple[str, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = True
     stop_token_ids: frozenset[int] = frozenset()
@@ -97,6 +153,34 @@ class SamplingParams(ModelSampling):
     def greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
         return not self.do_sample or self.temperature < _GREEDY_TEMPERATURE
+
+    @property
+    def dry(self) -> Dry | None:
+        """How repetitions are penalized, once the breakers' tokens are known; None for not."""
+        if not self.penalizes_repetitions or self.dry_breakers is None:
+            return None
+        return Dry(
+            multiplier=self.dry_multiplier,
+            base=self.dry_base,
+            allowed_length=self.dry_allowed_length,
+            last_n=self.dry_penalty_last_n,
+            breakers=self.dry_breakers,
+        )
+
+    @property
+    def penalizes_repetitions(self) -> bool:
+        """Whether DRY is on."""
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
+
+    @property
+    def excludes_top_choices(self) -> bool:
+        """Whether XTC may change anything."""
+        return self.xtc_probability > 0.0 and self.xtc_threshold <= _NO_XTC
+
+    @property
+    def as_llama(self) -> bool:
+        """Whether candidates are narrowed down as in llama.cpp, whose samplers these are."""
+        return self.top_n_sigma > 0.0 or self.dynatemp_range > 0.0 or self.excludes_top_choices
 
 
 DEFAULTS: dict[str, Any] = {

@@ -2,7 +2,8 @@
 
 They are those of transformers (`GenerationMixin._get_logits_processor`), in the same order: bias,
 repetition penalty, repeated n-grams, banned sequences, minimum length, grammar, forced tokens.
-OpenAI's frequency and presence penalties follow the repetition penalty, as in vLLM.
+OpenAI's frequency and presence penalties follow the repetition penalty, as in vLLM; DRY follows
+them, as in llama.cpp.
 """
 
 import math
@@ -48,6 +49,10 @@ def process(
         scores = _penalize_repetition(scores, sequence.token_ids, params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
         scores = _penalize_frequency(scores, sequence.generated_ids, params)
+    if params.dry is not None:
+        token_ids, penalties = params.dry.penalties(sequence.token_ids)
+        scores = scores.copy()
+        scores[token_ids] -= penalties
     if params.banned or params.no_repeat_ngram_size or params.no_source_ngram_size:
         scores = _ban(scores, _banned_tokens(sequence))
     if sequence.grammar is not None and not sequence.forces_next:

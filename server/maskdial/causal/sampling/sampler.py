@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from maskdial.causal.events import PromptLogprob
 from maskdial.causal.sampling.candidates import Candidates, greatest_k, narrow
-from maskdial.causal.sampling.params import SamplingParams
-from maskdial.causal.sampling.philox import Philox
+from maskdial.causal.sampling.llama_chain import narrow_as_llama
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.philox import Philox
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.runtime.logits import Logits, SummarizedLogits
 
 _log = logging.getLogger(__name__)
+_CHANCES = 1  # the random numbers that decide whether XTC applies
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,7 @@ class Sampler:
             token_id = best
         else:
             known = softmax if isinstance(softmax, Candidates) and scores is logits else None
-            u = self._random.uniform(sequence.seed, sequence.num_generated)
-            token_id = self._draw(scores, scores[best], params, u, known)
+            token_id = self._draw(scores, scores[best], sequence, known)
         top: tuple[tuple[int, float], ...] = ()
         if params.top_n_tokens:
             top = _top(logits, softmax, params.top_n_tokens, self._kernels)
@@ -128,10 +128,17 @@ class Sampler:
         self,
         scores: NDArray[np.float32],
         greatest: np.float32,
-        params: SamplingParams,
-        u: float,
+        sequence: Sequence,
         known: Candidates | None,
     ) -> int:
+        params, index = sequence.params, sequence.num_generated
+        u = self._random.uniform(sequence.seed, index)
+        if sequence.mirostat is not None:
+            return sequence.mirostat.draw(scores, greatest, params.temperature, u)
+        if params.as_llama:
+            chance = self._random.uniform(sequence.seed, index, _CHANCES)
+            find = greatest_k if self._kernels is None else self._kernels.greatest_k
+            return narrow_as_llama(scores, greatest, params, chance, find).pick(u)
         if self._kernels is None or params.typical_p < 1.0:
             return narrow(scores, greatest, params, known).pick(u)
         return self._kernels.draw(

@@ -12,6 +12,7 @@ from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text, timings
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.native import unmask
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
 from maskdial.engine.offload import offload
@@ -57,7 +58,7 @@ GENERATE = GenerateTask()
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Continues a prompt or answers a conversation; with `"stream": true` as server-sent events,
-    one per token.
+    one per token. With `"mask": "full"` a masked model writes by unmasking, block by block.
     """
     return await _answer(call, stream=bool(call.body.stream))
 
@@ -77,6 +78,8 @@ ROUTES = tuple(
 
 async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = False) -> Response:
     body = call.body
+    if call.choice().mask == "full":
+        return await unmask.answer(call, stream=stream, as_list=as_list)
     model = await call.causal(GENERATE)
     parameters = body.parameters or GenerateParameters()
     if stream:

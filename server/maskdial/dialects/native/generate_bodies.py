@@ -30,6 +30,9 @@ from maskdial.dialects.body import (
     join_parts,
 )
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
+from maskdial.errors import ValidationError
+from maskdial.masked.tasks.unmask import BLOCK_LENGTH
+from maskdial.masked.tasks.unmasking import Order
 
 
 def _check_grammar_value(value: object) -> object:
@@ -65,7 +68,7 @@ class GrammarParameter(Wire):
         return value
 
 
-class GenerateParameters(SamplingFields):
+class CausalParameters(SamplingFields):
     """Parameters of `/generate`, named as in text-generation-inference, vLLM and transformers."""
 
     max_new_tokens: NewTokens | None = Field(
@@ -186,6 +189,31 @@ class GenerateParameters(SamplingFields):
         )
 
 
+class GenerateParameters(CausalParameters):
+    """Parameters of `/generate` under either mask."""
+
+    block_length: Annotated[int, Range(1)] | None = Field(
+        None,
+        description="Under the full mask, tokens that are unmasked before the next ones. Default: "
+        f"{BLOCK_LENGTH}.",
+    )
+    steps: Annotated[int, Range(1)] | None = Field(
+        None,
+        description="Under the full mask, number of passes for the text. Default: one for each "
+        "token.",
+    )
+    order: Order | None = Field(
+        None,
+        description="Under the full mask, which tokens of a block are unmasked first. Default: "
+        "confidence.",
+    )
+    threshold: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
+        None,
+        description="Under the full mask, in place of steps: each pass unmasks all tokens that are "
+        "at least so probable, and at least one.",
+    )
+
+
 class TextPart(Wire):
     """A part of a message."""
 
@@ -218,7 +246,9 @@ class GenerateBody(Scheduling, TaskBody):
     )
 
     spellings = {  # noqa: RUF012
+        "prompt": "inputs",
         "prompts": "inputs",
+        "num_tokens": "parameters.max_new_tokens",
         "texts": "inputs",
         "num_sequences": "parameters.n",
         "describe_tokens": "parameters.details",
@@ -248,6 +278,11 @@ class GenerateBody(Scheduling, TaskBody):
         return self
 
     @property
+    def prompt(self) -> str:
+        """The prompt, if it is one."""
+        return self.inputs if isinstance(self.inputs, str) else ""
+
+    @property
     def batch(self) -> bool:
         """Whether the prompts came as a list, so that the reply is a list, too."""
         return isinstance(self.inputs, list)
@@ -255,6 +290,8 @@ class GenerateBody(Scheduling, TaskBody):
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""
         parameters = self.parameters or GenerateParameters()
+        for name in parameters.given("block_length", "steps", "order", "threshold"):
+            raise ValidationError("is for the full mask; set mask to full", field=name)
         prompts: list[str] = []
         if self.messages is None:
             prompts = self.inputs if isinstance(self.inputs, list) else [self.inputs]

@@ -23,7 +23,7 @@ class AnyTaskBody(TaskBody):
     model_config = ConfigDict(extra="ignore")
 
 
-class _Dispatched(Protocol):
+class Dispatched(Protocol):
     """What a task has to offer to be reached by its model's name."""
 
     @property
@@ -39,7 +39,7 @@ _OTHERS: tuple[seq2seq.TextToTextTask | tasks.MaskedTask[Any], ...] = (
     *seq2seq.TASKS,
     *tasks.TASKS,
 )
-_TASKS: tuple[_Dispatched, ...] = (generate.GENERATE, *_OTHERS)
+_TASKS: tuple[Dispatched, ...] = (generate.GENERATE, *_OTHERS)
 
 
 async def model(call: Call[AnyTaskBody]) -> Response:
@@ -51,7 +51,7 @@ async def model(call: Call[AnyTaskBody]) -> Response:
     return await respond(task.answer, await call.read_as(task.body))
 
 
-def asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> _Dispatched:
+def asked_task(served: Sequence[ServedModel], body: Mapping[str, Any]) -> Dispatched:
     """The task that claims the body, otherwise the first one that the first model does.
 
     A task may claim a body for a model that has its head but cannot do it, and say why not.

@@ -1,11 +1,12 @@
 """What the native routes reply, for the OpenAPI document; tests compare real replies with it."""
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.embed import SparseVector
+from maskdial.masked.tasks.fill_jointly import JointFilling
 from maskdial.masked.tasks.fill_mask import Filling
 from maskdial.masked.tasks.question_answering import Answer
 from maskdial.masked.tasks.token_classify import Entity, TaggedToken
@@ -23,7 +24,7 @@ class RerankedText(TypedDict):
 
 # One mask in a text; several; several texts, of each kind.
 _Fillings = list[Filling] | list[list[Filling]]
-FillMaskReply = _Fillings | list[_Fillings]
+FillMaskReply = _Fillings | list[_Fillings] | list[JointFilling] | list[list[JointFilling]]
 ClassifyReply = list[list[LabelScore]]
 _Tags = list[TaggedToken] | list[Entity]
 TokenClassifyReply = _Tags | list[_Tags]
@@ -48,6 +49,8 @@ class RedactedText(TypedDict):
     replacements: list[ReplacedSpan]
 
 
+_Extracted = dict[str, Any]
+ExtractReply = _Extracted | list[_Extracted]
 RedactReply = RedactedText | list[RedactedText]
 _Answers = Answer | list[Answer]
 QuestionAnsweringReply = _Answers | list[_Answers]
@@ -111,12 +114,15 @@ class PromptToken(TypedDict):
 
 
 class GeneratedToken(TypedDict):
-    """A generated token. Special tokens have no text."""
+    """A generated token. Special tokens have no text. Under the full mask, ``step`` is the pass
+    that unmasked it, counted from 0.
+    """
 
     id: int
     text: str
     logprob: float | None
     special: bool
+    step: NotRequired[int]
 
 
 class FinishDetails(TypedDict):

@@ -13,7 +13,7 @@ from maskdial.bounds import Range, Size
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.request import GenerationRequest, WritingTask
 from maskdial.dialects.body import FieldError, TextsBody, Wire, example
-from maskdial.dialects.native.generate_bodies import GenerateParameters
+from maskdial.dialects.native.generate_bodies import CausalParameters
 
 # Of the parameters of `/generate`, what describes tokens, returns several texts, or has another
 # place here
@@ -30,7 +30,7 @@ _ELSEWHERE = (
 )
 
 
-class WritingParameters(GenerateParameters):
+class WritingParameters(CausalParameters):
     """Parameters of `/generate` for one text, and transformers' own names of the lengths."""
 
     max_length: Annotated[int, Range(2)] | None = Field(

@@ -15,6 +15,7 @@ from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
+from maskdial.dialects.native.extract_bodies import ExtractBody, render
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
 from maskdial.dialects.native.masked_body import MaskedBody
 from maskdial.dialects.native.span_bodies import (
@@ -39,7 +40,8 @@ from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseE
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, HybridVectors
-from maskdial.masked.tasks.fill_mask import MASK_ALIASES, Filling, FillMaskRequest
+from maskdial.masked.tasks.extract import ExtractRequest
+from maskdial.masked.tasks.fill_mask import MASK_ALIASES, FillMaskRequest
 from maskdial.masked.tasks.question_answering import Answer, QuestionAnsweringRequest
 from maskdial.masked.tasks.redact import Redaction, RedactRequest
 from maskdial.masked.tasks.rerank import Rank, RerankRequest
@@ -129,8 +131,10 @@ class MaskedTask(Generic[BodyT]):
         return Timed(self.render(call.body, answer.content), answer.timings)
 
 
-def _render_fillings(body: FillMaskBody, answers: list[list[list[Filling]]]) -> object:
-    """The fillings of a text's only mask are not nested once more."""
+def _render_fillings(body: FillMaskBody, answers: list[list[Any]]) -> object:
+    """The fillings of a text's only mask are not nested once more; whole texts are not at all."""
+    if body.joint:
+        return _first_if_single(body, answers)
     texts = [masks[0] if len(masks) == 1 else masks for masks in answers]
     return _first_if_single(body, texts)
 
@@ -195,7 +199,8 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         FillMaskRequest,
         FillMaskBody,
         replies.FillMaskReply,
-        "Fills the masks of a text: for each mask, the best tokens with their probabilities.",
+        "Fills the masks of a text: for each mask, the best tokens with their probabilities; with "
+        "joint, all masks together, pass by pass.",
         _render_fillings,
         claims=_has_mask,
     ),
@@ -220,6 +225,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         replies.RedactReply,
         "Puts something else in the place of a text's entities.",
         _render_redactions,
+    ),
+    MaskedTask(
+        ExtractRequest,
+        ExtractBody,
+        replies.ExtractReply,
+        "Finds what a schema names in a text: entities, records, relations and labels, with a "
+        "GLiNER2 model.",
+        lambda body, texts: _first_if_single(body, [render(body, found) for found in texts]),
     ),
     MaskedTask(
         QuestionAnsweringRequest,

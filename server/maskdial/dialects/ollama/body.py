@@ -136,16 +136,17 @@ class TextBody(OllamaBody, ABC):
         Raises:
             ValidationError: the model does not think.
         """
+        budget = {} if self.options is None else self.options.given("thinking_budget")
         if self.think is None:
-            return {}
+            return budget
         if self.think is not False and model.reply_format.thinking is None:
             raise ValidationError(
                 f"model {model.name!r} does not think; send false, or leave it out", field="think"
             )
         variables = {"enable_thinking": self.think is not False}
         if isinstance(self.think, str):
-            return {"template_variables": variables, "reasoning_effort": self.think}
-        return {"template_variables": variables}
+            budget["reasoning_effort"] = self.think
+        return {"template_variables": variables, **budget}
 
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""

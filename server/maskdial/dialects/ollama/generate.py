@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from maskdial.causal.chat.request import ChatMessage, ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.model import CausalModel
+from maskdial.causal.request import Infilling
 from maskdial.causal.tools import ContentDelta
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
@@ -42,7 +43,11 @@ class OllamaGenerateBody(TextBody):
     context: Annotated[
         Any, Unsupported("replies have no context here; send the conversation to /api/chat")
     ] = None
-    suffix: Annotated[Any, Unsupported("no model here can fill in text before a suffix")] = None
+    suffix: str | None = Field(
+        None,
+        description="The text after the one that is written, for models with fill-in-the-middle "
+        "tokens; there is no chat template then.",
+    )
     images: Images = None
 
     @model_validator(mode="after")
@@ -55,18 +60,24 @@ class OllamaGenerateBody(TextBody):
             )
         if self.is_raw and self.system:
             raise FieldError("system", "a raw prompt has no place for it; leave it out")
+        if self.suffix is not None and self.system:
+            raise FieldError("system", "a prompt with a suffix has no place for it; leave it out")
+        if self.suffix is not None and self.raw:
+            raise FieldError("suffix", "a raw prompt has its own marks around it; leave it out")
+        if self.suffix is not None and self.think:
+            raise FieldError("think", "a prompt with a suffix has no place for it; leave it out")
         if self.is_raw and self.think:
             raise FieldError("think", "a raw prompt says itself what to think; leave it out")
         return self
 
     @property
     def is_raw(self) -> bool:
-        """Whether the prompt is continued as it is, whatever the model."""
-        return bool(self.raw or self.template)
+        """Whether no chat template is used, whatever the model."""
+        return bool(self.raw or self.template or self.suffix is not None)
 
     @property
     def is_empty(self) -> bool:
-        return not self.prompt
+        return not self.prompt and self.suffix is None
 
     def names(self) -> Mapping[str, str]:
         return {**super().names(), "prompts": "prompt", "texts": "prompt", "messages": "prompt"}
@@ -102,7 +113,8 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
     clock.load()
     chat = body.chat(model)
     if chat is None:
-        request = replace(body.generation(model), prompts=[body.prompt])
+        infill = None if body.suffix is None else Infilling(body.suffix)
+        request = replace(body.generation(model), prompts=[body.prompt], infill=infill)
         generation = await call.generation(request, model)
         return await answer(call, body, generation, model, _read, _response, clock)
     generation = await call.generation(chat.generation_for(model), model)

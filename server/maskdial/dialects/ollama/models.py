@@ -161,7 +161,7 @@ async def show(call: Call[ShowBody]) -> Response:
         {
             "modelfile": f"# Served by maskdial\nFROM {entry.name}\n",
             "parameters": "" if causal is None else _parameters(causal),
-            "template": template or "{{ .Prompt }}",
+            "template": _with_suffix(template or "{{ .Prompt }}", entry),
             "details": details,
             "model_info": info,
             "capabilities": _capabilities(entry),
@@ -223,9 +223,24 @@ def _parameters(model: CausalModel) -> str:
     return "\n".join(f"{name:<30} {value:g}" for name, value in values.items())
 
 
+def _with_suffix(template: str, entry: Entry) -> str:
+    """A template that also says, in Ollama's language, how a prompt with a suffix is written: that
+    is where its clients look for ``.Suffix``.
+    """
+    tokens = next((each.infill for each in entry.manifests if each.infill is not None), None)
+    if tokens is None:
+        return template
+    parts = [tokens.prefix + "{{ .Prompt }}", tokens.suffix + "{{ .Suffix }}"]
+    if tokens.suffix_first:
+        parts.reverse()
+    infilled = "".join(parts) + (tokens.middle or "")
+    return f"{{{{ if .Suffix }}}}{infilled}{{{{ else }}}}{template}{{{{ end }}}}"
+
+
 def _capabilities(entry: Entry) -> list[str]:
     tasks = {manifest.task for manifest in entry.manifests}
     found = [name for task, name in _CAPABILITIES if task in tasks]
+    found += ["insert"] * any(manifest.infill is not None for manifest in entry.manifests)
     causal = _causal(entry)
     if causal is not None:
         found += ["tools"] * (causal.reply_format.calls is not None)

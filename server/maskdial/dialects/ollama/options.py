@@ -20,8 +20,6 @@ RUNTIME = frozenset(
         "logits_all",
         "low_vram",
         "main_gpu",
-        "mirostat_eta",
-        "mirostat_tau",
         "num_batch",
         "num_ctx",
         "num_gpu",
@@ -47,7 +45,7 @@ class Options(SamplingFields, Lenient):
     """
 
     habits = RUNTIME
-    neutral = {"mirostat": (0,), "tfs_z": (1,)}  # noqa: RUF012
+    neutral = {"tfs_z": (1,)}  # noqa: RUF012
 
     top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
         None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
@@ -78,6 +76,10 @@ class Options(SamplingFields, Lenient):
         None,
         description="Maximum number of tokens to generate. Default, and below 1: what the context "
         "leaves.",
+    )
+
+    thinking_budget: Annotated[int, Range(0)] | None = Field(
+        None, description="Tokens of thinking after which it is closed. Default: no limit."
     )
 
     @model_validator(mode="after")

@@ -160,7 +160,7 @@ class ShownModel(TypedDict):
     template: str
     details: Details
     model_info: dict[str, str | int]
-    capabilities: list[Literal["completion", "tools", "thinking", "embedding"]]
+    capabilities: list[Literal["completion", "insert", "tools", "thinking", "embedding"]]
     modified_at: str
 
 

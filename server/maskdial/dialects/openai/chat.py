@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
+from maskdial.causal.drafts.prediction import Follower
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
@@ -27,7 +28,7 @@ from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, answer
 from maskdial.dialects.openai.logprobs import chat_logprobs
-from maskdial.dialects.openai.messages import Message, check_opening
+from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
@@ -90,6 +91,11 @@ class ChatBody(GenerationBody):
         "number.",
     )
     reasoning: ReasoningBody | None = Field(None, description="Extension: how much of it.")
+    prediction: PredictionBody | None = Field(
+        None,
+        description="What the reply is expected to be like, such as the file to be edited: the "
+        "same reply, sooner where it is.",
+    )
     chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
         None, description="Extension: further variables of the chat template."
     )
@@ -139,7 +145,7 @@ class ChatBody(GenerationBody):
 
     def chat(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
-        choice = self.tool_choice
+        choice, prediction = self.tool_choice, self.prediction
         return ChatRequest(
             [message.to_message() for message in self.messages],
             self.generation(
@@ -148,6 +154,7 @@ class ChatBody(GenerationBody):
                 or self.max_tokens
                 or model.defaults.new_tokens(model.max_length, model.max_length),
                 num_sequences=self.n or 1,
+                prediction="" if prediction is None else prediction.content,
             ),
             tools=[tool.to_tool() for tool in self.tools or ()],
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
@@ -183,16 +190,24 @@ class ChatWriter:
         self._streams: list[_Stream] = []
         """One for each choice of a stream that has begun."""
         self._num_reasoning = 0
+        self._followers: list[Follower] = []
+        """One for each text, if there is a prediction."""
 
     @property
-    def num_reasoning(self) -> int:
-        """Tokens of the reasoning, so far."""
-        return self._num_reasoning + sum(each.reader.num_reasoning for each in self._streams)
+    def details(self) -> Mapping[str, int]:
+        """Tokens of the reasoning so far, and of the prediction."""
+        reading = (each.reader.num_reasoning for each in self._streams)
+        counts = {"reasoning_tokens": self._num_reasoning + sum(reading)}
+        if self._body.prediction is not None:
+            counts["accepted_prediction_tokens"] = sum(f.num_right for f in self._followers)
+            counts["rejected_prediction_tokens"] = sum(f.num_wrong for f in self._followers)
+        return counts
 
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
         """The answer as a message."""
         reply = read_reply(self._request, completion.prompt, text.events, self._model)
         self._num_reasoning += reply.num_reasoning
+        self._follow(len(self._followers), text.events)
         message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
         if reply.reasoning:
             message |= _reasoning(reply.reasoning)
@@ -223,6 +238,7 @@ class ChatWriter:
                 yield begun, {"delta": first, "logprobs": None, "finish_reason": None}
             else:
                 delta = {"role": "assistant"}
+        self._follow(index, [event])
         stream = self._streams[index]
         for part in stream.reader.push(event):
             _add(delta, part)
@@ -240,6 +256,15 @@ class ChatWriter:
                 "finish_reason": None if reason is None else _finish_reason(reason),
             },
         )
+
+    def _follow(self, index: int, events: Iterable[TokenEvent]) -> None:
+        """Compares tokens of a text with the prediction."""
+        if self._body.prediction is None:
+            return
+        while len(self._followers) <= index:
+            self._followers.append(Follower(self._prompt.sequences[0].prediction))
+        for event in events:
+            self._followers[index].push(event.token_id)
 
     def _speller(self) -> TokenSpeller:
         return TokenSpeller(self._model.tokenizer, self._prompt.ids)

@@ -16,13 +16,12 @@ from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
-from maskdial.causal.request import GenerationRequest
+from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.base import (
     AnyInput,
     TextsOrIds,
-    Unsupported,
     check_input,
     inputs_of,
     is_batch,
@@ -58,7 +57,11 @@ class CompletionsBody(GenerationBody):
     best_of: Annotated[int, Range(1, 128)] | None = Field(
         None, description="Generate this many texts for each prompt, and return the n best."
     )
-    suffix: Annotated[Any, Unsupported("no model here can fill in text before a suffix")] = None
+    suffix: str | None = Field(
+        None,
+        description="The text after the one that is written, for models with fill-in-the-middle "
+        "tokens.",
+    )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -69,6 +72,8 @@ class CompletionsBody(GenerationBody):
                 raise FieldError(
                     "min_tokens", "there are none with a max_tokens of 0; leave it out"
                 )
+        if self.suffix is not None and self.echo:
+            raise FieldError("echo", "the text stands between prompt and suffix; leave it out")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise FieldError("best_of", f"must be at least n ({self.n or 1}), not {self.best_of}")
         if self.stream and (self.best_of or 1) > (self.n or 1):
@@ -103,6 +108,7 @@ class CompletionsBody(GenerationBody):
             prompt_logprobs=bool(self.echo) and self.describes_tokens,
             max_new_tokens=limit or defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
             num_sequences=self.best_of or self.n or 1,
+            infill=None if self.suffix is None else Infilling(self.suffix),
         )
 
 
@@ -112,7 +118,7 @@ class CompletionsWriter:
     id_prefix = "cmpl"
     object = chunk_object = "text_completion"
     seconds_per_token = 0.0
-    num_reasoning = None
+    details = None
 
     def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
         self._body = body

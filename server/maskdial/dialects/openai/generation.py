@@ -50,8 +50,8 @@ class Writer(Protocol):
     """What a whole text takes to write, in seconds for each of its tokens."""
 
     @property
-    def num_reasoning(self) -> int | None:
-        """Tokens of the reasoning so far; None where there is none to report."""
+    def details(self) -> Mapping[str, int] | None:
+        """What the generated tokens are, so far; None where there is nothing to report."""
 
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
         """A finished text, without its index."""
@@ -91,7 +91,7 @@ async def answer(call: Call[BodyT], make_writer: MakeWriter[BodyT]) -> Response:
         content = _header(writer.id_prefix, writer.object, model.name)
         content["choices"] = _choices(completions, body.n or 1, writer)
         num_generated = 0 if body.echoes_only else count_generated(completions)
-        content["usage"] = usage(generation.prompts, num_generated, writer.num_reasoning)
+        content["usage"] = usage(generation.prompts, num_generated, writer.details)
         return json_reply(content, headers=timing_headers(timings(completions)) | warnings)
 
     num_described = _count_described(completions) if body.describes_tokens else 0
@@ -137,11 +137,11 @@ async def _frames(
             for index, content in writer.chunks(sequence, event):
                 chunk = header | {"choices": [{"index": index} | content]}
                 if body.continuous_usage:
-                    chunk["usage"] = usage(generation.prompts, num_generated, writer.num_reasoning)
+                    chunk["usage"] = usage(generation.prompts, num_generated, writer.details)
                 elif body.includes_usage:
                     chunk["usage"] = None
                 yield data_frame(encode_json(chunk))
     if body.includes_usage:
-        totals = usage(generation.prompts, num_generated, writer.num_reasoning)
+        totals = usage(generation.prompts, num_generated, writer.details)
         yield data_frame(encode_json(header | {"choices": [], "usage": totals}))
     yield _DONE

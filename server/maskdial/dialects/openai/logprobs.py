@@ -1,6 +1,6 @@
 """Log-probabilities and usage, as the OpenAI dialect reports them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,11 +87,11 @@ def _chat_token(speller: TokenSpeller, token_id: int, logprob: float) -> dict[st
 
 
 def usage(
-    prompts: Sequence[Prompt], num_generated: int, num_reasoning: int | None = None
+    prompts: Sequence[Prompt], num_generated: int, details: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Token counts; a prompt counts once, however many texts it has.
 
-    ``num_reasoning`` of the generated tokens are reasoning; None: that is not reported.
+    ``details`` tell what the generated tokens are; None: that is not reported.
     """
     num_prompt = sum(len(prompt.ids) for prompt in prompts)
     counts: dict[str, Any] = {
@@ -100,8 +100,8 @@ def usage(
         "total_tokens": num_prompt + num_generated,
         "prompt_tokens_details": {"cached_tokens": sum(prompt.num_cached for prompt in prompts)},
     }
-    if num_reasoning is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+    if details is not None:
+        counts["completion_tokens_details"] = details
     return counts
 
 

@@ -67,6 +67,15 @@ class Message(Lenient):
         )
 
 
+class PredictionBody(Lenient):
+    """A text that the reply is expected to be like. Its parts are joined by newlines."""
+
+    type: Literal["content"]
+    content: Annotated[
+        str, pydantic.BeforeValidator(join_parts, json_schema_input_type=str | list[TextPart])
+    ]
+
+
 def check_opening(add_generation_prompt: bool | None, continue_final_message: bool | None) -> None:
     """Refuses to open a turn and to go on with the final message as well, as vLLM does."""
     if add_generation_prompt and continue_final_message:

@@ -36,6 +36,13 @@ class ReasoningTokens(TypedDict):
     reasoning_tokens: int
 
 
+class CompletionTokens(ReasoningTokens):
+    """With a prediction, also its tokens that are in the texts, and those that are not."""
+
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
+
+
 class PromptUsage(TypedDict):
     """Token counts of a request that generates none."""
 
@@ -48,7 +55,7 @@ class Usage(PromptUsage):
 
     completion_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: NotRequired[ReasoningTokens]
+    completion_tokens_details: NotRequired[CompletionTokens]
 
 
 class CompletionLogprobsReply(TypedDict):
@@ -255,19 +262,19 @@ class ResponseReply(TypedDict):
     created_at: int
     completed_at: int | None
     model: str
-    status: Literal["completed", "incomplete", "failed"]
-    error: None
+    status: Literal["queued", "completed", "incomplete", "failed", "cancelled"]
+    error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     output: list[dict[str, Any]]
-    usage: ResponseUsage
-    background: Literal[False]
+    usage: ResponseUsage | None
+    background: bool
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: Any

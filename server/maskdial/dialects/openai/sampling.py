@@ -251,6 +251,7 @@ class GenerationBody(SamplingBody):
             "min_new_tokens": "min_tokens",
             "num_sequences": "n",
             "describe_tokens": "logprobs",
+            "truncate": "truncate_prompt_tokens",
             "grammar": next(iter(self._grammars()), "response_format"),
         }
 

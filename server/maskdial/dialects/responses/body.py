@@ -1,6 +1,6 @@
 """The body of `/v1/responses`, and the conversation that it becomes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -13,11 +13,11 @@ from maskdial.causal.request import GrammarRequest
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.sampling import SamplingBody
-from maskdial.dialects.responses.items import Input, conversation
+from maskdial.dialects.responses.items import Input, Item, conversation
 from maskdial.dialects.responses.tools import Choice, Tools, to_choice
 
 _LOGPROBS = "message.output_text.logprobs"
-_STATELESS = "responses are not stored; send the whole conversation in input"
+_STATELESS = "conversations are not stored; send the items in input, or previous_response_id"
 
 
 class TextFormat(Lenient):
@@ -60,20 +60,20 @@ class ReasoningOptions(Lenient):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="A variable of the chat template; none also turns thinking off."
     )
+    max_tokens: Annotated[int, Range(0)] | None = Field(
+        None,
+        description="Extension: tokens of reasoning after which it is closed. Default: no limit.",
+    )
 
 
 class ResponsesBody(SamplingBody):
-    """A conversation to continue. Nothing of it is stored."""
+    """A conversation to continue. It is stored only where the server has a store."""
 
     model_config = example({"input": "Who lives here?", "max_output_tokens": 40})
 
     # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
-    habits = SamplingBody.habits - {"metadata"} | {"max_tool_calls", "stream_options"}
-    neutral = {  # noqa: RUF012
-        **SamplingBody.neutral,
-        "background": (False,),
-        "truncation": ("disabled",),
-    }
+    habits = SamplingBody.habits - {"metadata", "store"} | {"max_tool_calls", "stream_options"}
+    neutral = {**SamplingBody.neutral, "truncation": ("disabled",)}  # noqa: RUF012
 
     input: Input
     instructions: str | None = Field(
@@ -97,17 +97,37 @@ class ResponsesBody(SamplingBody):
     tool_choice: Choice = "auto"
     parallel_tool_calls: bool = Field(True, description="Allow several calls in one response.")
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
+    thinking_budget: Annotated[int, Range(0)] | None = Field(
+        None, description="Extension: another name of reasoning.max_tokens."
+    )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Extension: variables of the chat template."
     )
-    previous_response_id: Annotated[Any, Unsupported(_STATELESS)] = None
+    store: bool | None = Field(
+        None,
+        description="Keep the response, so that it can be retrieved and continued. Default: true, "
+        "where the server has a store (--responses-store).",
+    )
+    previous_response_id: str | None = Field(
+        None, description="The stored response whose conversation goes on with this input."
+    )
+    background: bool | None = Field(
+        None,
+        description="Reply at once, and write the response meanwhile; GET /v1/responses/ID says "
+        "how far it is. Default: false.",
+    )
     conversation: Annotated[Any, Unsupported(_STATELESS)] = None
-    background: Annotated[
-        Any, Unsupported("responses are not stored, so none can run in the background; stream it")
-    ] = None
     truncation: Annotated[
         Any, Unsupported("conversations are not truncated; shorten the input")
     ] = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if None not in (self.thinking_budget, self.reasoning.max_tokens):
+            raise FieldError(
+                "thinking_budget", "reasoning.max_tokens is given as well; leave one of them out"
+            )
+        return self
 
     @property
     def describes_tokens(self) -> bool:
@@ -131,10 +151,10 @@ class ResponsesBody(SamplingBody):
             "grammar": "text.format",
         }
 
-    def chat_request(self, model: CausalModel) -> ChatRequest:
-        """The body as a dialect-neutral request."""
+    def chat_request(self, model: CausalModel, before: Sequence[Item] = ()) -> ChatRequest:
+        """The body as a dialect-neutral request that goes on with earlier items."""
         return ChatRequest(
-            conversation(self.instructions, self.input),
+            conversation(self.instructions, [*before, *self.input]),
             self.generation(
                 model.defaults,
                 max_new_tokens=self.max_output_tokens
@@ -144,21 +164,24 @@ class ResponsesBody(SamplingBody):
             tool_choice=to_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort,
+            thinking_budget=(
+                self.reasoning.max_tokens if self.thinking_budget is None else self.thinking_budget
+            ),
             template_variables=self.chat_template_kwargs,
         )
 
-    def echoed(self, defaults: GenerationDefaults) -> dict[str, Any]:
-        """The settings that a response repeats."""
+    def echoed(self, defaults: GenerationDefaults, *, stored: bool) -> dict[str, Any]:
+        """The settings that a response repeats, and whether it is stored."""
         params = self.sampling(defaults)
         return {
-            "background": False,
+            "background": bool(self.background),
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
-            "previous_response_id": None,
+            "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
-            "store": False,
+            "store": stored,
             "temperature": params.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": self.tool_choice,

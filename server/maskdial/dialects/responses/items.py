@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -100,8 +100,8 @@ class ReasoningItem(Lenient):
         return ChatMessage("assistant", "", reasoning="\n".join(part.text for part in parts))
 
 
-_Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-_SCHEMAS: Mapping[str, type[_Item]] = {
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+_SCHEMAS: Mapping[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
@@ -109,7 +109,7 @@ _SCHEMAS: Mapping[str, type[_Item]] = {
 }
 
 
-def _read_item(item: object) -> _Item:
+def _read_item(item: object) -> Item:
     """An item as the schema of its type: pydantic's union would put the type into error paths."""
     if not isinstance(item, dict):
         raise ValueError("must be an object, such as a message")
@@ -121,12 +121,12 @@ def _read_item(item: object) -> _Item:
     return _SCHEMAS[kind].model_validate(item)
 
 
-_ITEMS: pydantic.TypeAdapter[list[_Item]] = pydantic.TypeAdapter(
-    Annotated[list[Annotated[_Item, pydantic.PlainValidator(_read_item)]], Size(1, 4096, "items")]
+_ITEMS: pydantic.TypeAdapter[list[Item]] = pydantic.TypeAdapter(
+    Annotated[list[Annotated[Item, pydantic.PlainValidator(_read_item)]], Size(1, 4096, "items")]
 )
 
 
-def _read_input(value: object) -> list[_Item]:
+def _read_input(value: object) -> list[Item]:
     if isinstance(value, str):
         return [MessageItem(role="user", content=value)]
     if not isinstance(value, list):
@@ -134,12 +134,22 @@ def _read_input(value: object) -> list[_Item]:
     return _ITEMS.validate_python(value)
 
 
+def read_items(values: Sequence[Mapping[str, Any]]) -> list[Item]:
+    """Items that were input or output before."""
+    return _ITEMS.validate_python(list(values))
+
+
+def dumped(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Items in a form that `read_items` reads."""
+    return [item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in items]
+
+
 Input = Annotated[
-    list[_Item], pydantic.PlainValidator(_read_input, json_schema_input_type=str | list[_Item])
+    list[Item], pydantic.PlainValidator(_read_input, json_schema_input_type=str | list[Item])
 ]
 
 
-def conversation(instructions: str | None, items: Sequence[_Item]) -> list[ChatMessage]:
+def conversation(instructions: str | None, items: Sequence[Item]) -> list[ChatMessage]:
     """The messages of a dialect-neutral request.
 
     The assistant's reasoning, text and calls are items of their own here; those that follow each

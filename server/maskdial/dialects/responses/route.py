@@ -1,14 +1,13 @@
-"""`POST /v1/responses`: OpenAI's Responses API without a store.
+"""`POST /v1/responses`: OpenAI's Responses API.
 
-Every request carries its whole conversation; the reply is a list of items: reasoning, a message,
-function calls.
+A request carries its whole conversation, or goes on with that of a stored response; the reply is a
+list of items: reasoning, a message, function calls.
 """
 
 import time
-import uuid
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
@@ -18,11 +17,13 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate import GENERATE
-from maskdial.dialects.openai.errors import http_error_reply, openai_route
+from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.logprobs import chat_logprobs
-from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
+from maskdial.dialects.openai.replies import ResponseReply
+from maskdial.dialects.responses import stored
 from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.output import Event, ResponseOutput, Status
+from maskdial.dialects.responses.stored import StoredTurn, begin
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, OverloadedError, ValidationError
 from maskdial.http.replies import (
@@ -32,7 +33,6 @@ from maskdial.http.replies import (
     truncation_header,
     warnings_header,
 )
-from maskdial.http.route import Route
 from maskdial.http.sse import Frames, named_frame
 
 _SECONDS_PER_TOKEN = 1e-5  # to read one
@@ -46,7 +46,12 @@ class ResponseWriter:
     """
 
     def __init__(
-        self, body: ResponsesBody, chat: ChatRequest, prompt: Prompt, model: CausalModel
+        self,
+        body: ResponsesBody,
+        chat: ChatRequest,
+        prompt: Prompt,
+        model: CausalModel,
+        turn: StoredTurn,
     ) -> None:
         self.response: dict[str, Any] = {}
         self._prompt = prompt
@@ -56,10 +61,10 @@ class ResponseWriter:
         # Of tokens whose text is not part of any delta yet.
         self._logprobs: list[Any] = []
         self._output = ResponseOutput()
-        self._echoed = body.echoed(model.defaults)
+        self._echoed = body.echoed(model.defaults, stored=turn.stores)
         self._num_generated = self._num_events = 0
         self._header = {
-            "id": f"resp_{uuid.uuid4().hex}",
+            "id": turn.id,
             "object": "response",
             "created_at": int(time.time()),
             "model": model.name,
@@ -138,15 +143,18 @@ def _error_code(error: MaskdialError) -> str:
 async def create_response(call: Call[ResponsesBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
     body = call.body
+    turn = await StoredTurn.of(call)
+    if body.background and not turn.in_background:
+        return await begin(call, turn)
     model = await call.causal(GENERATE)
-    chat = body.chat_request(model)
+    chat = body.chat_request(model, turn.before)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
-    writer = ResponseWriter(body, chat, prompt, model)
+    writer = ResponseWriter(body, chat, prompt, model, turn)
     warnings = warnings_header(generation.warnings)
     if body.stream:
         return await call.stream(
-            _frames(generation, writer),
+            _frames(generation, writer, turn),
             writer.failed,
             truncation_header(prompt.num_truncated) | warnings,
         )
@@ -158,32 +166,23 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
             writer.push(token)
         return json_reply(writer.response, headers=timing_headers(timings(completions)) | warnings)
 
-    return await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
+    written = await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
+    await turn.save(writer.response)
+    return written
 
 
-async def _frames(generation: Generation, writer: ResponseWriter) -> Frames:
+async def _frames(generation: Generation, writer: ResponseWriter, turn: StoredTurn) -> Frames:
     """The events of a stream. It begins with the first token: an error before it has its status."""
     async with generation.stream() as stream:
         async for _, token in stream:
-            for event in writer.push(token):
+            events = writer.push(token)
+            if writer.response:  # the last event tells that it can be retrieved
+                await turn.save(writer.response)
+            for event in events:
                 yield writer.frame(event)
-
-
-async def retrieve_response(request: Request) -> Response:
-    """Always 404: nothing is stored."""
-    message = "responses are not stored; there is none to retrieve"
-    return http_error_reply(404, message, {})
 
 
 ROUTES = (
     openai_route("/v1/responses", create_response, ResponsesBody, ResponseReply, streams=True),
-    Route(
-        "/v1/responses/{id}",
-        retrieve_response,
-        methods=["GET"],
-        reply=ResponseReply,
-        error=OpenAIError,
-        statuses=(404,),
-        tags=["openai"],
-    ),
+    *stored.ROUTES,
 )

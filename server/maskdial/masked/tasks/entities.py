@@ -7,26 +7,21 @@ without tokens, such as an invisible character, does not shift the words after i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import Entities, TaskName
+from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import check_media, tokenizing_seconds
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about, shortened
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.masked.tasks.entity_prompt import LabelPrompt, TextWords, WordWindow
-from maskdial.masked.tasks.entity_spans import (
-    Candidates,
-    choose,
-    span_candidates,
-    span_scores,
-    token_candidates,
-    token_probabilities,
-)
+from maskdial.masked.tasks.entity_finders import EntityFinder, GlinerFinder, SchemaFinder
+from maskdial.masked.tasks.entity_spans import choose
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
+from maskdial.masked.tasks.text_words import TextWords, WordWindow
 from maskdial.masked.tasks.token_classify import Entity
 
 THRESHOLD = 0.5
@@ -47,6 +42,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         flat: whether no two entities may overlap; otherwise one may lie within another.
         multi_label: whether one span may be several entities.
         stride: tokens at most that neighboring windows share; None: a quarter of a window.
+        vectors: of the labels, (num_labels, columns), where the model has an encoder for them.
     """
 
     task: ClassVar[str] = "token-classify"
@@ -58,6 +54,11 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
     flat: bool = True
     multi_label: bool = False
     stride: int | None = None
+    vectors: NDArray[np.float32] | None = None
+
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.entities is not None or manifest.extraction is not None
 
     @property
     def num_texts(self) -> int:
@@ -68,7 +69,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         return tokenizing_seconds([*self.texts, *self.labels])
 
     def check(self, model: TaskModel) -> None:
-        if model.manifest.entities is None:
+        if not self.serves(model.manifest):
             raise ValidationError(
                 f"model {model.name!r} tags texts with labels of its own; leave them out, or name "
                 "a GLiNER model",
@@ -83,13 +84,14 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
                 )
             seen.add(label)
 
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> "EntitiesRequest":
+        if model.label_encoder is None:
+            return self
+        return replace(self, vectors=await model.label_encoder.vectors(self.labels, deadline))
+
     def read(self, model: TaskModel) -> Reading[list[list[Entity]]]:
-        entities = model.manifest.entities
-        assert entities is not None, "`check` has seen to it"
-        max_length = model.manifest.max_length
-        prompt = LabelPrompt.read(self.labels, entities, model.tokenizer, max_length)
-        _, after = model.tokenizer.ends()
-        room = max_length - len(prompt.ids) - len(after)
+        finder = self._finder(model)
+        room = model.manifest.max_length - len(finder.ids) - len(finder.after)
         if self.stride is not None and self.stride >= room:
             raise ValidationError(
                 f"must be less than {room}, the tokens of a text that the labels leave in one "
@@ -97,17 +99,17 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
                 field="stride",
             )
         texts = []
-        most = model.max_queue * entities.max_words
+        most = model.max_queue * min(finder.max_words, room)
         for index, text in enumerate(self.texts):
             with about("texts", index):
-                words = TextWords.read(text, model.tokenizer, most).cut(room)
+                words = finder.read(text, most).cut(room)
                 check_media(words.ids.tolist(), model)
             texts.append(words)
-        check_media(prompt.ids, model)
-        plans = [words.windows(room, entities.max_words, self.stride) for words in texts]
+        check_media(finder.ids, model)
+        plans = [words.windows(room, finder.max_words, self.stride) for words in texts]
         self._check_windows(model, plans)
         inputs = [
-            _window_input(words, window, prompt, entities, after)
+            _window_input(words, window, finder)
             for words, plan in zip(texts, plans, strict=True)
             for window in plan
         ]
@@ -115,16 +117,22 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         def answer(results: Sequence[MaskedResult]) -> list[list[Entity]]:
             left = iter(results)
             return [
-                self._entities(text, words, plan, [next(left) for _ in plan], entities)
+                self._entities(text, words, plan, [next(left) for _ in plan], finder)
                 for text, words, plan in zip(self.texts, texts, plans, strict=True)
             ]
 
         num_words = sum(map(len, texts))
-        num_scores = num_words * len(self.labels) * entities.max_width
+        num_scores = num_words * len(self.labels) * finder.max_width
         seconds = num_words * _SECONDS_PER_WORD + num_scores * _SECONDS_PER_SCORE
         if self.threshold < _LOW:
             seconds += num_scores * _SECONDS_PER_CANDIDATE
         return Reading(inputs, answer, seconds=seconds)
+
+    def _finder(self, model: TaskModel) -> EntityFinder:
+        entities = model.manifest.entities
+        if entities is None:
+            return SchemaFinder(self.labels, self.threshold, model)
+        return GlinerFinder(self.labels, self.vectors, entities, model)
 
     def _check_windows(self, model: TaskModel, plans: Sequence[Sequence[WordWindow]]) -> None:
         """Refuses texts that need more windows than the queue holds."""
@@ -146,11 +154,13 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
         words: TextWords,
         plan: Sequence[WordWindow],
         results: Sequence[MaskedResult],
-        entities: Entities,
+        finder: EntityFinder,
     ) -> list[Entity]:
         if not plan:
             return []
-        found = self._candidates(plan, results, entities)
+        found = finder.candidates(plan, results, self.threshold)
+        # No span ends with the full stop that a finder has added
+        found = found.where(words.starts[found.ends] < words.ends[found.ends])
         kept = choose(found, flat=self.flat, multi_label=self.multi_label)
         starts = words.starts[found.starts[kept]].tolist()
         ends = words.ends[found.ends[kept]].tolist()
@@ -161,40 +171,15 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
             for label, score, start, end in columns
         ]
 
-    def _candidates(
-        self, plan: Sequence[WordWindow], results: Sequence[MaskedResult], entities: Entities
-    ) -> Candidates:
-        count = len(self.labels)
-        pairs = zip(plan, results, strict=True)
-        if entities.scores == "span":
-            return Candidates.join(
-                [span_candidates(result.logits, window, self.threshold) for window, result in pairs]
-            )
-        scores = []
-        for window, result in pairs:
-            own = slice(window.own.start - window.words.start, window.own.stop - window.words.start)
-            scores.append(token_probabilities(result.logits, count)[own])
-        return token_candidates(np.concatenate(scores), self.threshold)
 
-
-def _window_input(
-    words: TextWords,
-    window: WordWindow,
-    prompt: LabelPrompt,
-    entities: Entities,
-    after: Sequence[int],
-) -> MaskedInput:
+def _window_input(words: TextWords, window: WordWindow, finder: EntityFinder) -> MaskedInput:
     """A window after the labels; its rows are those of the labels and of its words."""
     first, end = words.firsts[window.words.start], words.firsts[window.words.stop]
-    tokens = words.firsts[window.words.start : window.words.stop + 1] - first + len(prompt.ids)
-    count = len(prompt.rows)
-    places = tokens[:-1] if entities.subtoken == "first" else tokens[1:] - 1
+    tokens = words.firsts[window.words.start : window.words.stop + 1] - first + len(finder.ids)
+    places = tokens[1:] - 1 if finder.subtoken_is_last else tokens[:-1]
     return MaskedInput(
-        (*prompt.ids, *words.ids[first:end].tolist(), *after),
-        (*prompt.rows, *places.tolist()),
-        num_labels=count,
-        # A word has thousands of columns
-        reduce=partial(span_scores, num_labels=count, max_width=entities.max_width)
-        if entities.scores == "span"
-        else None,
+        (*finder.ids, *words.ids[first:end].tolist(), *finder.after),
+        (*finder.rows, *places.tolist()),
+        num_labels=finder.num_labels,
+        reduce=finder.reduce,
     )

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.entity_prompt import WordWindow
 from maskdial.masked.tasks.logits import sigmoid
+from maskdial.masked.tasks.text_words import WordWindow
 
 MAX_CANDIDATES = 200_000
 
@@ -31,6 +31,11 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def where(self, chosen: NDArray[np.bool_]) -> "Candidates":
+        """Those for which ``chosen`` (num_candidates,) is true."""
+        starts, ends, labels = (each[chosen] for each in (self.starts, self.ends, self.labels))
+        return Candidates(starts, ends, labels, self.scores[chosen])
+
     @classmethod
     def join(cls, parts: Sequence["Candidates"], *, label_first: bool = False) -> "Candidates":
         """Those of several parts, by start, end and label, or by start, label and end.
@@ -46,28 +51,47 @@ class Candidates:
         return cls(starts[order], ends[order], labels[order], scores[order])
 
 
-def span_scores(
+def prompt_span_scores(
     columns: NDArray[np.float32], num_labels: int, max_width: int
 ) -> NDArray[np.float32]:
-    """The logits (num_words, max_width, num_labels) of the spans that begin at each word, by their
-    length; minus infinity where a span would end after the last word.
+    """`span_scores` of a model that has read labels and words.
 
     Args:
         columns: (num_labels + num_words, 3 * n + 1): of each label and word its start, end and
-            query of n columns each, and its bias. A logit is relu(start + end) . query + bias.
+            query of n columns each, and its bias.
         num_labels: rows of labels.
         max_width: of a span, in words.
 
     Raises:
         InferenceError: a column is not a finite number.
     """
-    _check_finite(columns)
     width = (columns.shape[1] - 1) // 3
-    starts, ends = columns[num_labels:, :width], columns[num_labels:, width : 2 * width]
-    queries = np.ascontiguousarray(columns[:num_labels, 2 * width : -1].T)
-    bias = columns[:num_labels, -1]
+    words, labels = columns[num_labels:, : 2 * width], columns[:num_labels, 2 * width :]
+    return span_scores(words, labels, max_width)
+
+
+def span_scores(
+    words: NDArray[np.float32], labels: NDArray[np.float32], max_width: int
+) -> NDArray[np.float32]:
+    """The logits (num_words, max_width, num_labels) of the spans that begin at each word, by their
+    length; minus infinity where a span would end after the last word.
+
+    Args:
+        words: (num_words, 2 * n): start and end of each word, of n columns each.
+        labels: (num_labels, n + 1): query and bias of each label. A logit is
+            relu(start + end) . query + bias.
+        max_width: of a span, in words.
+
+    Raises:
+        InferenceError: a column is not a finite number.
+    """
+    _check_finite(words)
+    _check_finite(labels)
+    width = words.shape[1] // 2
+    starts, ends = words[:, :width], words[:, width:]
+    queries, bias = np.ascontiguousarray(labels[:, :-1].T), labels[:, -1]
     count = len(starts)
-    scores = np.full((count, max_width, num_labels), -np.inf, np.float32)
+    scores = np.full((count, max_width, len(labels)), -np.inf, np.float32)
     for more in range(min(max_width, count)):  # words after the first one
         spans = starts[: count - more] + ends[more:]
         np.maximum(spans, 0, out=spans)
@@ -94,7 +118,7 @@ def span_candidates(
     middles = first + words + widths // 2
     owned = (middles >= window.own.start) & (middles < window.own.stop)
     owned &= words + widths < scores.shape[0]
-    probabilities = _probabilities(scores)
+    probabilities = span_probabilities(scores)
     at, more, labels = np.nonzero((probabilities > threshold) & owned[:, :, None])
     _check_number(len(at))
     return Candidates(first + at, first + at + more, labels, probabilities[at, more, labels])
@@ -141,7 +165,7 @@ def token_probabilities(logits: NDArray[np.float32], num_labels: int) -> NDArray
         InferenceError: one is not a finite number.
     """
     _check_finite(logits)
-    return _probabilities(logits.reshape(-1, num_labels, 3))
+    return span_probabilities(logits.reshape(-1, num_labels, 3))
 
 
 def choose(candidates: Candidates, *, flat: bool, multi_label: bool) -> list[int]:
@@ -201,7 +225,8 @@ def _check_finite(logits: NDArray[np.float32]) -> None:
         raise InferenceError("the model returned scores that are not finite numbers")
 
 
-def _probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+def span_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The sigmoid of logits of any shape."""
     # Rounded as gliner's, whose equal scores are in the order of the text
     return sigmoid(logits.astype(np.float64)).astype(np.float32).astype(np.float64)
 

@@ -1,12 +1,15 @@
 """Redaction: the entities of a text are found, and something else is put in their place."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from maskdial.bundle.manifest import Manifest, TaskName
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError
-from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.entities import THRESHOLD, EntitiesRequest
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
 from maskdial.masked.tasks.token_classify import (
@@ -81,6 +84,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
         keep_original: whether replacements say what was there.
         aggregation_strategy: how tokens with a model's own labels become entities.
         stride: tokens that neighboring windows share; None: a quarter of a window.
+        vectors: of the labels, (num_labels, columns), where the model has an encoder for them.
     """
 
     task: ClassVar[str] = "redact"
@@ -93,6 +97,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
     keep_original: bool = False
     aggregation_strategy: AggregationStrategy = "simple"
     stride: int | None = None
+    vectors: NDArray[np.float32] | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
@@ -107,7 +112,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
         return self._own_labels().read_seconds
 
     def check(self, model: TaskModel) -> None:
-        if model.manifest.entities is not None:
+        if EntitiesRequest.serves(model.manifest):
             if self.labels is None:
                 raise ValidationError(
                     f"model {model.name!r} has no labels of its own; name those to redact",
@@ -133,14 +138,23 @@ class RedactRequest(TaskRequest[list[Redaction]]):
                 more = ", ..." if len(known) > _MAX_LISTED else ""
                 raise ValidationError(
                     f"{label!r} is none of the labels of model {model.name!r}: {listed}{more}"
-                    if model.manifest.entities is None
+                    if not EntitiesRequest.serves(model.manifest)
                     else f"{label!r} is none of the labels to redact",
                     field=field,
                 )
 
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> "RedactRequest":
+        if model.label_encoder is None:
+            return self
+        try:
+            with_vectors = await self._any_labels().prepared(model, deadline)
+        except ValidationError as error:
+            raise _about_labels(error) from error
+        return replace(self, vectors=with_vectors.vectors)
+
     def read(self, model: TaskModel) -> Reading[list[Redaction]]:
         reading: Reading[Any]
-        if model.manifest.entities is None:
+        if not EntitiesRequest.serves(model.manifest):
             reading = self._own_labels().read(model)
         else:
             try:
@@ -150,9 +164,9 @@ class RedactRequest(TaskRequest[list[Redaction]]):
         least = self.threshold or 0.0
         chosen = None if self.labels is None else frozenset(self.labels)
 
-        def answer(results: Sequence[MaskedResult]) -> list[Redaction]:
+        def cover(answers: Sequence[Any]) -> list[Redaction]:
             redactions = []
-            for text, found in zip(self.texts, reading.answer(results), strict=True):
+            for text, found in zip(self.texts, answers, strict=True):
                 entities = [
                     each
                     for each in found
@@ -163,7 +177,7 @@ class RedactRequest(TaskRequest[list[Redaction]]):
                 redactions.append(redact(text, entities, self.cover, self.keep_original))
             return redactions
 
-        return Reading(reading.inputs, answer, seconds=reading.seconds)
+        return reading.map(cover)
 
     def _own_labels(self) -> TokenClassifyRequest:
         return TokenClassifyRequest(
@@ -172,7 +186,10 @@ class RedactRequest(TaskRequest[list[Redaction]]):
 
     def _any_labels(self) -> EntitiesRequest:
         threshold = THRESHOLD if self.threshold is None else self.threshold
-        return EntitiesRequest(self.texts, self.labels or (), threshold, stride=self.stride)
+        labels = self.labels or ()
+        return EntitiesRequest(
+            self.texts, labels, threshold, stride=self.stride, vectors=self.vectors
+        )
 
 
 def _about_labels(error: ValidationError) -> ValidationError:

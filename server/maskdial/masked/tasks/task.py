@@ -6,8 +6,10 @@
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
 from maskdial.bundle.manifest import Manifest, Side, TaskName
@@ -19,13 +21,29 @@ from maskdial.bundle.texts import (
     check_media,
 )
 from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 
 T_co = TypeVar("T_co", covariant=True)
+OtherT = TypeVar("OtherT")
 
 TextOrPair = tuple[str, str | None]
 """A text, or two that the model reads as one input."""
+
+
+class LabelVectors(Protocol):
+    """What a task needs of `maskdial.masked.label_encoder.LabelEncoder`."""
+
+    async def vectors(self, labels: Sequence[str], deadline: Deadline) -> NDArray[np.float32]: ...
+
+
+class Queries(Protocol):
+    """What makes queries of the hidden states of a task's fields (`maskdial.bundle.bundle`)."""
+
+    def __call__(self, fields: NDArray[np.float32], num_steps: int) -> NDArray[np.float32]:
+        """Of fields (num_fields, hidden_size): (num_steps, num_fields, 4 * hidden_size + 1)."""
+        ...
 
 
 class TaskModel(ReadingModel, Protocol):
@@ -33,6 +51,10 @@ class TaskModel(ReadingModel, Protocol):
 
     @property
     def max_queue(self) -> int: ...
+    @property
+    def label_encoder(self) -> LabelVectors | None: ...
+    @property
+    def queries(self) -> Queries | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +84,24 @@ REFUSE = Truncation()
 class Reading(Generic[T_co]):
     """A request, tokenized: the inputs of its passes, and what their results mean.
 
-    ``seconds`` estimates how long ``answer`` takes, so that long work stays off the event loop.
+    ``answer`` makes the task's answer of the results, or another reading, whose inputs depend on
+    them and are queued next; see `maskdial.masked.tasks.passes`. ``seconds`` estimates how long it
+    takes, so that long work stays off the event loop.
     """
 
     inputs: Sequence[MaskedInput]
-    answer: Callable[[Sequence[MaskedResult]], T_co]
+    answer: "Callable[[Sequence[MaskedResult]], T_co | Reading[T_co]]"
     num_truncated: int = 0
     seconds: float = 0.0
+
+    def map(self, change: Callable[[T_co], OtherT]) -> "Reading[OtherT]":
+        """The reading whose answer is made of this one's."""
+
+        def answer(results: Sequence[MaskedResult]) -> "OtherT | Reading[OtherT]":
+            content = self.answer(results)
+            return content.map(change) if isinstance(content, Reading) else change(content)
+
+        return Reading(self.inputs, answer, self.num_truncated, self.seconds)
 
 
 class TaskRequest(abc.ABC, Generic[T_co]):
@@ -96,6 +129,10 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         """Inputs that they make at least: entries of the engine's queue."""
         return self.num_texts
 
+    def least_inputs(self, model: TaskModel) -> int:
+        """The same of a model, where it depends on that."""
+        return self.num_inputs
+
     @property
     @abc.abstractmethod
     def read_seconds(self) -> float:
@@ -107,6 +144,15 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         Raises:
             ValidationError: the request does not fit the model.
         """
+
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> Self:
+        """The request with what its model has to compute before the texts are read.
+
+        Raises:
+            ValidationError: the request does not fit the model.
+            DeadlineError: the time is up.
+        """
+        return self
 
     @abc.abstractmethod
     def read(self, model: TaskModel) -> Reading[T_co]:

@@ -83,7 +83,7 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
-        return manifest.task in (cls.head, "entities")
+        return manifest.task in (cls.head, "entities", "extract")
 
     @property
     def num_texts(self) -> int:
@@ -94,7 +94,8 @@ class TokenClassifyRequest(TaskRequest[list[list[TaggedToken] | list[Entity]]]):
         return tokenizing_seconds(self.texts)
 
     def check(self, model: TaskModel) -> None:
-        if model.manifest.entities is not None:
+        manifest = model.manifest
+        if manifest.entities is not None or manifest.extraction is not None:
             raise ValidationError(
                 f"model {model.name!r} has no labels of its own; name those to find",
                 field="candidate_labels",

@@ -7,6 +7,9 @@ name where it has one, and ties are in the order of the labels.
 
 A multiple-choice model (SWAG, RACE) reads the text with each label as its continuation or answer,
 and has one logit for each such pair; the scores are a softmax of these.
+
+A GLiNER2 model reads all labels before the text, as a task named `SCHEMA_TASK`; the scores are a
+softmax of their logits, or the sigmoid of each.
 """
 
 from collections.abc import Sequence
@@ -18,14 +21,17 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, shortened
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
+from maskdial.masked.tasks.extract import Extracted, ExtractRequest
+from maskdial.masked.tasks.extraction_schema import Choice, Schema
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
 from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
+SCHEMA_TASK = "classification"
 _LABEL_ALONE = "{}"
 _MAX_QUOTED = 64
 
@@ -49,7 +55,8 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
-        return _chooses(manifest) or (manifest.task == cls.head and manifest.entailment is not None)
+        has_entailment = manifest.task == cls.head and manifest.entailment is not None
+        return has_entailment or _chooses(manifest) or manifest.extraction is not None
 
     @property
     def num_texts(self) -> int:
@@ -59,12 +66,17 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
     def num_inputs(self) -> int:
         return len(self.texts) * len(self.candidate_labels)
 
+    def least_inputs(self, model: TaskModel) -> int:
+        return self.num_texts if model.manifest.extraction is not None else self.num_inputs
+
     @property
     def read_seconds(self) -> float:
         return tokenizing_seconds(self.texts) + self.num_inputs * SECONDS_PER_PAIR
 
     def check(self, model: TaskModel) -> None:
-        if self.num_inputs > model.max_queue:
+        if model.manifest.extraction is not None:
+            self._check_schema(model)
+        elif self.num_inputs > model.max_queue:
             raise ValidationError(
                 f"{len(self.texts)} texts with {len(self.candidate_labels)} labels each are "
                 f"{self.num_inputs:,} pairs; one request may make at most {model.max_queue:,} "
@@ -78,7 +90,22 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
                 field="multi_label",
             )
 
+    def _check_schema(self, model: TaskModel) -> None:
+        if self.hypothesis_template is not None:
+            raise ValidationError(
+                f"model {model.name!r} reads the labels as they are; leave it out",
+                field="hypothesis_template",
+            )
+        for label in self.candidate_labels:
+            if self.candidate_labels.count(label) > 1:
+                raise ValidationError(
+                    f"{shortened(label)!r} is there twice; send each label once",
+                    field="candidate_labels",
+                )
+
     def read(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
+        if model.manifest.extraction is not None:
+            return self._read_schema(model)
         labels = self.candidate_labels
         default = _LABEL_ALONE if _chooses(model.manifest) else HYPOTHESIS_TEMPLATE
         inputs, num_truncated = read_pairs(
@@ -98,6 +125,20 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
             ]
 
         return Reading(inputs, answer, num_truncated)
+
+    def _read_schema(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
+        choice = Choice(SCHEMA_TASK, tuple(self.candidate_labels), multi_label=self.multi_label)
+        request = ExtractRequest(self.texts, Schema(choices=(choice,)), truncation=self.truncation)
+        try:
+            reading = request.read(model)
+        except ValidationError as error:
+            field = "candidate_labels" if error.field == "schema" else error.field
+            raise ValidationError(error.message, field=field, index=error.index) from error
+
+        def labels(found: list[Extracted]) -> list[list[LabelScore]]:
+            return [sorted(each.scores[SCHEMA_TASK], key=lambda one: -one.score) for each in found]
+
+        return reading.map(labels)
 
     def _scores(self, rows: NDArray[np.float32], manifest: Manifest) -> list[LabelScore]:
         """A text's labels with their scores, from the logits of its pairs."""

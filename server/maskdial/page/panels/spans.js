@@ -1,8 +1,10 @@
-/** Spans: entities in a text, and an answer in its context. */
+/** Spans: entities in a text, what is put in their place, and an answer in its context. */
 
 import { el } from "../dom.js";
 import { percent } from "../scale.js";
 import { keywords, py } from "../snippets.js";
+
+const LABELS = ["person", "city"];
 
 export const tokenClassify = {
   name: "token-classify",
@@ -28,6 +30,63 @@ export const tokenClassify = {
     return el("p.marked", {}, marked(inputs, spans));
   },
 };
+
+/** Entities of labels that the request brings, for a model that has none of its own. */
+export const findEntities = {
+  ...tokenClassify,
+  title: "Find",
+  verb: "Find",
+  note: "Names of your own: the model finds them in the text.",
+  fields: [
+    ...tokenClassify.fields,
+    { name: "candidate_labels", label: "Labels, one per line", kind: "lines", value: LABELS },
+  ],
+  request: ({ inputs, candidate_labels }, model) => ({
+    path: "/token-classify",
+    body: { inputs, model, parameters: { candidate_labels } },
+    python: `for entity in client.token_classify(${py(inputs)}, ${keywords({ candidate_labels, model })}):\n    print(entity)`,
+  }),
+};
+
+/** `any`: whether the model has no labels of its own, so that those to redact have to be named. */
+export const redact = (any) => ({
+  name: "redact",
+  title: "Redact",
+  verb: "Redact",
+  note: "Something else in the place of names, places and the like.",
+  fields: [
+    ...tokenClassify.fields,
+    {
+      name: "labels",
+      label: any ? "Labels, one per line" : "Labels, one per line; all if there are none",
+      kind: "lines",
+      value: any ? LABELS : [],
+    },
+    { name: "replacement", label: "What to put in their place", kind: "line", value: "[{label}]" },
+  ],
+  request({ inputs, labels, replacement }, model) {
+    const parameters = { ...(any || labels.length ? { labels } : {}), replacement };
+    return {
+      path: "/redact",
+      body: { inputs, model, parameters },
+      python: `print(client.redact(${py(inputs)}, ${keywords({ ...parameters, model })}).text)`,
+    };
+  },
+  render: ({ text, replacements }) =>
+    el(
+      "p.marked",
+      {},
+      marked(
+        text,
+        replacements.map(({ redacted_start, redacted_end, score, label }) => ({
+          start: redacted_start,
+          end: redacted_end,
+          score,
+          label,
+        })),
+      ),
+    ),
+});
 
 export const questionAnswering = {
   name: "question-answering",

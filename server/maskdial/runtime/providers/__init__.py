@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # it imports ONNX Runtime
     from maskdial.runtime.providers.provider import Provider
 
-NAMES = ("cuda", "cpu")
+NAMES = ("cuda", "webgpu", "cpu")
 """Names for ``--provider``, in the order in which ``auto`` tries them."""
 
 DEVICES = ("gpu", "cpu", "npu")

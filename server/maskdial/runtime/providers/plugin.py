@@ -57,13 +57,12 @@ class PluginProvider(Provider):
             ConfigError: there is none, or the library cannot be loaded.
         """
         try:
-            _register(self.ort_name, str(self._plugin.get_library_path()))
-        except Exception as error:  # ONNX Runtime's exceptions share no other base
-            raise ConfigError(f"its library cannot be loaded: {error}") from error
+            library = str(self._plugin.get_library_path())
+        except Exception as error:
+            raise ConfigError(f"its library cannot be found: {error}") from error
         found = {
             each.device.type.name.lower(): each
-            for each in reversed(ort.get_ep_devices())
-            if each.ep_name == self.ort_name
+            for each in reversed(devices_of(self.ort_name, library))
         }
         for kind in (self._device,) if self._device else DEVICES:
             if kind in found:
@@ -83,7 +82,20 @@ class PluginProvider(Provider):
         return {"load_config": json.dumps({"CPU": settings})}
 
 
+def devices_of(name: str, library: str) -> list[ort.OrtEpDevice]:
+    """The devices that a plug-in finds, by what ONNX Runtime calls its provider.
+
+    Raises:
+        ConfigError: its library cannot be loaded.
+    """
+    try:
+        register(name, library)
+    except Exception as error:  # ONNX Runtime's exceptions share no other base
+        raise ConfigError(f"its library cannot be loaded: {error}") from error
+    return [each for each in ort.get_ep_devices() if each.ep_name == name]
+
+
 @cache
-def _register(name: str, library: str) -> None:
+def register(name: str, library: str) -> None:
     """Has ONNX Runtime load a plug-in's library, once per process."""
     ort.register_execution_provider_library(name, library)

@@ -1,12 +1,18 @@
 """Provider: an execution provider of ONNX Runtime, and what the server needs to know to use it."""
 
+import logging
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
 
 import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.runtime.memory import Memory
+
+_log = logging.getLogger(__name__)
 
 
 class Provider(ABC):
@@ -32,6 +38,8 @@ class Provider(ABC):
     """The sizes that decode steps are padded to, ascending; empty if they are not padded."""
     captures: ClassVar[bool] = False
     """Whether decode steps can be captured as CUDA graphs."""
+    turn: ClassVar[AbstractContextManager[Any]] = nullcontext()
+    """Held during a pass: a lock for a provider whose sessions must not run at once."""
 
     def installed(self) -> bool:
         """Whether somebody installed it here, even if it cannot run; ``auto`` skips it if not."""
@@ -40,6 +48,10 @@ class Provider(ABC):
     def in_build(self) -> bool:
         """Whether this installation's ONNX Runtime was built with it."""
         return self.ort_name in ort.get_available_providers()
+
+    def max_query_tokens(self) -> int | None:
+        """How many tokens of a text a causal model may read in one pass; None for any number."""
+        return None
 
     @abstractmethod
     def check(self, bundle: Bundle) -> None:
@@ -74,3 +86,27 @@ class Provider(ABC):
             threads: number of threads for one pass, for a provider with threads of its own.
         """
         return {}
+
+    def rewrite(self, graph: Path) -> bytes | None:
+        """A graph in the operators that the provider has kernels for; None to load it as it is.
+
+        Products of 8-bit integers are none of them.
+
+        Raises:
+            BundleError: it cannot be expressed in them.
+        """
+        return None
+
+    def check_split(self, graph: Path, on_cpu: Sequence[str], total: int) -> None:
+        """Says how many of a plug-in's operators are left to the CPU, with copies in between.
+
+        Args:
+            graph: that was loaded.
+            on_cpu: the kinds of the operators that are.
+            total: the number of all operators.
+
+        Raises:
+            BundleError: too many.
+        """
+        if on_cpu:
+            _log.warning("%s: the CPU runs %d of %d operators", graph, len(on_cpu), total)

@@ -1,8 +1,16 @@
 """Philox: random numbers that depend on a seed and a position only."""
 
+import secrets
+
 import numpy as np
 
 _WORD = 2**64 - 1
+_SEED_BITS = 53
+
+
+def draw_seed() -> int:
+    """A fresh seed of 53 bits, which JSON readers with double numbers can give back exactly."""
+    return secrets.randbits(_SEED_BITS)
 
 
 class Philox:
@@ -16,10 +24,13 @@ class Philox:
         self._philox = np.random.Philox(key=0)
         self._state = self._philox.state
 
-    def uniform(self, seed: int, index: int) -> float:
-        """Random number ``index`` of a seed below 2**128, in [0, 1), with 53 random bits."""
+    def uniform(self, seed: int, index: int, stream: int = 0) -> float:
+        """Random number ``index`` of a seed below 2**128, in [0, 1), with 53 random bits.
+
+        Each ``stream`` of a seed has numbers of its own.
+        """
         words = self._state["state"]
         words["key"][:] = seed & _WORD, seed >> 64
-        words["counter"][:] = index, 0, 0, 0
+        words["counter"][:] = index, stream, 0, 0
         self._philox.state = self._state
         return (int(self._philox.random_raw()) >> 11) * 2.0**-53

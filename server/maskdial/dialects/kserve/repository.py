@@ -1,7 +1,4 @@
-"""KServe's and Triton's `/v2`: health, metadata, and the model repository.
-
-There is no `/v2/models/NAME/infer`: texts go to the tasks' own routes.
-"""
+"""KServe's and Triton's `/v2`: health, metadata, and the model repository."""
 
 from collections.abc import Mapping
 
@@ -11,8 +8,9 @@ from typing_extensions import TypedDict
 
 import maskdial
 from maskdial.dialects.body import Wire, read_body
+from maskdial.dialects.kserve.answers import signature
 from maskdial.dialects.native.service import is_ready
-from maskdial.errors import MaskdialError
+from maskdial.errors import MaskdialError, NotFoundError, shortened
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.replies import error_reply, json_reply
@@ -122,7 +120,11 @@ async def server_metadata() -> Response:
         {
             "name": "maskdial",
             "version": maskdial.__version__,
-            "extensions": ["model_repository", "model_repository(unload_dependents)"],
+            "extensions": [
+                "binary_tensor_data",
+                "model_repository",
+                "model_repository(unload_dependents)",
+            ],
         }
     )
 
@@ -139,20 +141,21 @@ async def ready(request: Request) -> Response:
 
 
 async def model_metadata(request: Request) -> Response:
-    """A model's name, platform and version; its inputs are texts, its outputs its tasks'."""
+    """A model's name, platform and version, and the tensors of its main task."""
     try:
         entry = _entry(request)
     except MaskdialError as error:
         return error_reply(error)
     models = server_context(request).models
-    tasks = dict.fromkeys(task for each in entry.manifests for task in models.tasks_of(each))
+    tasks = [task for each in entry.manifests for task in models.tasks_of(each)]
+    tensors = signature(tasks[0] if tasks else "")
     return json_reply(
         {
             "name": entry.name,
             "versions": [_VERSION],
             "platform": "onnxruntime_onnx",
-            "inputs": [{"name": "inputs", "datatype": "BYTES", "shape": [-1]}],
-            "outputs": [{"name": task, "datatype": "BYTES", "shape": [-1]} for task in tasks],
+            "inputs": [_described(*each) for each in tensors.inputs],
+            "outputs": [_described(*each) for each in tensors.outputs],
         }
     )
 
@@ -207,12 +210,32 @@ async def unload(request: Request) -> Response:
     return json_reply({})
 
 
+def _described(name: str, datatype: str) -> Tensor:
+    return {"name": name, "datatype": datatype, "shape": [-1]}
+
+
+def check_version(request: Request) -> None:
+    """Refuses a path with a version that no model has.
+
+    Raises:
+        NotFoundError: it has one.
+    """
+    version = request.path_params.get("version", _VERSION)
+    if version != _VERSION:
+        raise NotFoundError(
+            f"models have the version {_VERSION} only, which is the current one, not "
+            f"{shortened(version)!r}"
+        )
+
+
 def _entry(request: Request) -> Entry:
+    check_version(request)
     name = ModelChoice.of(request.path_params["name"]).name
     assert name is not None, "the path has one"
     return server_context(request).models.entry(name)
 
 
+_VERSIONS = ("/versions/{version}", "")
 _MODEL = "/v2/repository/models/{name:path}"
 ROUTES = (
     TaskRoute(
@@ -240,18 +263,41 @@ ROUTES = (
         )
     ),
     *(
-        Route(path, endpoint, methods=["GET"], reply=reply, tags=["kserve"], **described)
-        for path, endpoint, reply, described in (
-            ("/v2", server_metadata, ServerMetadata, {}),
-            ("/v2/health/live", live, ServerLive, {}),
-            ("/v2/health/ready", ready, ServerReady, {"reply_statuses": (503,)}),
-            (
-                "/v2/models/{name:path}/ready",
-                model_ready,
-                ModelReady,
-                {"statuses": (404, 422), "reply_statuses": (503,)},
-            ),
-            ("/v2/models/{name:path}", model_metadata, ModelMetadata, {"statuses": (404, 422)}),
+        Route(path, endpoint, methods=["GET"], reply=reply, tags=["kserve"])
+        for path, endpoint, reply in (
+            ("/v2", server_metadata, ServerMetadata),
+            ("/v2/health/live", live, ServerLive),
         )
+    ),
+    Route(
+        "/v2/health/ready",
+        ready,
+        methods=["GET"],
+        reply=ServerReady,
+        reply_statuses=(503,),
+        tags=["kserve"],
+    ),
+    *(
+        Route(
+            f"/v2/models/{{name:path}}{version}/ready",
+            model_ready,
+            methods=["GET"],
+            reply=ModelReady,
+            statuses=(404, 422),
+            reply_statuses=(503,),
+            tags=["kserve"],
+        )
+        for version in _VERSIONS
+    ),
+    *(
+        Route(
+            f"/v2/models/{{name:path}}{version}",
+            model_metadata,
+            methods=["GET"],
+            reply=ModelMetadata,
+            statuses=(404, 422),
+            tags=["kserve"],
+        )
+        for version in _VERSIONS
     ),
 )

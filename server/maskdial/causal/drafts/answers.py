@@ -1,0 +1,113 @@
+"""Answers: draft tokens from earlier answers of the model, which agents and retrieval repeat."""
+
+from collections import OrderedDict
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.causal.drafts.prediction import Follower
+from maskdial.causal.sequence import Sequence
+from maskdial.metrics import DraftKind
+
+MAX_TOKENS = 65_536
+"""Of all answers that are kept; each one takes some 350 bytes."""
+
+_NGRAM = 4
+_SHORTEST = 8  # tokens of an answer that is worth keeping
+
+_Owner = tuple[str, str]
+"""Whose an answer is: the cache salt, and the key's name."""
+_Gram = tuple[_Owner, bytes]
+
+
+class Answers:
+    """Proposes what followed a text's last four tokens in an earlier answer, the latest one.
+
+    As with the prefix cache, how fast a text comes tells what was written before. So an answer
+    helps only requests of the same cache salt and the same key.
+
+    Args:
+        shared: whether it helps those of other keys as well.
+        max_tokens: of all answers; the oldest are forgotten.
+    """
+
+    kind: DraftKind = "answers"
+
+    def __init__(self, *, shared: bool = False, max_tokens: int = MAX_TOKENS) -> None:
+        self._shared = shared
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._texts: OrderedDict[int, tuple[_Owner, NDArray[np.int64]]] = OrderedDict()
+        self._places: dict[_Gram, tuple[int, int]] = {}  # a text's number, and the place after
+        self._num_learned = 0
+        self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
+        self._num_pushed: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers that are kept."""
+        return self._num_tokens
+
+    def learn(self, sequence: Sequence) -> None:
+        """Keeps the answer of a sequence that has finished."""
+        if not _SHORTEST <= sequence.num_generated <= self._max_tokens - _NGRAM:
+            return
+        # The prompt's end belongs to the answer's beginning.
+        text = sequence.token_ids[max(sequence.num_prompt + 1 - _NGRAM, 0) :].copy()
+        owner, number = self._owner(sequence), self._num_learned
+        self._num_learned += 1
+        self._texts[number] = owner, text
+        self._num_tokens += len(text)
+        for place, gram in _grams(owner, text):
+            self._places[gram] = number, place
+        while self._num_tokens > self._max_tokens:
+            self._forget()
+
+    def serves(self, sequence: Sequence) -> bool:
+        """Whether there are answers at all."""
+        return bool(self._texts)
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+        """See `maskdial.causal.drafts.draft.Proposer`."""
+        follower = self._followers.get(sequence)
+        if follower is not None:
+            for token_id in sequence.generated_ids[self._num_pushed[sequence] :].tolist():
+                follower.push(token_id)
+        if follower is None or not follower.following(1):
+            follower = self._find(sequence)
+            if follower is None:
+                self._followers.pop(sequence, None)
+                return ()
+            self._followers[sequence] = follower
+        self._num_pushed[sequence] = sequence.num_generated
+        return follower.following(max_tokens)
+
+    def _find(self, sequence: Sequence) -> Follower | None:
+        """Follows the latest answer that has the text's last tokens."""
+        last = sequence.token_ids[-_NGRAM:]
+        found = self._places.get((self._owner(sequence), last.tobytes()))
+        if found is None:
+            return None
+        number, place = found
+        _, text = self._texts[number]
+        return Follower(text, place)
+
+    def _owner(self, sequence: Sequence) -> _Owner:
+        return sequence.cache_salt, "" if self._shared else sequence.usage.key
+
+    def _forget(self) -> None:
+        """Forgets the oldest answer, and the places in it that no later one has."""
+        number, (owner, text) = self._texts.popitem(last=False)
+        self._num_tokens -= len(text)
+        for _, gram in _grams(owner, text):
+            if self._places.get(gram, (-1, 0))[0] == number:
+                del self._places[gram]
+
+
+def _grams(owner: _Owner, text: NDArray[np.int64]) -> list[tuple[int, _Gram]]:
+    """Each four tokens of a text that another one follows, and the place after them."""
+    data, size = text.tobytes(), text.itemsize
+    return [
+        (end, (owner, data[(end - _NGRAM) * size : end * size])) for end in range(_NGRAM, len(text))
+    ]

@@ -1,0 +1,289 @@
+"""`POST /infill`, as llama.cpp has it: the text between two texts.
+
+A causal model writes it if its tokenizer has fill-in-the-middle tokens; a masked one fills masks.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, NotRequired
+
+import pydantic
+from fastapi import Response
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from maskdial.bounds import Range, Size
+from maskdial.bundle.manifest import Manifest
+from maskdial.causal.events import Finish
+from maskdial.causal.generate import Generation, timings
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest, Infilling, Snippet
+from maskdial.dialects.body import TaskBody, example
+from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.sampling import SamplingFields, Stops
+from maskdial.errors import MaskdialError, ValidationError
+from maskdial.http.replies import (
+    encode_json,
+    error_content,
+    json_reply,
+    timing_headers,
+    truncation_header,
+)
+from maskdial.http.sse import Frames, data_frame
+from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointToken
+from maskdial.masked.tasks.infill import InfillRequest, gap_text
+from maskdial.masked.tasks.unmasking import Unmasking
+
+_GAP = 8  # tokens, for masked models
+# Those that mean nothing where the likeliest tokens are chosen, and others
+_DRAWN = ("top_k", "top_p", "min_p", "typical_p")
+_CAUSAL = (
+    *("stop", "stop_token_ids", "ignore_eos", "logit_bias"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+
+
+class InputExtra(Lenient):
+    """A part of another file."""
+
+    text: str = ""
+    filename: Annotated[str, Size(0, 1024, "characters")] = "tmp"
+
+
+class InfillBody(SamplingFields, Lenient, TaskBody):
+    """The texts around a gap."""
+
+    model_config = example(
+        {"input_prefix": "The old king lived in a ", "input_suffix": " by the sea."}
+    )
+
+    # What llama.cpp's clients send of its caches, slots and limits on time
+    habits = frozenset(
+        {
+            *("cache_prompt", "id_slot", "n_indent", "n_keep", "n_probs", "response_fields"),
+            *("samplers", "t_max_predict_ms", "t_max_prompt_ms", "return_tokens"),
+        }
+    )
+    spellings = {  # noqa: RUF012
+        "prompts": "input_prefix",
+        "prefix": "input_prefix",
+        "suffix": "input_suffix",
+        "max_tokens": "n_predict",
+        "max_new_tokens": "n_predict",
+    }
+
+    input_prefix: str = Field(description="The text before the gap.")
+    input_suffix: str = Field(description="The text after it.")
+    input_extra: Annotated[list[InputExtra], Size(0, 1024, "texts")] | None = Field(
+        None, description="Parts of other files, before the prefix."
+    )
+    prompt: str | None = Field(
+        None, description="What the gap begins with. Default: nothing is given."
+    )
+    n_predict: Annotated[int, Range(-1)] | None = Field(
+        None,
+        description="Maximum number of tokens in the gap; a masked model tries all lengths up to "
+        f"it. Default, and with -1: the causal model's limit or 100, {_GAP} for a masked one.",
+    )
+    stop: (
+        Annotated[
+            Stops,
+            pydantic.BeforeValidator(
+                lambda value: [value] if isinstance(value, str) else value,
+                json_schema_input_type=str | list[str],
+            ),
+        ]
+        | None
+    ) = Field(None, description="Texts that end the gap, and are not part of it.")
+    stream: bool | None = Field(
+        None, description="Reply with server-sent events, one per token. Default: false."
+    )
+    n: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
+        None, description="For masked models, number of fillings to return. Default: 1."
+    )
+    num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
+        None, description="For masked models, fillings of each length to follow. Default: 1."
+    )
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The longest gap; None: the default."""
+        return None if self.n_predict in (None, -1) else self.n_predict
+
+    def causal(self, model: CausalModel) -> GenerationRequest:
+        """The body as a request to a causal model.
+
+        Raises:
+            ValidationError: it asks for what only masked models do.
+        """
+        for name in self.given("n", "num_beams"):
+            raise ValidationError(
+                f"is for masked models; model {model.name!r} writes one text", field=name
+            )
+        if self.num_tokens == 0:
+            raise ValidationError(
+                "must be at least 1, or -1 for the model's own limit, not 0", field="n_predict"
+            )
+        snippets = [Snippet(each.text, each.filename) for each in self.input_extra or ()]
+        return GenerationRequest(
+            [self.input_prefix],
+            params=self.sampling(model.defaults, do_sample=True, include_stop=False),
+            max_new_tokens=self.num_tokens,
+            infill=Infilling(self.input_suffix, self.prompt or "", snippets, cut=True),
+            **self.given("seed"),
+        )
+
+    def masked(self, model: MaskedModel) -> InfillRequest:
+        """The body as a request to a masked model.
+
+        Raises:
+            ValidationError: it asks for what only causal models do.
+        """
+        samples = (self.temperature or 0) > 0
+        for name in self.given(*_CAUSAL, *(_DRAWN if samples else ())):
+            raise ValidationError(
+                f"is for causal models; model {model.name!r} fills masks", field=name
+            )
+        extra = "".join(f"{each.text}\n" for each in self.input_extra or ())
+        return InfillRequest(
+            extra + self.input_prefix + (self.prompt or ""),
+            self.input_suffix,
+            _GAP if self.num_tokens is None else self.num_tokens,
+            self.n or 1,
+            Unmasking(temperature=self.temperature or 0.0, num_beams=self.num_beams or 1),
+            **self.given("seed"),
+        )
+
+
+class GapFilling(TypedDict):
+    """One of a masked model's fillings of the gap; see `JointFilling`."""
+
+    content: str
+    score: float
+    log_likelihood: float
+    tokens: list[JointToken]
+
+
+class InfillReply(TypedDict):
+    """llama.cpp's, with the fillings of a masked model beside it, best first."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    truncated: bool
+    stop_type: str
+    stopping_word: str
+    fillings: NotRequired[list[GapFilling]]
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTask:
+    """Infilling as something that models can be asked for."""
+
+    name: str = "infill"
+
+    def serves(self, manifest: Manifest) -> bool:
+        if manifest.task == "generate":
+            return manifest.infill is not None
+        return InfillRequest.serves(manifest) and not manifest.reads_left
+
+
+INFILL = InfillTask()
+
+
+async def infill(call: Call[InfillBody]) -> Response:
+    """Writes the text between a prefix and a suffix; with `"stream": true` as server-sent events.
+
+    A masked model tries all lengths up to `n_predict`, and answers with the likeliest text per
+    token.
+    """
+    model = await call.model(INFILL)
+    if isinstance(model, CausalModel):
+        return await _write(call, model)
+    assert isinstance(model, MaskedModel), "no other model does the task"
+    return await _fill(call, model)
+
+
+async def _write(call: Call[InfillBody], model: CausalModel) -> Response:
+    generation = await call.generation(call.body.causal(model), model)
+    (prompt,) = generation.prompts
+    common = {"model": model.name, "truncated": prompt.num_truncated > 0}
+    if call.body.stream:
+        headers = truncation_header(prompt.num_truncated)
+        return await call.stream(_frames(generation, common), _error_frame, headers)
+    (completion,) = await generation.complete()
+    (text,) = completion.texts
+    reply = _ending(text.finish) | common
+    reply |= {"content": text.finish.generated_text, "tokens": [e.token_id for e in text.events]}
+    return json_reply(reply, headers=timing_headers(timings([completion])))
+
+
+async def _frames(generation: Generation, common: dict[str, Any]) -> Frames:
+    async with generation.stream() as stream:
+        async for _, event in stream:
+            part = {"index": 0, "content": event.text, "tokens": [event.token_id], "stop": False}
+            yield data_frame(encode_json(part))
+            if event.finish is not None:
+                last = _ending(event.finish) | common | {"content": "", "tokens": []}
+                yield data_frame(encode_json(last))
+
+
+def _error_frame(error: MaskdialError) -> bytes:
+    return data_frame(encode_json(error_content(error)))
+
+
+def _ending(finish: Finish) -> dict[str, Any]:
+    stop_type = "limit" if finish.reason == "length" else "eos"
+    return {
+        "index": 0,
+        "stop": True,
+        "tokens_predicted": finish.generated_tokens,
+        "tokens_evaluated": finish.input_length,
+        "stop_type": "word" if finish.stop else stop_type,
+        "stopping_word": finish.stop or "",
+    }
+
+
+async def _fill(call: Call[InfillBody], model: MaskedModel) -> Response:
+    answer = await call.answer(call.body.masked(model), model)
+    fillings = [
+        {
+            "content": gap_text(filling, model.tokenizer),
+            "score": filling.score,
+            "log_likelihood": filling.log_likelihood,
+            "tokens": filling.tokens,
+        }
+        for filling in answer.content
+    ]
+    best = answer.content[0]
+    reply = {
+        "index": 0,
+        "content": fillings[0]["content"],
+        "tokens": [token.token for token in best.tokens],
+        "stop": True,
+        "model": model.name,
+        "tokens_predicted": len(best.tokens),
+        "tokens_evaluated": answer.timings.compute_tokens,
+        "truncated": answer.timings.truncated_tokens > 0,
+        "stop_type": "none",
+        "stopping_word": "",
+        "fillings": fillings,
+    }
+    headers = timing_headers(answer.timings)
+    if not call.body.stream:
+        return json_reply(reply, headers=headers)
+
+    async def frames() -> Frames:
+        yield data_frame(encode_json(reply))
+
+    return await call.stream(frames(), _error_frame, headers)
+
+
+ROUTES = (
+    task_route("/infill", infill, InfillBody, InfillReply, streams=True, tags=["causal", "masked"]),
+)

@@ -1,0 +1,98 @@
+"""LabelEncoder: the second encoder of a model that finds entities, and the vectors it has made."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Deadline
+from maskdial.errors import DeadlineError, ValidationError, shortened
+from maskdial.masked.engine import MaskedEngine
+from maskdial.masked.request import MaskedInput
+
+_CACHE_BYTES = 64 * 2**20
+
+
+class LabelEncoder:
+    """Turns labels into vectors, and keeps those that were used last.
+
+    Used on the event loop only. A vector is the same to the last bit whatever it is computed with,
+    so it does not matter whether it was kept.
+
+    Args:
+        engine: the encoder's.
+        tokenizer: the encoder's.
+        max_length: of a label, in tokens.
+        cache_bytes: what the vectors that are kept may take.
+    """
+
+    def __init__(
+        self,
+        engine: MaskedEngine,
+        tokenizer: Tokenizer,
+        max_length: int,
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> None:
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._room = cache_bytes
+        self._kept: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+
+    async def vectors(self, labels: Sequence[str], deadline: Deadline) -> NDArray[np.float32]:
+        """The vectors of labels, (num_labels, columns).
+
+        Raises:
+            ValidationError: a label is longer than the encoder reads.
+            OverloadedError: the encoder's queue has no room for them now.
+            DeadlineError: the time is up.
+        """
+        found = {label: self._kept[label] for label in labels if label in self._kept}
+        for label in found:
+            self._kept.move_to_end(label)
+        missing = [label for label in dict.fromkeys(labels) if label not in found]
+        if missing:
+            seconds = tokenizing_seconds(missing)
+            inputs = await offload(partial(self._inputs, missing), seconds, deadline)
+            for first in range(0, len(missing), self.engine.max_queue):
+                part = slice(first, first + self.engine.max_queue)
+                try:
+                    results = await self.engine.submit_many(inputs[part], deadline.remaining())
+                except DeadlineError as error:
+                    raise deadline.missed() from error
+                # Copies, as a part of a pass's output would keep all of it
+                made = (result.logits.copy() for result in results)
+                found |= zip(missing[part], made, strict=True)
+            self._keep({label: found[label] for label in missing})
+        return np.stack([found[label] for label in labels])
+
+    def stop(self) -> None:
+        """Stops the engine at once."""
+        self.engine.stop(0)
+
+    def _inputs(self, labels: Sequence[str]) -> list[MaskedInput]:
+        inputs = []
+        for label in labels:
+            encoding = self._tokenizer.encode(label)
+            if len(encoding) > self._max_length:
+                raise ValidationError(
+                    f"{shortened(label)!r} has {len(encoding)} tokens, and the model reads at most "
+                    f"{self._max_length} of a label; shorten it",
+                    field="candidate_labels",
+                )
+            inputs.append(MaskedInput(tuple(encoding.ids), token_type_ids=tuple(encoding.type_ids)))
+        return inputs
+
+    def _keep(self, vectors: dict[str, NDArray[np.float32]]) -> None:
+        for label, vector in vectors.items():
+            if label not in self._kept:
+                self._room -= vector.nbytes
+            self._kept[label] = vector
+        while self._room < 0:
+            _, dropped = self._kept.popitem(last=False)
+            self._room += dropped.nbytes

@@ -1,0 +1,108 @@
+"""Canvas: a text whose masks are being filled."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FilledToken:
+    """A token in the place of a mask, its natural log-probability in the pass that filled it, and
+    that pass, counted from 0.
+    """
+
+    position: int
+    token: int
+    logprob: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """Masks that are filled together, by their positions; ``words``: what may stand there, as
+    token ids of the same number.
+    """
+
+    positions: tuple[int, ...]
+    words: tuple[tuple[int, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Blanks, by their places, that are filled before others, in so many passes; None: a pass for
+    each mask.
+    """
+
+    places: tuple[int, ...]
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A text with some of its masks filled, in the order of filling."""
+
+    input_ids: tuple[int, ...]
+    filled: tuple[FilledToken, ...] = ()
+
+    @property
+    def log_probability(self) -> float:
+        """The sum of the tokens' log-probabilities, each in the pass that filled it."""
+        return sum(each.logprob for each in self.filled)
+
+    def fill(self, token: FilledToken) -> "Draft":
+        """The text with another mask filled."""
+        at = token.position
+        ids = (*self.input_ids[:at], token.token, *self.input_ids[at + 1 :])
+        return Draft(ids, (*self.filled, token))
+
+
+@dataclass(slots=True)
+class Canvas:
+    """A text whose masks are being filled, with the drafts that a search follows.
+
+    ``blocks`` are filled one after the other; the masks of later ones are seen as such. ``block``
+    is the one at work, ``step`` the number of the next pass.
+    """
+
+    drafts: list[Draft]
+    blanks: tuple[Blank, ...]
+    blocks: tuple[Block, ...]
+    token_type_ids: tuple[int, ...] | None = None
+    seed: int = 0
+    block: int = 0
+    step: int = 0
+    step_in_block: int = 0
+
+    @property
+    def num_masks(self) -> int:
+        """How many masks it had."""
+        return sum(len(blank.positions) for blank in self.blanks)
+
+    @property
+    def done(self) -> bool:
+        """Whether all of them are filled."""
+        return self.block == len(self.blocks)
+
+    @property
+    def block_masks(self) -> frozenset[int]:
+        """The positions of the block at work, filled or not."""
+        blanks = (self.blanks[place] for place in self.blocks[self.block].places)
+        return frozenset(position for blank in blanks for position in blank.positions)
+
+    def left(self, draft: Draft) -> tuple[int, ...]:
+        """The positions of the block at work that are still masks, ascending."""
+        return tuple(sorted(self.block_masks.difference(each.position for each in draft.filled)))
+
+    def allowed(self, draft: Draft, position: int) -> tuple[int, ...] | None:
+        """The tokens that words allow at a position, beside those that fill the blank already; None
+        for any.
+        """
+        blank = next(blank for blank in self.blanks if position in blank.positions)
+        if blank.words is None:
+            return None
+        there = {each.position: each.token for each in draft.filled}
+        place = blank.positions.index(position)
+        fitting = (
+            word
+            for word in blank.words
+            if all(there.get(at, own) == own for at, own in zip(blank.positions, word, strict=True))
+        )
+        return tuple(sorted({word[place] for word in fitting}))

@@ -1,0 +1,121 @@
+"""Infilling with a masked model: a gap of unknown length between two texts.
+
+The gap is filled at each length from one token to the longest, all lengths in the same passes, and
+the fillings are ranked by their pseudo-log-likelihood per token.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from tokenizers import Encoding
+
+from maskdial.bundle.manifest import TaskName
+from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.engine.philox import draw_seed
+from maskdial.errors import ValidationError, about
+from maskdial.masked.request import MaskedInput
+from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointFilling, rank_fillings, spread
+from maskdial.masked.tasks.fill_mask import mask_positions, write_masks
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
+from maskdial.masked.tasks.unmasking import Unmasking
+
+MAX_GAP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class InfillRequest(TaskRequest[list[JointFilling]]):
+    """Two texts with a gap between them.
+
+    Attributes:
+        prefix: the text before the gap.
+        suffix: the text after it.
+        max_tokens: the longest gap to try, from 1 to `MAX_GAP`.
+        n: fillings to return; of each length there are as many as beams, or one drawn.
+        unmasking: how each is filled.
+        seed: of the random numbers, the same for each length. None draws one.
+    """
+
+    task: ClassVar[str] = "infill"
+    head: ClassVar[TaskName] = "fill-mask"
+
+    prefix: str
+    suffix: str
+    max_tokens: int = 8
+    n: int = 1
+    unmasking: Unmasking = field(default_factory=Unmasking)
+    seed: int | None = None
+
+    @property
+    def num_texts(self) -> int:
+        return 1
+
+    @property
+    def read_seconds(self) -> float:
+        return tokenizing_seconds([self.prefix, self.suffix])
+
+    def check(self, model: TaskModel) -> None:
+        for name, value, most in (
+            ("max_tokens", self.max_tokens, MAX_GAP),
+            ("n", self.n, MAX_BEAMS),
+        ):
+            if not 1 <= value <= most:
+                raise ValidationError(
+                    f"must be between 1 and {most} for the masked model {model.name!r}, not "
+                    f"{value}",
+                    field=name,
+                )
+
+    def read(self, model: TaskModel) -> Reading[list[JointFilling]]:
+        """The answer has the fillings, best first."""
+        tokenizer = model.tokenizer
+        mask = write_masks("[MASK]", tokenizer)
+        for name, text in (("prefix", self.prefix), ("suffix", self.suffix)):
+            if mask in write_masks(text, tokenizer):
+                raise ValidationError(
+                    "has a mask of its own; send texts with masks to /fill-mask", field=name
+                )
+        if not (self.prefix + self.suffix).strip():
+            raise ValidationError(
+                "is empty, as the text after it is; one has to have a word", field="prefix"
+            )
+        text = self.prefix + mask + self.suffix
+        with about("prefix"):
+            check_characters(text, model.manifest.max_length, model)
+            encoding = tokenizer.encode(text)
+            check_media(encoding.ids, model)
+        whole, num_cut = _cut(encoding, model.manifest.max_length - self.max_tokens + 1, tokenizer)
+        masks = mask_positions(whole.input_ids, tokenizer)
+        seed = draw_seed() if self.seed is None else self.seed
+        canvases = [
+            replace(spread(whole, masks, [length], [None], model), seed=seed)
+            for length in range(1, self.max_tokens + 1)
+        ]
+        reading = rank_fillings([canvases], self.unmasking, self.n, model, num_truncated=num_cut)
+        return reading.map(lambda texts: texts[0])
+
+
+def _cut(encoding: Encoding, max_length: int, tokenizer: Tokenizer) -> tuple[MaskedInput, int]:
+    """A text with a mask, cut at its outer ends where it is too long, and how many tokens were cut.
+
+    Either side of the mask gets a half of the room, or what the other side leaves.
+    """
+    starts, ends = tokenizer.ends()
+    first, last = len(starts), len(encoding.ids) - len(ends)
+    (mask,) = mask_positions(encoding.ids, tokenizer)
+    num_before, num_after = mask - first, last - mask - 1
+    room = max_length - len(starts) - len(ends) - 1
+    num_kept = min(num_after, max(room // 2, room - num_before))
+    begin, end = mask - min(num_before, room - num_kept), mask + 1 + num_kept
+    kept = [*range(first), *range(begin, end), *range(last, len(encoding.ids))]
+    whole = MaskedInput(
+        tuple(encoding.ids[place] for place in kept),
+        (),
+        tuple(encoding.type_ids[place] for place in kept),
+    )
+    return whole, len(encoding.ids) - len(kept)
+
+
+def gap_text(filling: JointFilling, tokenizer: Tokenizer) -> str:
+    """What stands in the gap."""
+    return tokenizer.decode([token.token for token in filling.tokens], skip_special_tokens=False)

@@ -1,0 +1,86 @@
+"""The cache of bundles that were exported of the Hub's repositories, each at ORG/NAME.
+
+It has the form of ``--model-dir``.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from maskdial.bundle.manifest import MANIFEST
+from maskdial.errors import ConfigError, shortened
+
+VARIABLE = "MASKDIAL_CACHE"
+"""The environment variable that says where it is."""
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A bundle in the cache.
+
+    Attributes:
+        name: of the repository.
+        folder: of the bundle.
+        num_bytes: of its files.
+    """
+
+    name: str
+    folder: Path
+    num_bytes: int
+
+
+def cache_folder() -> Path:
+    """Where the cache is: ``MASKDIAL_CACHE``, or ``maskdial`` where the system has its caches."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "maskdial"
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a text may be a repository's name, and is not the path of a folder."""
+    parts = text.split("/")
+    named = _HUB_NAME.fullmatch(text) is not None and not {".", ".."}.intersection(parts)
+    return named and not Path(text).exists()
+
+
+def bundle_folder(name: str) -> Path:
+    """Where a repository's bundle is, or would be."""
+    return cache_folder() / name
+
+
+def cached_models() -> list[CachedModel]:
+    """The bundles in the cache, by name."""
+    return [
+        CachedModel(f"{folder.parent.name}/{folder.name}", folder, sum(_sizes(folder)))
+        for folder in sorted(cache_folder().glob("*/*"))
+        if (folder / MANIFEST).is_file()
+    ]
+
+
+def remove(name: str) -> None:
+    """Removes a bundle from the cache.
+
+    Raises:
+        ConfigError: it is not there, or cannot be removed.
+    """
+    found = next((each for each in cached_models() if each.name == name), None)
+    if found is None:
+        raise ConfigError(
+            f"there is no {shortened(name)!r} in the cache {cache_folder()}; 'maskdial models' "
+            "lists what is there"
+        )
+    try:
+        shutil.rmtree(found.folder)
+    except OSError as error:
+        raise ConfigError(f"{found.folder} cannot be removed: {error.strerror}") from error
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    return (file.stat().st_size for file in folder.rglob("*") if file.is_file())

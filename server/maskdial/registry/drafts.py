@@ -1,0 +1,140 @@
+"""Drafts: what a causal model speculates with, as the configuration has it."""
+
+import logging
+from dataclasses import replace
+
+import tokenizers
+
+from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.causal.drafts.answers import Answers
+from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.model import DraftModel
+from maskdial.causal.drafts.prediction import Prediction
+from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.speculation import Speculation
+from maskdial.config import Config
+from maskdial.errors import ConfigError
+from maskdial.metrics import ModelMetrics
+from maskdial.registry.catalog import find_bundles
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
+
+_log = logging.getLogger("maskdial.models")
+
+_DRAFTS = 16
+
+
+def find_max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
+    """The draft tokens of a sequence to verify at once; 0 for no speculation."""
+    manifest = bundle.manifest
+    if manifest.text_to_text is not None:
+        return 0
+    if manifest.kv is not None and manifest.kv.states and not session.is_exact:
+        if config.speculative_tokens:
+            _log.warning(
+                "model %s has recurrent layers, so without the kernels it runs without "
+                "--speculative-tokens",
+                bundle.label,
+            )
+        return 0
+    if config.speculative_tokens is None:
+        return _DRAFTS if session.is_exact else 0
+    return config.speculative_tokens
+
+
+def make_speculation(
+    bundle: Bundle,
+    session: Session,
+    runner: Runner,
+    options: SessionOptions,
+    config: Config,
+    max_drafts: int,
+    chunk_tokens: int,
+    metrics: ModelMetrics,
+) -> Speculation | None:
+    """What a model's engine speculates with.
+
+    Raises:
+        ConfigError: the draft model cannot draft.
+        BundleError: its bundle cannot be read.
+    """
+    if not max_drafts:
+        return None
+    return Speculation(
+        (ForcedText(), Prediction(), PromptLookup()),
+        max_drafts=max_drafts,
+        max_length=runner.max_length,
+        together=session.is_exact,
+        metrics=metrics,
+        answers=Answers(shared=config.prefix_cache_shared == "on"),
+        model=_draft_model(bundle, runner, options, config, chunk_tokens, exact=session.is_exact),
+    )
+
+
+def _draft_model(
+    bundle: Bundle,
+    runner: Runner,
+    options: SessionOptions,
+    config: Config,
+    chunk_tokens: int,
+    *,
+    exact: bool,
+) -> DraftModel | None:
+    """The model of ``--draft``, loaded for a model with its vocabulary."""
+    name = config.draft
+    if name is None or name == bundle.name:
+        return None
+    if not exact:
+        _log.warning(
+            "model %s runs without the draft model %s: its own last bits would depend on it; see "
+            "docs/speculation.md",
+            bundle.label,
+            name,
+        )
+        return None
+    path = find_bundles(config).scan().get(name)
+    if path is None:
+        raise ConfigError(
+            f"--draft {name}: there is no such model; serve it as well (--model {name}=PATH)"
+        )
+    draft = load_bundle(name, path)
+    layout = draft.manifest.kv
+    if draft.manifest.family != "causal" or layout is None or draft.manifest.text_to_text:
+        raise ConfigError(f"--draft {name}: it is no causal model, so it cannot draft")
+    if layout.states:
+        raise ConfigError(f"--draft {name}: a model with recurrent layers cannot draft")
+    if not _has_same_tokens(bundle, draft):
+        _log.warning(
+            "model %s runs without the draft model %s: their vocabularies differ",
+            bundle.label,
+            name,
+        )
+        return None
+    session = Session(draft.graph, replace(options, kv_cache="auto"))
+    drafting = Runner(
+        session,
+        layout.stored_as(session.kv_cache),
+        slots=runner.slots,
+        max_length=min(runner.max_length, draft.manifest.max_length),
+        vocab_size=draft.manifest.vocab_size,
+        max_tokens=chunk_tokens,
+        max_rows=runner.slots,
+    )
+    if drafting.decode_and_prefill is None:
+        raise ConfigError(f"--draft {name}: the kernels do not compute its attention")
+    return DraftModel(
+        drafting,
+        slots=drafting.slots,
+        max_length=drafting.max_length,
+        chunk_tokens=chunk_tokens,
+        name=name,
+    )
+
+
+def _has_same_tokens(one: Bundle, other: Bundle) -> bool:
+    if one.manifest.vocab_size != other.manifest.vocab_size:
+        return False
+    vocabularies = (
+        tokenizers.Tokenizer.from_file(str(each.tokenizer)).get_vocab() for each in (one, other)
+    )
+    return next(vocabularies) == next(vocabularies)

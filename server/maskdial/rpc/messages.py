@@ -1,0 +1,117 @@
+"""The messages of the open inference protocol (KServe's ``grpc_predict_v2.proto``).
+
+They are built from a table, so that neither a generated module nor a compiler is needed. Nested
+messages and maps stand beside the others; on the wire they are the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+SERVICE = "inference.GRPCInferenceService"
+
+_PACKAGE = "inference"
+_PARAMETERS = "*ParametersEntry"
+_FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "ServerLiveRequest": {},
+    "ServerLiveResponse": {"live": (1, "bool")},
+    "ServerReadyRequest": {},
+    "ServerReadyResponse": {"ready": (1, "bool")},
+    "ModelReadyRequest": {"name": (1, "string"), "version": (2, "string")},
+    "ModelReadyResponse": {"ready": (1, "bool")},
+    "ServerMetadataRequest": {},
+    "ServerMetadataResponse": {
+        "name": (1, "string"),
+        "version": (2, "string"),
+        "extensions": (3, "*string"),
+    },
+    "ModelMetadataRequest": {"name": (1, "string"), "version": (2, "string")},
+    "ModelMetadataResponse": {
+        "name": (1, "string"),
+        "versions": (2, "*string"),
+        "platform": (3, "string"),
+        "inputs": (4, "*TensorMetadata"),
+        "outputs": (5, "*TensorMetadata"),
+    },
+    "TensorMetadata": {"name": (1, "string"), "datatype": (2, "string"), "shape": (3, "*int64")},
+    "InferParameter": {
+        "bool_param": (1, "bool"),
+        "int64_param": (2, "int64"),
+        "string_param": (3, "string"),
+        "double_param": (4, "double"),
+        "uint64_param": (5, "uint64"),
+    },
+    "ParametersEntry": {"key": (1, "string"), "value": (2, "InferParameter")},
+    "InferTensorContents": {"bytes_contents": (8, "*bytes")},
+    "InferInputTensor": {
+        "name": (1, "string"),
+        "datatype": (2, "string"),
+        "shape": (3, "*int64"),
+        "parameters": (4, _PARAMETERS),
+        "contents": (5, "InferTensorContents"),
+    },
+    "InferRequestedOutputTensor": {"name": (1, "string"), "parameters": (2, _PARAMETERS)},
+    "ModelInferRequest": {
+        "model_name": (1, "string"),
+        "model_version": (2, "string"),
+        "id": (3, "string"),
+        "parameters": (4, _PARAMETERS),
+        "inputs": (5, "*InferInputTensor"),
+        "outputs": (6, "*InferRequestedOutputTensor"),
+        "raw_input_contents": (7, "*bytes"),
+    },
+    "InferOutputTensor": {
+        "name": (1, "string"),
+        "datatype": (2, "string"),
+        "shape": (3, "*int64"),
+        "parameters": (4, _PARAMETERS),
+    },
+    "ModelInferResponse": {
+        "model_name": (1, "string"),
+        "model_version": (2, "string"),
+        "id": (3, "string"),
+        "parameters": (4, _PARAMETERS),
+        "outputs": (5, "*InferOutputTensor"),
+        "raw_output_contents": (6, "*bytes"),
+    },
+    "ModelStreamInferResponse": {
+        "error_message": (1, "string"),
+        "infer_response": (2, "ModelInferResponse"),
+    },
+}
+"""The fields of each message: number and type, with a star if it is repeated. Those of a parameter
+exclude each other. Numbers in ``contents`` are left out: models here read texts."""
+
+_ALTERNATIVES = {"InferParameter": "parameter_choice"}
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="maskdial/inference.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for name, fields in _FIELDS.items():
+        message = file.message_type.add(name=name)
+        if name in _ALTERNATIVES:
+            message.oneof_decl.add(name=_ALTERNATIVES[name])
+        for field_name, (number, kind) in fields.items():
+            field = message.field.add(name=field_name, number=number)
+            field.label = kinds.LABEL_REPEATED if kind[0] == "*" else kinds.LABEL_OPTIONAL
+            if kind.lstrip("*") in _FIELDS:
+                field.type = kinds.TYPE_MESSAGE
+                field.type_name = f".{_PACKAGE}.{kind.lstrip('*')}"
+            else:
+                field.type = kinds.Type.Value(f"TYPE_{kind.lstrip('*').upper()}")
+            if name in _ALTERNATIVES:
+                field.oneof_index = 0
+    return file
+
+
+_POOL = descriptor_pool.DescriptorPool()  # of its own: others may register the same names
+_POOL.Add(_file())
+
+
+def message(name: str) -> Any:
+    """The class of a message."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))

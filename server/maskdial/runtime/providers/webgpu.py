@@ -1,0 +1,182 @@
+"""The WebGPU provider, a plug-in for GPUs of all makers: Vulkan, Metal and Direct3D 12."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock
+
+import onnxruntime as ort
+
+from maskdial.bundle.bundle import Bundle
+from maskdial.errors import BundleError, ConfigError
+from maskdial.runtime.providers.plugin import devices_of
+from maskdial.runtime.providers.provider import Provider
+from maskdial.runtime.webgpu import WebGpuMemory
+
+_log = logging.getLogger(__name__)
+
+_PACKAGE = "onnxruntime_ep_webgpu"
+_HOW_TO_INSTALL = "pip install 'maskdial[webgpu]'"
+_TIMEOUT = 120  # seconds
+_REPORT = 300  # characters
+_MAX_ROUND_TRIPS = 2
+# On a software adapter, whose subgroups are of 4 lanes, attention of the plug-in is wrong from 32
+# tokens on: its shader for long passes counts on 8 lanes at least.
+_SOFTWARE_QUERY_TOKENS = 16
+
+# Operators that compute shapes and positions, which are better off on the CPU: small integers,
+# which a pass needs there, or once at its beginning.
+_BOOKKEEPING = {
+    *("Add", "And", "Cast", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal", "Expand"),
+    *("Flatten", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max"),
+    *("Min", "Mod", "Mul", "Not", "Or", "Range", "ReduceMax", "ReduceSum", "Reshape", "Shape"),
+    *("Size", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+}
+
+# A driver may end the process that loads it, so another process tries it first. The last line that
+# this prints says whether shaders compute in half precision.
+_PROBE = f"""
+import numpy as np, onnxruntime as ort, {_PACKAGE} as plugin
+ort.set_default_logger_severity(4)
+ort.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
+ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+host, back = ort.OrtValue.ortvalue_from_numpy(ones), ort.OrtValue.ortvalue_from_numpy(zeros)
+there = ort.OrtValue.ortvalue_from_shape_and_type((4,), np.float32, "webgpu")
+ort.copy_tensors([host], [there])
+ort.copy_tensors([there], [back])
+assert (back.numpy() == 1).all(), "it does not return what was written to it"
+print("works")
+"""
+
+
+class WebGpuProvider(Provider):
+    """Runs masked bundles and causal ones, whose KV cache is in the memory of a GPU."""
+
+    name = "webgpu"
+    ort_name = "WebGpuExecutionProvider"
+    batch_invariant = False  # kernels differ between shapes
+    slots = 16
+    max_batch_tokens = 4096
+    prefill_chunk_tokens = 512
+    turn = RLock()
+
+    def installed(self) -> bool:
+        """Whether there is a plug-in and a GPU: ``auto`` takes no software adapter."""
+        if find_spec(_PACKAGE) is None:
+            return False
+        try:
+            return any(map(_is_gpu, self._all_devices()))
+        except ConfigError:
+            return False
+
+    def check(self, bundle: Bundle) -> None:
+        _check_operators(bundle)
+        if find_spec(_PACKAGE) is None or find_spec("onnx") is None:
+            raise ConfigError(f"the plug-in for WebGPU is not installed; {_HOW_TO_INSTALL}")
+        (device,) = self.devices()
+        probe()
+        if not _is_gpu(device):
+            _log.warning(
+                "model %s runs on a software adapter of WebGPU, which is for tests only: masked "
+                "models compute texts of 32 tokens and more wrongly there",
+                bundle.label,
+            )
+
+    def max_query_tokens(self) -> int | None:
+        return None if _is_gpu(self.devices()[0]) else _SOFTWARE_QUERY_TOKENS
+
+    def memory(self) -> WebGpuMemory:
+        from maskdial.kernels.webgpu import copy_graphs  # needs onnx, which is optional
+
+        return WebGpuMemory(self.devices(), copy_graphs(), self.turn)
+
+    def devices(self) -> list[ort.OrtEpDevice]:
+        found = self._all_devices()
+        if not found:
+            raise ConfigError(
+                "there is no GPU that ONNX Runtime's plug-in for WebGPU can use; install a driver "
+                "for Vulkan"
+            )
+        return found[:1]
+
+    def rewrite(self, graph: Path) -> bytes:
+        from maskdial.kernels.webgpu import rewrite_for_webgpu  # needs onnx, which is optional
+
+        return rewrite_for_webgpu(graph)
+
+    def check_split(self, graph: Path, on_cpu: Sequence[str], total: int) -> None:
+        within = sorted(kind for kind in on_cpu if kind not in _BOOKKEEPING)
+        _log.info(
+            "%s: WebGPU runs %d of %d operators; the CPU runs %d that compute shapes and "
+            "positions, and %d others",
+            *(graph, total - len(on_cpu), total, len(on_cpu) - len(within), len(within)),
+        )
+        if len(within) > _MAX_ROUND_TRIPS:
+            kinds = ", ".join(dict.fromkeys(within))
+            raise BundleError(
+                f"WebGPU has no kernels for {len(within)} of the {total} operators of {graph} "
+                f"({kinds}), and a pass would go back and forth between GPU and CPU; serve it on "
+                "the CPU, or export it with --precision fp32"
+            )
+
+    def _all_devices(self) -> list[ort.OrtEpDevice]:
+        """The plug-in's devices, GPUs first.
+
+        Raises:
+            ConfigError: the library cannot be loaded.
+        """
+        import onnxruntime_ep_webgpu as plugin
+
+        found = devices_of(self.ort_name, str(plugin.get_library_path()))
+        return sorted(found, key=_is_gpu, reverse=True)
+
+
+def _is_gpu(device: ort.OrtEpDevice) -> bool:
+    """False for a software adapter."""
+    return bool(device.device.type.name == "GPU")
+
+
+def _check_operators(bundle: Bundle) -> None:
+    """Refuses what the plug-in has no kernels for.
+
+    Raises:
+        ConfigError: it cannot run the bundle.
+    """
+    manifest = bundle.manifest
+    if manifest.family == "encoder-decoder":
+        raise ConfigError(
+            f"model {bundle.label!r} has an encoder and a decoder, which only CPUs run"
+        )
+    if manifest.kv is not None and manifest.kv.states:
+        raise ConfigError(f"model {bundle.label!r} has recurrent layers, which only CPUs run")
+
+
+@cache
+def probe() -> None:
+    """Uses the device in another process, once.
+
+    Raises:
+        ConfigError: that process crashed, hung, or could not use the device.
+    """
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"the GPU does not answer WebGPU within {_TIMEOUT} seconds; check its driver"
+        ) from error
+    if done.returncode == 0:
+        return
+    report = " ".join(done.stderr.decode(errors="replace").split())[-_REPORT:]
+    how = f"ends with signal {-done.returncode}" if done.returncode < 0 else "fails"
+    raise ConfigError(
+        f"a process that uses the GPU through WebGPU {how} ({report}); check its driver (on "
+        "Linux, Vulkan's)"
+    )
+
+
+PROVIDER = WebGpuProvider()

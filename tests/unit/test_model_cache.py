@@ -1,0 +1,121 @@
+"""Models by their names on the Hub: exported once into the cache, listed and removed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maskdial import cli
+from maskdial.config import load_config
+from maskdial.errors import ConfigError
+from maskdial.registry.catalog import STARTER_FOLDER
+
+NAME = "acme/taste"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MASKDIAL_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Path]]:
+    """What servers would have served."""
+    found: list[dict[str, Path]] = []
+
+    class NoServer:
+        failure, started = None, True
+
+        def __init__(self, config: Any, **options: Any) -> None:
+            found.append(config.models)
+
+        def run(self) -> None:
+            assert all(path.is_dir() for path in found[-1].values())
+
+    monkeypatch.setattr("maskdial.server.Server", NoServer)
+    return found
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that were exported; the bundle is always the same."""
+    names: list[str] = []
+
+    def run(command: list[str], *, check: bool) -> Any:
+        *_, verb, source, dest = command
+        assert verb == "export"
+        names.append(source)
+        shutil.copytree(STARTER_FOLDER / "sentiment", dest)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("maskdial.cli.subprocess.run", run)
+    return names
+
+
+def test_a_name_of_the_hub_is_exported_once(
+    cache: Path,
+    served: list[dict[str, Path]],
+    exported: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for _ in range(2):
+        assert cli.main(["serve", "--model", NAME, "--model", f"mine={STARTER_FOLDER}/hybrid"]) == 0
+    assert exported == [NAME]
+    assert served == [{NAME: cache / "acme" / "taste", "mine": STARTER_FOLDER / "hybrid"}] * 2
+    assert f"exporting {NAME} to" in capsys.readouterr().err
+
+    assert cli.main(["models"]) == 0
+    listed = capsys.readouterr().out
+    assert NAME in listed
+    assert "classify, int8" in listed
+    assert " MB" in listed
+    assert cli.main(["models", "--remove", NAME]) == 0
+    assert NAME not in capsys.readouterr().out
+    assert not (cache / "acme" / "taste").exists()
+    assert cli.main(["models", "--remove", NAME]) == 1
+    assert "there is no 'acme/taste' in the cache" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(
+    cache: Path,
+    served: list[dict[str, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('there is none')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert cli.main(["serve", "--model", NAME]) == 1
+    exporting, why, then = capfd.readouterr().err.splitlines()
+    assert exporting == f"maskdial: exporting {NAME} to {cache / NAME}"
+    assert "there is none" in why
+    assert "pip install 'maskdial[export]'" in why
+    assert f"model {NAME} is not in the cache {cache}, and its export failed" in then
+    assert served == []
+
+
+def test_what_is_no_name_of_the_hub(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bundles" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for wrong in ("mine", "bundles/mine", "a/b/c", "../b", "a/..", "/a/b", "a/", "a b/c", "x="):
+        with pytest.raises(ConfigError, match="is not NAME=PATH, nor a name of the Hub"):
+            load_config({"model": [wrong]})
+    with pytest.raises(ConfigError, match="given twice"):
+        load_config({"model": [NAME, f"{NAME}=x"]})
+
+
+def test_only_bundles_are_listed_and_removed(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cache / "acme" / "other").mkdir(parents=True)
+    assert cli.main(["models"]) == 0
+    assert "acme/other" not in capsys.readouterr().out
+    for name in ("acme/other", "acme", "..", "../..", "/"):
+        assert cli.main(["models", "--remove", name]) == 1
+    assert (cache / "acme" / "other").is_dir()

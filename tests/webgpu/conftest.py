@@ -1,0 +1,73 @@
+"""WebGPU on a software adapter: SwiftShader, which comes with Chromium, and its Vulkan loader."""
+
+import ctypes
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+
+from maskdial.runtime.providers import plugin
+from maskdial.runtime.providers.webgpu import PROVIDER, probe
+
+_FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser")
+_LIBRARIES = ("libvulkan.so.1", "libvk_swiftshader.so", "vk_swiftshader_icd.json")
+
+
+def _driver() -> Path | None:
+    """The folder of Chromium, the system's or Playwright's own, with its driver for Vulkan."""
+    own = Path.home().glob(".cache/ms-playwright/chromium-*/chrome-linux*")
+    beside = [Path(path).resolve().parent for path in [shutil.which("google-chrome")] if path]
+    for folder in (*map(Path, _FOLDERS), *own, *beside):
+        if all((folder / name).is_file() for name in _LIBRARIES):
+            return folder
+    return None
+
+
+@pytest.fixture
+def software(adapter: None) -> None:
+    """For tests of what a software adapter does."""
+    if PROVIDER.installed():
+        pytest.skip("there is a GPU")
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Has the plug-in use a software adapter, in this process and those that start meanwhile.
+
+    If there is a GPU, it is used instead.
+    """
+    pytest.importorskip("onnxruntime_ep_webgpu", reason="onnxruntime-ep-webgpu is missing")
+    if PROVIDER.installed():  # a real GPU
+        yield
+        return
+    folder = _driver()
+    if folder is None:
+        pytest.skip("there is no Chromium with a software driver for Vulkan")
+    manifest = json.loads((folder / _LIBRARIES[2]).read_text())
+    manifest["ICD"]["library_path"] = str(folder / _LIBRARIES[1])
+    driver = tmp_path_factory.mktemp("vulkan") / "driver.json"
+    driver.write_text(json.dumps(manifest))
+    ctypes.CDLL(str(folder / _LIBRARIES[0]))  # found by its name from now on
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VK_DRIVER_FILES", str(driver))
+        patch.setenv("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
+        paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        patch.setenv("LD_LIBRARY_PATH", os.pathsep.join(paths))  # for processes
+        probe.cache_clear()
+        _find_devices_again()
+        yield
+    probe.cache_clear()
+
+
+def _find_devices_again() -> None:
+    """The plug-in looks for devices when it is registered: perhaps before the driver was there."""
+    if any(each.ep_name == PROVIDER.ort_name for each in ort.get_ep_devices()):
+        return
+    plugin.register.cache_clear()
+    with suppress(Exception):  # ONNX Runtime's own, if it was not registered
+        ort.unregister_execution_provider_library(PROVIDER.ort_name)

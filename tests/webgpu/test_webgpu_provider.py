@@ -1,0 +1,117 @@
+"""What WebGPU cannot do is refused in a sentence, and so are drivers that end their process."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.config import load_config
+from maskdial.errors import BundleError, ConfigError
+from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.runtime.placement import Placement, place
+from maskdial.runtime.providers import find_provider, webgpu
+from maskdial.runtime.providers.webgpu import PROVIDER, probe
+
+
+def bundle(**manifest: Any) -> Any:
+    fields = {"family": "causal", "kv": SimpleNamespace(states=())}
+    return SimpleNamespace(label="mine", manifest=SimpleNamespace(**fields | manifest))
+
+
+@pytest.fixture(scope="module")
+def starter() -> Bundle:
+    return load_bundle("mine", STARTER_FOLDER / "hybrid")
+
+
+def choose(bundle: Bundle, choice: str) -> Placement:
+    return place(bundle, choice, lambda placement: placement)
+
+
+def test_webgpu_is_a_provider_by_its_name() -> None:
+    assert load_config({"provider": "webgpu, cpu"}).provider == "webgpu,cpu"
+    assert find_provider("webgpu") is PROVIDER
+    assert not PROVIDER.batch_invariant
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        ({"family": "encoder-decoder"}, "has an encoder and a decoder, which only CPUs run"),
+        ({"kv": SimpleNamespace(states=((2, 3),))}, "has recurrent layers, which only CPUs run"),
+    ],
+)
+def test_models_without_kernels_are_refused(manifest: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"model 'mine' {reason}"):
+        PROVIDER.check(bundle(**manifest))
+
+
+def test_a_plug_in_that_is_missing(
+    starter: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webgpu, "find_spec", lambda name: None)
+    assert not PROVIDER.installed()
+    with pytest.raises(ConfigError, match=r"not installed; pip install 'maskdial\[webgpu\]'; or"):
+        choose(starter, "webgpu")
+    with caplog.at_level(logging.INFO):
+        assert choose(starter, "webgpu,cpu").provider.name == "cpu"
+    assert "model mine does not run on webgpu: the plug-in for WebGPU is not" in caplog.text
+
+
+def test_no_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime_ep_webgpu")
+    monkeypatch.setattr(webgpu, "devices_of", lambda *_: [])
+    with pytest.raises(ConfigError, match=r"there is no GPU that .* can use; install a driver"):
+        PROVIDER.check(bundle())
+
+
+def test_graphs_that_go_back_and_forth_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        PROVIDER.check_split(Path("m.onnx"), ["Shape", "Gather", "FusedMatMul", "Range"], 20)
+    assert "WebGPU runs 16 of 20 operators; the CPU runs 3 that" in caplog.text
+    assert caplog.messages[-1].endswith("and 1 others")
+    with pytest.raises(
+        BundleError, match=r"kernels for 3 of the 9 operators .* \(Erf, Mish\), and"
+    ):
+        PROVIDER.check_split(Path("m.onnx"), ["Mish", "Erf", "Shape", "Erf"], 9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("software")
+class TestAdapter:
+    def test_a_software_adapter_is_for_tests_only(
+        self, starter: Bundle, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert not PROVIDER.installed(), "auto takes GPUs only"
+        with caplog.at_level(logging.WARNING):
+            PROVIDER.check(bundle())
+        assert "model mine runs on a software adapter of WebGPU, which is for tests" in caplog.text
+
+    def test_a_driver_that_ends_its_process_does_not_end_the_server(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Without an adapter the plug-in calls abort."""
+        monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
+        probe.cache_clear()
+        try:
+            with pytest.raises(ConfigError) as refusal:
+                PROVIDER.check(bundle())
+        finally:
+            probe.cache_clear()
+        message = refusal.value.message
+        assert message.startswith("a process that uses the GPU through WebGPU ends with signal 6 (")
+        assert "No supported adapters" in message
+        assert message.endswith("; check its driver (on Linux, Vulkan's)")
+        assert "\n" not in message
+
+    def test_a_driver_that_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(webgpu, "_PROBE", "import time; time.sleep(60)")
+        monkeypatch.setattr(webgpu, "_TIMEOUT", 0.2)
+        probe.cache_clear()
+        try:
+            with pytest.raises(ConfigError, match=r"does not answer WebGPU within 0\.2 seconds"):
+                PROVIDER.check(bundle())
+        finally:
+            probe.cache_clear()
