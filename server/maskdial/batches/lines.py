@@ -114,7 +114,7 @@ class _Bytes(Input):
         self.size = stat.st_size if self._is_regular else None
 
     def close(self) -> None:
-        if self._is_regular:  # or it would wait for whoever reads from the pipe
+        if self._is_regular:  # or it would wait for the pipe's reader
             self._file.close()
 
     def _raw_lines(self) -> Iterator[bytes | int]:

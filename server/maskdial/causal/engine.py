@@ -123,7 +123,7 @@ class CausalEngine(Engine):
         """
         with self._changed:
             self._check_accepting()
-            if current_usage().background:  # whoever asks knows how many it may have open
+            if current_usage().background:  # its sender limits them
                 return
             waiting = self._scheduler.num_waiting
             if waiting + num_sequences > self._max_queue:

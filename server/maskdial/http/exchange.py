@@ -165,7 +165,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         if self._body_deadline is None:
             self._body_deadline = loop.time() + self._body_timeout
-        # Whoever sends a file has as long for each part of it as others for a body of that size.
+        # A file has as long for each part of it as another body of that size.
         more = 0 if self._max_file_bytes is None else self._body_bytes // self._max_body_bytes
         deadline = self._body_deadline + more * self._body_timeout
         deadline = min(deadline, self._lifecycle.body_deadline)

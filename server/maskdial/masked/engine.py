@@ -98,7 +98,7 @@ class MaskedEngine(Engine):
     def check_room(self, num_texts: int) -> None:
         """Refuses now what `submit_many` would refuse: for callers with work to do before it.
 
-        Requests in the background have no such limits: whoever asks knows how many it has open.
+        Requests in the background have no such limits: their sender has a limit of its own.
 
         Raises:
             OverloadedError: the queue has no room for all of them now.
