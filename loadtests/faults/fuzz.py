@@ -160,7 +160,11 @@ class Fuzz:
                 continue
             described = operations["post"]
             statuses = frozenset(int(each) for each in described["responses"])
-            schema = described["requestBody"]["content"]["application/json"]["schema"]
+            body = described.get("requestBody", {"content": {}})
+            content = body["content"].get("application/json")
+            if content is None:  # a form with a file, or nothing
+                continue
+            schema = content["schema"]
             for choice in schema.get("anyOf", [schema]):
                 examples = schemas[choice["$ref"].rpartition("/")[2]].get("examples", [{}])
                 operation = path, examples[0], statuses

@@ -507,7 +507,7 @@ def test_a_folder_belongs_to_one_server(
 @pytest.mark.slow
 def test_a_server_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     """However it is; the results are those of a batch that nobody disturbed."""
-    lines = [classify(number) for number in range(1500)]
+    lines = [classify(number) for number in range(5000)]
     lines[700]["body"] = {"model": "sentiment", "inputs": ""}
     num_done, batch_id = [0], ""
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, None):

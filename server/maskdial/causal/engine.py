@@ -238,7 +238,7 @@ class CausalEngine(Engine):
         with self._changed:
             if not self._scheduler.repeats(plan):
                 return False
-        if self._speculation is not None and len(plan.rows) == 1:
+        if self._speculation is not None and (plan.drafts or len(plan.rows) == 1):
             return False  # so do its drafts
         if any(sequence.grammar is not None for sequence in plan.rows):
             return False  # the next mask depends on the accepted token

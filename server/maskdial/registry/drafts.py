@@ -24,8 +24,11 @@ _log = logging.getLogger("maskdial.models")
 _DRAFTS = 16
 
 
-def find_max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
-    """The draft tokens of a sequence to verify at once; 0 for no speculation."""
+def find_max_drafts(bundle: Bundle, session: Session, config: Config, *, on_host: bool) -> int:
+    """The draft tokens of a sequence to verify at once; 0 for no speculation.
+
+    ``on_host``: whether passes read and write the host's memory.
+    """
     manifest = bundle.manifest
     if manifest.text_to_text is not None:
         return 0
@@ -38,7 +41,7 @@ def find_max_drafts(bundle: Bundle, session: Session, config: Config) -> int:
             )
         return 0
     if config.speculative_tokens is None:
-        return _DRAFTS if session.is_exact else 0
+        return _DRAFTS if session.is_exact and on_host else 0
     return config.speculative_tokens
 
 

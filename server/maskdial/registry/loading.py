@@ -236,7 +236,8 @@ def _start_causal(
     )
     if (most := provider.max_query_tokens()) is not None:
         chunk_tokens = most
-    max_drafts = find_max_drafts(bundle, session, config)
+    on_host = placement.memory.of_passes.on_host
+    max_drafts = find_max_drafts(bundle, session, config, on_host=on_host)
     runner = _runner(session, bundle, config, placement, layout, chunk_tokens, max_drafts)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
@@ -285,7 +286,7 @@ def _start_causal(
         ),
         never=never,
         sampler=_sampler(bundle, placement, runner.slots, options, never),
-        overlaps=not placement.memory.of_passes.on_host,
+        overlaps=not on_host,
         metrics=model_metrics,
         name=bundle.label,
         encoder=encoder,
@@ -338,7 +339,7 @@ def _runner(
 ) -> Runner:
     """Allocates what the loaded graph leaves of the memory for the KV cache."""
     context = max_length(bundle.manifest, config)
-    num_drafted = MAX_PASS_DRAFTS + 1 if max_drafts else 0
+    num_drafted = (MAX_PASS_DRAFTS if session.is_exact else max_drafts) + 1 if max_drafts else 0
     num_golden = len(bundle.manifest.golden.input_ids)
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
