@@ -248,7 +248,13 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "infill",
         "/infill",
-        lambda n: {"input_prefix": word(n), "input_suffix": " sea", "model": "hybrid"},
+        # Each length that is tried is a text of its own in the queue.
+        lambda n: {
+            "input_prefix": word(n),
+            "input_suffix": " sea",
+            "n_predict": 2,
+            "model": "hybrid",
+        },
     ),
     Kind("classify", "/classify", inputs("sentiment")),
     Kind("classify many", "/classify", lambda n: {"inputs": [text(n)] * 4, "model": "sentiment"}),
