@@ -26,9 +26,10 @@ from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
 from maskdial.http.handshake import Handshake
 from maskdial.http.in_process import InProcess
+from maskdial.http.lifecycle import Phase
 from maskdial.http.tls import Certificate
 from maskdial.http.unix_socket import UnixSocket
-from maskdial.runtime.memory import map_large_blocks
+from maskdial.runtime.memory import freeze_heap, map_large_blocks
 
 if TYPE_CHECKING:
     from maskdial.rpc.server import RpcServer
@@ -98,6 +99,7 @@ class Server(uvicorn.Server):
         self._context = context
         context.watchdog.on_death = self._engine_died
         self._ends_process = ends_process
+        self._has_settled = False
         self._lacks_descriptors = False
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
@@ -175,7 +177,15 @@ class Server(uvicorn.Server):
             self._reload_certificate()
         if counter % _TICKS_PER_DESCRIPTOR_CHECK == 0:
             self._look_for_descriptors()
+        if self._ends_process and not self._has_settled:
+            self._settle()
         return await super().on_tick(counter)
+
+    def _settle(self) -> None:
+        """Freezes the heap as soon as the models are loaded."""
+        if self._context.lifecycle.phase is Phase.SERVING:
+            freeze_heap()
+            self._has_settled = True
 
     def _look_for_descriptors(self) -> None:
         """Logs that no file can be opened: the event loop closes new connections then, untold."""

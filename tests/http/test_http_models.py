@@ -1,9 +1,11 @@
 """Models that come and go over HTTP: loading, unloading, replacing, and who may do so."""
 
 import asyncio
+import gc
 import json
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +68,24 @@ def label(http: httpx.Client, model: str, **body: object) -> str:
     reply = http.post("/classify", json={"inputs": TEXT, "model": model, **body})
     assert reply.status_code == 200, reply.text
     return str(reply.json()[0][0]["label"])
+
+
+@pytest.mark.parametrize(("model", "path"), [("hybrid", "/generate"), ("second", "/classify")])
+def test_what_is_unloaded_has_no_cycles(
+    shelf: Any, http: httpx.Client, model: str, path: str
+) -> None:
+    """The collector does not look at models that were there when their server began."""
+    gc.collect()
+    gc.disable()
+    try:
+        body = {"inputs": TEXT, "model": model}
+        assert http.post(path, json=body).status_code == 200
+        gone = weakref.ref(engine_of(shelf, model))
+        unloading = http.post("/models/unload", json={"model": model}, headers=ADMIN)
+        assert unloading.status_code == 200, unloading.text
+        wait_for(lambda: gone() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_folder_is_served_and_loaded_by_its_requests(http: httpx.Client) -> None:

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from maskdial import dialects
 from maskdial import score as scoring
 from maskdial.batches.lines import CustomIds, Line
-from maskdial.batches.requests import Reply, Requests
+from maskdial.batches.requests import BatchReply, Requests
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.native import tasks
 from maskdial.dialects.native.fill_mask_bodies import ScoreBody
@@ -240,7 +240,7 @@ class Answers:
             return _failed(line, _Failure(f"status {reply.status}", "internal"))
         return _succeeded(line, {"output": content})
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Reply:
+    async def _post(self, path: str, body: Mapping[str, Any]) -> BatchReply:
         reply = await self._requests.post(path, encode_json(body))
         if reply.status == UnavailableError.status:
             raise UnavailableError(_sentence_of(_json_of(reply.body)))

@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.types import Message, Receive
+from starlette.types import Message
 
 from maskdial import dialects
 from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import InternalError, MaskdialError, OverloadedError, UnavailableError
 from maskdial.http.context import ServerContext
+from maskdial.http.in_process import Reply, headers_of, receiving, scope_of
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.route import TaskRoute
 
@@ -27,16 +28,13 @@ _LOOK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class Reply:
-    """A whole reply: status, headers in lower case, body.
+class BatchReply(Reply):
+    """A reply to a line.
 
     ``model`` is the name of the one that was meant, empty if that is not known; ``outcome`` is
     ``ok``, or the type of the error.
     """
 
-    status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
     model: str = ""
     outcome: str = "ok"
 
@@ -75,31 +73,28 @@ class Requests:
         """The paths of requests that models answer."""
         return frozenset(self._routes)
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> BatchReply:
         """The reply to a request with a JSON body, to one of the paths; a stream comes as a whole.
 
         Errors are replies in the form of the route's dialect.
         """
         route = self._routes[path]
         request_id = f"{_IDS.getrandbits(128):032x}"
-        scope = self.scope("POST", path)
+        scope = scope_of("POST", path)
         scope["app"] = self._app
         usage = ClientUsage(self._client, self._key, background=self._background)
         state: dict[str, Any] = {"client": self._client, "usage": usage}
         scope["state"] = state
-        reply, parts = Reply(), []
+        reply, parts = BatchReply(), []
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 reply.status = message["status"]
-                reply.headers = {"x-request-id": request_id} | {
-                    name.decode("latin-1").lower(): value.decode("latin-1")
-                    for name, value in message["headers"]
-                }
+                reply.headers = {"x-request-id": request_id} | headers_of(message)
             else:
                 parts.append(message.get("body", b""))
 
-        receive = receiving(body)
+        receive = receiving(body, asyncio.Event())  # the client never leaves
         token = usage_of_request.set(usage)
         try:
             try:
@@ -115,24 +110,6 @@ class Requests:
                 lease.release()
         reply.body, reply.model = b"".join(parts), state.get("model", "")
         return reply
-
-    @staticmethod
-    def scope(method: str, path: str) -> dict[str, Any]:
-        """The ASGI scope of a request with a JSON body."""
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"local"), (b"content-type", b"application/json")],
-            "client": None,
-            "server": None,
-        }
 
 
 class Pace:
@@ -190,7 +167,7 @@ class BackgroundRequests(Requests):
         super().__init__(app, f"batch {owner}", owner, background=True)
         self._pace = pace
 
-    async def post(self, path: str, body: bytes) -> Reply:
+    async def post(self, path: str, body: bytes) -> BatchReply:
         while True:
             async with self._pace.admitted():
                 reply = await super().post(path, body)
@@ -205,17 +182,3 @@ def _internal(request_id: str) -> InternalError:
     """What a reply says of an exception that is being handled."""
     _log.exception("request %s of a batch failed", request_id)
     return InternalError(f"internal error; search the server log for request {request_id}")
-
-
-def receiving(body: bytes) -> Receive:
-    """Gives the body to the route; the client stays until the request is cancelled."""
-    sent = False
-
-    async def receive() -> Message:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive

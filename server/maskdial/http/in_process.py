@@ -74,8 +74,8 @@ class InProcess:
         async def send(message: Message) -> None:
             messages.put_nowait(message)
 
-        scope = _scope(method, path, headers, client) | {"state": dict(state or {})}
-        answering = asyncio.ensure_future(self._app(scope, _receive(body, gone), send))
+        scope = scope_of(method, path, headers, client) | {"state": dict(state or {})}
+        answering = asyncio.ensure_future(self._app(scope, receiving(body, gone), send))
         answering.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             while (message := await messages.get()) is not None:
@@ -97,12 +97,13 @@ def headers_of(message: Message) -> dict[str, str]:
     }
 
 
-def _scope(
+def scope_of(
     method: str,
     path: str,
-    headers: Iterable[tuple[str, str]],
-    client: tuple[str, int] | None,
+    headers: Iterable[tuple[str, str]] = (),
+    client: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
+    """The ASGI scope of a request with a JSON body."""
     given = {"host": "local", "content-type": "application/json"} | dict(headers)
     return {
         "type": "http",
@@ -120,7 +121,7 @@ def _scope(
     }
 
 
-def _receive(body: bytes, gone: asyncio.Event) -> Receive:
+def receiving(body: bytes, gone: asyncio.Event) -> Receive:
     """Gives the body to the route, and tells it when the client is gone."""
     sent = False
 

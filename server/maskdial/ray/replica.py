@@ -20,7 +20,7 @@ from maskdial.errors import MaskdialError
 from maskdial.http.context import ServerContext
 from maskdial.http.lifecycle import Phase
 from maskdial.ray.board import board_of
-from maskdial.runtime.memory import map_large_blocks
+from maskdial.runtime.memory import freeze_heap, map_large_blocks
 
 _log = logging.getLogger("maskdial")
 
@@ -76,6 +76,7 @@ class Replica:
                 if self._failure is not None:
                     raise RuntimeError(self._failure.message)
                 await asyncio.sleep(_POLL_SECONDS)
+            freeze_heap()
             posting = asyncio.create_task(self._post_metrics())
             yield
             posting.cancel()

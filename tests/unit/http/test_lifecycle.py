@@ -12,8 +12,30 @@ from maskdial import app as app_module
 from maskdial.config import Config
 from maskdial.errors import MaskdialError, UnavailableError
 from maskdial.http.lifecycle import Lifecycle, Phase
+from maskdial.server import Server
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("ends_process", [True, False])
+def test_the_heap_is_frozen_once_the_models_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, ends_process: bool
+) -> None:
+    frozen_in: list[Phase] = []
+
+    async def scenario() -> None:
+        server = Server(Config(port=0), ends_process=ends_process)
+        lifecycle: Lifecycle = server.config.app.state.context.lifecycle  # type: ignore[union-attr]
+        monkeypatch.setattr(
+            "maskdial.server.freeze_heap", lambda: frozen_in.append(lifecycle.phase)
+        )
+        await server.on_tick(1)
+        lifecycle.serve()
+        await server.on_tick(2)
+        await server.on_tick(3)
+
+    asyncio.run(scenario())
+    assert frozen_in == ([Phase.SERVING] if ends_process else [])
 
 
 def test_requests_are_taken_between_loading_and_draining() -> None:
