@@ -14,7 +14,7 @@ TEXT = "Alice took the train from Paris to Rome."
 MEGABYTE = "x y " * 250_000
 MANY = [f"label {index}" for index in range(10_000)]
 LONG = "very " * 400
-ROUTES = {
+ROUTES: dict[str, Callable[[list[str]], dict[str, Any]]] = {
     "finder /token-classify": lambda labels: {"candidate_labels": labels},
     "finder /redact": lambda labels: {"labels": labels},
     "extractor /token-classify": lambda labels: {"candidate_labels": labels},
