@@ -15,6 +15,7 @@ _COMMANDS = {
     "engine": "measure the text engine of a causal bundle in this process",
     "scaling": "measure how a server's costs grow with load, memory settings and model size",
     "kernels": "compare passes with our kernels and with ONNX Runtime's",
+    "decisions": "compare questions about a text with transformers' pipeline",
     "adapters": "compare decode steps of texts with adapters and without",
     "faults": "break, kill, flood and soak a server, and look for what is lost or kept",
     "fairness": "measure polite clients beside one that sends as much as it can",

@@ -380,3 +380,21 @@ def test_answers_do_not_depend_on_what_is_asked_beside_them(name: str, url: str)
         for key, each in QUESTIONS.items()
     }
     assert one_by_one == alone[0]
+
+
+def test_a_causal_model_reads_the_state_of_many_questions_once(url: str) -> None:
+    state = "The delivery came late and the box was broken. " * 12
+    body = {
+        "model": "chat",
+        "input": state,
+        "questions": [
+            {"name": str(index), "type": "predicate", "instructions": f"Is it {index}?"}
+            for index in range(64)
+        ],
+    }
+    usage = httpx.post(f"{url}/v1/decisions", json=body, timeout=60).json()["usage"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    shared = len(state)  # the tokenizer's tokens are bytes
+    # All but the first prompt, up to the last whole block of the cache
+    assert 63 * (shared - 128) <= cached <= 63 * (shared + 64)
+    assert usage["input_tokens"] > 64 * shared

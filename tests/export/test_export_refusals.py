@@ -98,6 +98,39 @@ def test_code_of_a_checkpoint_is_not_run(
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "settings", "why"),
+    [
+        ("nomic_bert", {"num_experts": 8}, "is a Nomic BERT with 8 experts"),
+        ("neobert", {}, "has no model type 'neobert' (code in a checkpoint is never run)"),
+        ("new", {}, "has no model type 'new' (code in a checkpoint is never run)"),
+        ("nomic_bert", {}, "pass --ignore-remote-code if it does not"),
+        ("gte", {}, "pass --ignore-remote-code if it does not"),
+    ],
+    ids=["nomic-v2-moe", "neobert", "gte-v1.5", "arctic-m-long", "arctic-m-v2"],
+)
+def test_encoders_with_code_of_their_own(
+    model_type: str,
+    settings: dict[str, Any],
+    why: str,
+    assert_refused: Refuse,
+    new_checkpoint: New,
+    add_json: Callable[..., None],
+) -> None:
+    source = new_checkpoint("bert")
+    auto_map = {"AutoConfig": "a/b--c.Config", "AutoModel": "a/b--c.Model"}
+    architectures = ["NomicBertModel" if model_type == "nomic_bert" else "GteModel"]
+    add_json(
+        source / "config.json",
+        model_type=model_type,
+        auto_map=auto_map,
+        architectures=architectures,
+        **settings,
+    )
+    assert_refused(source, why)
+    assert_refused(source, why if settings else "", "--ignore-remote-code")
+
+
 def test_architecture_without_a_task(
     assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
 ) -> None:

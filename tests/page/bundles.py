@@ -13,7 +13,15 @@ import onnx
 from onnx import helper, numpy_helper
 
 from maskdial.bundle.bundle import hash_files, load_bundles, write_manifest
-from maskdial.bundle.manifest import GRAPH, Embedding, Entities, GoldenCheck, Manifest
+from maskdial.bundle.manifest import (
+    COUNT_GRAPH,
+    GRAPH,
+    Embedding,
+    Entities,
+    Extraction,
+    GoldenCheck,
+    Manifest,
+)
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import masked_logits
 from maskdial.runtime.session import Session, SessionOptions
@@ -37,6 +45,44 @@ def make_finder(folder: Path) -> Path:
         num_columns=4,
     )
     return _make(folder, "hybrid", {"task": "entities", "entities": entities}, columns=(300, 304))
+
+
+def make_extractor(folder: Path) -> Path:
+    """What a schema names, from the logits of some words; a record occurs up to three times."""
+    extraction = Extraction(hidden_size=4, max_width=4, max_count=4)
+    folder.mkdir(parents=True)
+    _save_counts(folder / COUNT_GRAPH, extraction.hidden_size)
+    columns = (2300, 2300 + extraction.num_columns)
+    changes = {"task": "extract", "extraction": extraction}
+    return _make(folder, "hybrid", changes, columns, others=(COUNT_GRAPH,))
+
+
+def _save_counts(path: Path, hidden_size: int) -> None:
+    """A graph whose queries are a product of the fields' states plus the step."""
+    width = 4 * hidden_size + 1
+    weight = np.random.default_rng(0).normal(0, 0.3, (hidden_size, width)).astype(np.float32)
+    kind = onnx.TensorProto
+    nodes = [
+        helper.make_node("MatMul", ["fields", "weight"], ["products"]),
+        helper.make_node("Cast", ["steps"], ["floats"], to=kind.FLOAT),
+        helper.make_node("Reshape", ["floats", "shape"], ["column"]),
+        helper.make_node("Add", ["products", "column"], ["queries"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "counts",
+        [
+            helper.make_tensor_value_info("fields", kind.FLOAT, ["fields", hidden_size]),
+            helper.make_tensor_value_info("steps", kind.INT64, ["steps"]),
+        ],
+        [helper.make_tensor_value_info("queries", kind.FLOAT, ["steps", "fields", width])],
+        [
+            numpy_helper.from_array(weight, "weight"),
+            numpy_helper.from_array(np.array([-1, 1, 1], np.int64), "shape"),
+        ],
+    )
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
 
 
 def make_reader(folder: Path) -> Path:
@@ -65,12 +111,14 @@ def _make(
     starter: str,
     changes: Mapping[str, Any],
     columns: tuple[int, int] | None = None,
+    others: tuple[str, ...] = (),
 ) -> Path:
     """A bundle of a starter's masked graph with only these ``columns`` of its logits; None: with
-    the input of its last operator instead.
+    the input of its last operator instead. ``others`` are files that the folder has already.
     """
     bundle = load_bundles(starter, STARTER_FOLDER / starter)[-1]
-    shutil.copytree(bundle.path, folder, ignore=shutil.ignore_patterns("*.json", GRAPH))
+    ignored = shutil.ignore_patterns("*.json", GRAPH)
+    shutil.copytree(bundle.path, folder, ignore=ignored, dirs_exist_ok=True)
     shutil.copyfile(bundle.tokenizer, folder / bundle.tokenizer.name)
     model = onnx.load(bundle.graph, load_external_data=False)
     if columns is None:
@@ -78,7 +126,7 @@ def _make(
     else:
         _keep(model.graph, columns)
     onnx.save(model, folder / GRAPH)
-    names = [GRAPH, f"{GRAPH}.data", bundle.tokenizer.name]
+    names = [GRAPH, f"{GRAPH}.data", bundle.tokenizer.name, *others]
     update = {"graph": GRAPH, "files": hash_files(folder, names), **changes}
     manifest = bundle.manifest.model_copy(update=update)
     golden = _golden(folder, manifest)

@@ -28,6 +28,7 @@ def page_server(
         "sentiment": STARTER_FOLDER / "sentiment",
         "tagger": bundles.make_tagger(folder / "tagger"),
         "finder": bundles.make_finder(folder / "finder"),
+        "extractor": bundles.make_extractor(folder / "extractor"),
         "reader": bundles.make_reader(folder / "reader"),
         "nli": bundles.make_nli(folder / "nli"),
         "ranker": bundles.make_ranker(folder / "ranker"),

@@ -25,6 +25,7 @@ PANELS = {
     "tagger/redact": ".marked",
     "finder/token-classify": ".marked",
     "finder/redact": ".marked",
+    "extractor/extract": ".records td",
     "reader/question-answering": ".marked",
     "nli/zero-shot-classify": ".bar",
     "ranker/rerank": ".bar",
@@ -33,7 +34,10 @@ PANELS = {
     "chat/chat": ".turns [data-role=assistant]",
 }
 # The same panels for other models.
-ALIKE = {"nli/classify", "ranker/classify", "chat/generate", "chat/score"}
+ALIKE = {
+    *("nli/classify", "ranker/classify", "chat/generate", "chat/score"),
+    *("extractor/token-classify", "extractor/redact", "extractor/zero-shot-classify"),
+}
 
 Visits = Callable[..., Visit]
 
@@ -191,6 +195,37 @@ def test_several_blanks_are_filled_in_place_pass_by_pass(visit: Visits) -> None:
         expect(panel.locator(".reading")).to_have_text(str(per_pass + 1))
 
 
+def test_what_a_schema_names_is_shown_in_the_text_and_in_tables(visit: Visits) -> None:
+    one = visit()
+    panel = run_panel(open_dial(one), "extractor/extract")
+    data = shlex.split(code(panel, "curl").replace("\\\n", " "))[-1]
+    found = httpx.post(f"{one.url}/extract", content=data).json()
+    assert len(found["entities"]["person"]) > 1
+    marks = sum(map(len, found["entities"].values()))
+    # Of entities that overlap, the first one is marked.
+    assert 1 < panel.locator(".marked mark").count() <= marks
+    cells = [
+        ", ".join(each["text"] for each in record[field])
+        for record in found["trip"]
+        for field in ("from", "to")
+    ]
+    assert panel.locator(".records td").all_inner_texts() == cells
+    pairs = [
+        " → ".join(each["text"] for each in pair.values())
+        for pair in found["relation_extraction"]["visits"]
+    ]
+    assert panel.locator(".columns li:not(:has(.bar))").all_inner_texts() == pairs != []
+    expect(panel.locator(".bar-label")).to_have_text(found["label"]["label"])
+    # Only what is asked for is sent and shown.
+    for name in ("Entities", "A record", "Relations"):
+        panel.get_by_label(name).fill("")
+    panel.locator("button.primary").click()
+    expect(panel.locator(".out section")).to_have_count(1)
+    panel.get_by_label("Labels").fill("")
+    panel.locator("button.primary").click()
+    expect(panel.locator(".error")).to_contain_text("schema")
+
+
 def fulfill(route: Route, status: int, content: object) -> None:
     route.fulfill(status=status, content_type="application/json", body=json.dumps(content))
 
@@ -219,6 +254,12 @@ def test_no_text_becomes_markup(visit: Visits) -> None:
             ],
         },
         "question-answering": {"answer": HOSTILE, "score": 1, "start": 0, "end": 3},
+        "extract": {
+            "entities": {HOSTILE: [{"text": "A", "confidence": 1, "start": 0, "end": 1}]},
+            "trip": [{"from": [{"text": HOSTILE, "confidence": 1}], "to": []}],
+            "label": {"label": HOSTILE, "confidence": 1},
+            "relation_extraction": {},
+        },
     }
     for task, reply in replies.items():
         page.route(f"**/{task}", lambda route, _, reply=reply: fulfill(route, 200, reply))

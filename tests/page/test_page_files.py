@@ -99,13 +99,15 @@ NOT_SERVED = (
     "/embed-chunks",
     "/embed-hybrid",
     "/embed-sparse",
-    "/extract",
     "/summarize",
     "/translate",
 )
 # Where several models here do it
-CLASSIFIES = ("/classify", "/predict", "/vertex")
-TAGS = ("/token-classify", "/redact")
+SEVERAL = {
+    **dict.fromkeys(("/classify", "/predict", "/vertex"), "sentiment"),
+    **dict.fromkeys(("/token-classify", "/redact"), "tagger"),
+    "/zero-shot-classify": "nli",
+}
 
 
 def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> None:
@@ -117,8 +119,7 @@ def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> Non
     assert len(tried) > 20
     for path, body in tried.items():
         chats = path.startswith(CHATS) or path in ("/invocations", "/")
-        name = "sentiment" if path in CLASSIFIES else "tagger" if path in TAGS else None
-        name = "chat" if chats else name
+        name = "chat" if chats else SEVERAL.get(path)
         named = body if name is None else body | {"model": name}
         reply = http.post(path.replace("{name}", "chat").replace("{version}", "1"), json=named)
         if path in NOT_SERVED:

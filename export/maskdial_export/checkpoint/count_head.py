@@ -2,9 +2,12 @@
 
 The GRU starts from a field's hidden state and reads a vector for each occurrence. In `count_lstm`
 two layers follow, in `count_lstm_v2` a small transformer in which the fields of an occurrence
-attend to each other. The last product of the spans is applied to the query instead of to each span
+attend to each other, in `count_lstm_moe` experts whose outputs a router weighs. The last product of
+the spans is applied to the query instead of to each span
 (`maskdial_export.checkpoint.entity_heads`).
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +32,7 @@ class CountHead(nn.Module):
         self.gru.load_state_dict(
             {n.removeprefix(of_gru): each for n, each in stored.items() if n.startswith(of_gru)}
         )
-        self.mix: nn.Module = (_Downscaled if kind == "count_lstm_v2" else _Projector)(stored)
+        self.mix: nn.Module = COUNTING_LAYERS[kind](stored)
         self.query = nn.Parameter(stored[f"{_SPANS}weight"])
         self.bias = nn.Parameter(stored[f"{_SPANS}bias"])
 
@@ -92,6 +95,32 @@ class _Downscaled(nn.Module):
             hidden = block(hidden)
         projected: Tensor = self.outer(torch.cat([hidden, both], dim=-1))
         return projected
+
+
+class _Experts(nn.Module):
+    """Two layers for each expert, all of which are computed and weighed."""
+
+    def __init__(self, stored: Weights) -> None:
+        super().__init__()
+        self.router = nn.Sequential(
+            _linear(stored, f"{_COUNT}router.0."), nn.GELU(), _linear(stored, f"{_COUNT}router.2.")
+        )
+        self.wide, self.narrow = (nn.Parameter(stored[f"{_COUNT}w{place}"]) for place in (1, 2))
+        self.biases = nn.ParameterList(stored[f"{_COUNT}b{place}"][:, None] for place in (1, 2))
+
+    def forward(self, states: Tensor, fields: Tensor) -> Tensor:
+        weights = self.router(states).softmax(dim=-1)[..., None, None]
+        hidden = nn.functional.gelu(states[..., None, None, :] @ self.wide + self.biases[0])
+        each = hidden @ self.narrow + self.biases[1]  # (steps, fields, experts, 1, hidden_size)
+        mixed: Tensor = (weights * each).sum(dim=2)[..., 0, :]
+        return mixed
+
+
+COUNTING_LAYERS: Mapping[str, type[nn.Module]] = {
+    "count_lstm": _Projector,
+    "count_lstm_v2": _Downscaled,
+    "count_lstm_moe": _Experts,
+}
 
 
 class _Block(nn.Module):

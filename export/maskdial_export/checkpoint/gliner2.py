@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from maskdial.bundle.manifest import SCHEMA_MARKERS, Extraction
-from maskdial_export.checkpoint.count_head import CountHead
+from maskdial_export.checkpoint.count_head import COUNTING_LAYERS, CountHead
 from maskdial_export.checkpoint.entity_heads import Weights, WordContext, WordHead
 from maskdial_export.checkpoint.gliner import as_finder, load_body, stored_linear, stored_weights
 from maskdial_export.checkpoint.source import Source, read_json
@@ -74,7 +74,7 @@ def _check(source: Source) -> None:
     supported: dict[str, tuple[object, tuple[str, ...]]] = {
         "architecture": (config.get("architecture") or "span", ("span",)),
         "token_pooling": (config.get("token_pooling") or "first", ("first",)),
-        "counting_layer": (config.get("counting_layer"), ("count_lstm", "count_lstm_v2")),
+        "counting_layer": (config.get("counting_layer"), tuple(COUNTING_LAYERS)),
         "span_mode": (spans.get("span_mode", "markerV0"), ("markerV0",)),
     }
     for name, (value, values) in supported.items():

@@ -68,6 +68,8 @@ class SystemOneQuestion(Wire):
                 raise FieldError("criteria", "a score needs a list of levels")
             if None in given:
                 raise FieldError("criteria", "a level must be a text or JSON, not null")
+            if any(each in given[:index] for index, each in enumerate(given)):
+                raise FieldError("criteria", "levels must be different from each other")
         elif isinstance(given, list):
             raise FieldError("criteria", f"a {self.type} takes an object, not a list")
         elif self.type == "choice" and not given:

@@ -3,6 +3,7 @@
 import { el, show } from "./dom.js";
 import { panel } from "./panel.js";
 import { chat } from "./panels/chat.js";
+import { extract } from "./panels/extract.js";
 import { fillMask } from "./panels/fill_mask.js";
 import { generate } from "./panels/generate.js";
 import { classify, zeroShot } from "./panels/labels.js";
@@ -11,9 +12,17 @@ import { findEntities, questionAnswering, redact, tokenClassify } from "./panels
 import { embed, rerank, similarity } from "./panels/texts.js";
 
 const TASKS = new Map(
-  [fillMask, classify, zeroShot, tokenClassify, questionAnswering, rerank, similarity, embed].map(
-    (task) => [task.name, task],
-  ),
+  [
+    fillMask,
+    classify,
+    zeroShot,
+    tokenClassify,
+    extract,
+    questionAnswering,
+    rerank,
+    similarity,
+    embed,
+  ].map((task) => [task.name, task]),
 );
 
 /** Draws the section for the models of `/info`. */

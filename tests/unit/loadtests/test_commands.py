@@ -12,6 +12,7 @@ COMMANDS = (
     "kernels",
     "scaling",
     "faults",
+    "decisions",
     "adapters",
     "fairness",
     "simulate",

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.logits import sigmoid
 from maskdial.masked.tasks.text_words import WordWindow
 
 MAX_CANDIDATES = 200_000
@@ -227,8 +226,10 @@ def _check_finite(logits: NDArray[np.float32]) -> None:
 
 def span_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """The sigmoid of logits of any shape."""
-    # Rounded as gliner's, whose equal scores are in the order of the text
-    return sigmoid(logits.astype(np.float64)).astype(np.float32).astype(np.float64)
+    # As torch computes it: what rounds to 1 there is a tie, which the order of the text decides
+    with np.errstate(over="ignore"):
+        probabilities = 1 / (1 + np.exp(-logits))
+    return probabilities.astype(np.float64)
 
 
 def _check_number(total: int) -> None:

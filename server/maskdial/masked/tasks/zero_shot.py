@@ -74,6 +74,12 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
         return tokenizing_seconds(self.texts) + self.num_inputs * SECONDS_PER_PAIR
 
     def check(self, model: TaskModel) -> None:
+        for label in self.candidate_labels:
+            if self.candidate_labels.count(label) > 1:
+                raise ValidationError(
+                    f"{shortened(label)!r} is there twice; send each label once",
+                    field="candidate_labels",
+                )
         if model.manifest.extraction is not None:
             self._check_schema(model)
         elif self.num_inputs > model.max_queue:
@@ -96,12 +102,6 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
                 f"model {model.name!r} reads the labels as they are; leave it out",
                 field="hypothesis_template",
             )
-        for label in self.candidate_labels:
-            if self.candidate_labels.count(label) > 1:
-                raise ValidationError(
-                    f"{shortened(label)!r} is there twice; send each label once",
-                    field="candidate_labels",
-                )
 
     def read(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
         if model.manifest.extraction is not None:

@@ -119,7 +119,7 @@ export const questionAnswering = {
 };
 
 /** A text in which spans are highlighted, each with its label. Offsets count characters, not UTF-16 units. */
-function marked(text, spans) {
+export function marked(text, spans) {
   const characters = [...text];
   const parts = [];
   let at = 0;
