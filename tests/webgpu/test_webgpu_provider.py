@@ -107,7 +107,7 @@ class TestAdapter:
         assert "\n" not in message
 
     def test_a_driver_that_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(webgpu, "_PROBE", "import time; time.sleep(60)")
+        monkeypatch.setattr(webgpu, "_PROBE", ("-c", "import time; time.sleep(60)"))
         monkeypatch.setattr(webgpu, "_TIMEOUT", 0.2)
         probe.cache_clear()
         try:

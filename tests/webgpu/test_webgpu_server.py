@@ -13,9 +13,12 @@ from maskdial.bundle.bundle import load_bundle, load_bundles
 from maskdial.config import load_config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
+from maskdial.registry import loading
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import masked_logits
 from maskdial.registry.loading import start_model
+from maskdial.runtime.providers import webgpu
+from maskdial.runtime.providers.webgpu_probe import Device
 from maskdial.runtime.session import Session, SessionOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
@@ -23,7 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
 SETTINGS: dict[str, Any] = {
     "provider": "webgpu",
     "slots": 3,
-    "golden_check": "warn",
     "threads": 1,
 }
 PROMPTS = ["Once upon a time", "the little dog ran away and", "a"]
@@ -38,10 +40,7 @@ def asks(**parameters: object) -> dict[str, object]:
 def servers(
     adapter: None, start_server: Callable[..., Any], hybrid_bundle: Path
 ) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    """On the device, and on the CPU.
-
-    The golden text of masked models is longer than the attention of a software adapter can read.
-    """
+    """On the device, and on the CPU."""
     models = {"dial": hybrid_bundle}
     for bundle in load_bundles("dial", hybrid_bundle):  # compiles shaders, without a deadline
         start_model(bundle, load_config(SETTINGS), Metrics()).stop()
@@ -119,7 +118,13 @@ def test_a_stream(servers: tuple[httpx.Client, httpx.Client]) -> None:
 
 
 def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Client]) -> None:
-    texts = ["a [MASK]", "the dog [MASK] away", "[MASK]", "a cat and [MASK] dog"]
+    texts = [
+        "a [MASK]",
+        "the dog [MASK] away",
+        "[MASK]",
+        "a cat and [MASK] dog",
+        f"{LONG} and a [MASK]",
+    ]
     replies = [http.post("/fill-mask", json={"inputs": texts}) for http in servers]
     assert [reply.status_code for reply in replies] == [200, 200], replies[0].text
     for device, cpu in zip(*(reply.json() for reply in replies), strict=True):
@@ -130,13 +135,21 @@ def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Clie
 
 
 @pytest.mark.usefixtures("software")
-def test_a_graph_that_the_device_computes_wrongly_is_refused(hybrid_bundle: Path) -> None:
-    """The causal graph is right; the masked one is not, from 32 tokens on a software adapter."""
+def test_long_passes_that_the_device_computes_wrongly_are_refused(
+    hybrid_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the golden check says if the probe did not find it."""
+    assert webgpu.probe() == Device(attends=False, has_half=False)
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
     causal, full = load_bundles("dial", hybrid_bundle)
     config = load_config({"provider": "webgpu", "slots": 1, "threads": 1})
-    start_model(causal, config, Metrics()).stop()
-    with pytest.raises(BundleError, match=r"model 'dial': logits on this machine differ by 0\.\d"):
+    with pytest.raises(BundleError, match=r"'dial': logits on this machine differ by [0-9.]+"):
         start_model(full, config, Metrics())
+    with pytest.raises(BundleError, match=r"logits on this machine differ by [0-9.]+"):
+        start_model(causal, config, Metrics())
+    monkeypatch.setattr(loading, "check_golden", lambda *_, **__: None)  # as of a shorter text
+    with pytest.raises(BundleError, match="48 tokens has other logits in one pass than in pieces"):
+        start_model(causal, config, Metrics())
 
 
 def test_what_the_server_says_of_itself(servers: tuple[httpx.Client, httpx.Client]) -> None:

@@ -1,9 +1,10 @@
 """The golden check: does this machine compute what the exporting machine computed?
 
 Providers differ, and int8 kernels saturate on some CPUs. So a bundle carries one short input with
-its logits, which are compared when the model is loaded. A device has other kernels for longer passes,
-so there the text is read once more among padding, or repeated and in pieces. An int8 bundle also carries a product of
-the largest numbers: a kernel that saturates may change one text little and another one a lot.
+its logits, which are compared when the model is loaded. A device has other kernels for long passes,
+so there the text is read once more among padding, or repeated and in pieces. An int8 bundle also
+carries a product of the largest numbers: a kernel that saturates may change one text little and
+another one a lot.
 """
 
 import logging

@@ -118,7 +118,7 @@ class Session:
         elif (rewritten := provider.rewrite(graph)) is not None:
             model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
-        self._turn = provider.turn
+        self._provider, self._turn = provider, provider.turn
         try:
             with self._turn:
                 self._session = ort.InferenceSession(
@@ -186,8 +186,10 @@ class Session:
         """As `run`; None if the pass was stopped before its end."""
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
         try:
-            (output,) = self._session.run(self.output_names[:1], declared, stop.options)
-        except Exception:  # ONNX Runtime's exceptions share no other base
+            with self._turn:
+                (output,) = self._session.run(self.output_names[:1], declared, stop.options)
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            self._provider.check_lost(error)
             if not stop.is_set:
                 raise
             return None
@@ -196,10 +198,18 @@ class Session:
     def run_for(
         self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]
     ) -> list[NDArray[Any]]:
-        """Runs one pass and returns the named outputs; feeds as of `run`."""
+        """Runs one pass and returns the named outputs; feeds as of `run`.
+
+        Raises:
+            DeviceLostError: the device is gone.
+        """
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
-        with self._turn:
-            return cast(list[NDArray[Any]], self._session.run(outputs, declared))
+        try:
+            with self._turn:
+                return cast(list[NDArray[Any]], self._session.run(outputs, declared))
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            self._provider.check_lost(error)
+            raise
 
     def io_binding(self) -> ort.IOBinding:
         """A new binding of this session's inputs and outputs to memory."""
@@ -211,10 +221,17 @@ class Session:
         If the session captures passes, a pass with a number, ``capture``, is captured as the CUDA
         graph of that number when it first runs in a thread, and replayed when it runs there again.
         Its bindings, its shapes and what the graph's nodes on the CPU read must never change.
+
+        Raises:
+            DeviceLostError: the device is gone.
         """
         if not self.captures:
-            with self._turn:
-                self._session.run_with_iobinding(binding)
+            try:
+                with self._turn:
+                    self._session.run_with_iobinding(binding)
+            except Exception as error:  # ONNX Runtime's exceptions share no other base
+                self._provider.check_lost(error)
+                raise
             return
         options = ort.RunOptions()
         number = _NOT_CAPTURED if capture is None else capture

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from threading import RLock
 import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
-from maskdial.errors import BundleError, ConfigError
+from maskdial.errors import BundleError, ConfigError, DeviceLostError
 from maskdial.runtime.providers.plugin import devices_of
 from maskdial.runtime.providers.provider import Provider
 from maskdial.runtime.providers.webgpu_probe import Device
@@ -28,6 +29,7 @@ _REPORT = 300  # characters
 _MAX_ROUND_TRIPS = 2
 # Where the plug-in's attention over 32 tokens and more is wrong: it has another shader for fewer.
 _SHORT_QUERY_TOKENS = 16
+_LOST = re.compile(r"\[Device[^\]]*\] is lost")  # Dawn's words, whatever the reason
 _PROBE = ("-m", "maskdial.runtime.providers.webgpu_probe")
 
 # Operators that compute shapes and positions, which are better off on the CPU: small integers,
@@ -51,6 +53,9 @@ class WebGpuProvider(Provider):
     prefill_chunk_tokens = 512
     turn = RLock()
 
+    def __init__(self) -> None:
+        self._is_lost = False
+
     def installed(self) -> bool:
         """Whether there is a plug-in and a GPU: ``auto`` takes no software adapter."""
         if find_spec(_PACKAGE) is None:
@@ -60,8 +65,17 @@ class WebGpuProvider(Provider):
         except ConfigError:
             return False
 
+    def check_lost(self, error: Exception) -> None:
+        if _LOST.search(str(error)):
+            self._is_lost = True
+            raise DeviceLostError(
+                "the GPU is lost, since its driver crashed or was reset; restart the server"
+            ) from error
+
     def check(self, bundle: Bundle) -> None:
         _check_operators(bundle)
+        if self._is_lost:  # ONNX Runtime keeps one device for all sessions
+            raise ConfigError("the GPU was lost while the server ran; restart the server")
         if find_spec(_PACKAGE) is None or find_spec("onnx") is None:
             raise ConfigError(f"the plug-in for WebGPU is not installed; {_HOW_TO_INSTALL}")
         (device,) = self.devices()
