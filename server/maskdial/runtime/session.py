@@ -37,6 +37,8 @@ class SessionOptions:
             Runtime's.
         kv_cache: what the graph's KV cache is to consist of, if it has one.
         adapters: whether texts may have adapters, which needs the kernels.
+        profile: where `Session.end_profile` finds what each operator of each pass did, a file whose
+            name begins so; None for no profile.
     """
 
     provider: str = "cpu"
@@ -47,6 +49,7 @@ class SessionOptions:
     kernels: Kernels | None = None
     kv_cache: CacheChoice = "float"
     adapters: bool = False
+    profile: Path | None = None
 
 
 class PassStop:
@@ -215,6 +218,10 @@ class Session:
         """A new binding of this session's inputs and outputs to memory."""
         return self._session.io_binding()
 
+    def end_profile(self) -> Path:
+        """Ends a profile; ONNX Runtime's documentation describes the file."""
+        return Path(self._session.end_profiling())
+
     def run_with_binding(self, binding: ort.IOBinding, capture: int | None = None) -> None:
         """Runs one pass over bound memory.
 
@@ -258,6 +265,9 @@ def _session_options(
     )
     # Spinning ends with the pass, so what runs between passes has all cores.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
+    if options.profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(options.profile)
     for name, size in free_dimensions.items():
         settings.add_free_dimension_override_by_name(name, size)
     return settings
