@@ -1,4 +1,4 @@
-"""What passes do on a GPU and around it: operators, and copies between its memory and the host's."""
+"""What passes do on a GPU and around it: operators, and copies between its memory and ours."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -71,8 +71,9 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def fault(software: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that says how the driver of processes fails which start in this test: ``failing_driver.c``
-    has the words.
+    """A file that says how the driver of processes that start in this test fails.
+
+    ``failing_driver.c`` has the words.
     """
     folder, compiler = _driver(), shutil.which("cc")
     if folder is None or compiler is None:

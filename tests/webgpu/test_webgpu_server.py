@@ -20,6 +20,7 @@ from maskdial.registry.loading import start_model
 from maskdial.runtime.providers import webgpu
 from maskdial.runtime.providers.webgpu_probe import Device
 from maskdial.runtime.session import Session, SessionOptions
+from tests.servers import metric, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
 
@@ -115,6 +116,24 @@ def test_a_stream(servers: tuple[httpx.Client, httpx.Client]) -> None:
     ids = [event["token"]["id"] for event in events]
     assert ids == [token["id"] for token in wanted["details"]["tokens"]]
     assert events[-1]["generated_text"] == wanted["generated_text"]
+
+
+def test_beams_are_the_cpus(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    """Their keys and values are copied from slot to slot, on the device."""
+    device, cpu = servers
+    asked = asks(num_beams=3, max_new_tokens=4)
+    assert_alike(generate(device, PROMPTS[1], asked), generate(cpu, PROMPTS[1], asked))
+
+
+def test_a_client_that_leaves_frees_its_slot(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    device, cpu = servers
+    body = {"inputs": PROMPTS[0], "parameters": asks(max_new_tokens=60)}
+    for _ in range(4):  # more than there are slots
+        with device.stream("POST", "/generate_stream", json=body) as reply:
+            next(reply.iter_lines())
+    assert_alike(generate(device, PROMPTS[1], asks()), generate(cpu, PROMPTS[1], asks()))
+    wait_for(lambda: not metric(device, "maskdial_requests_running", model="dial"))
+    assert metric(device, "maskdial_cancelled_total", model="dial", reason="disconnect") >= 4
 
 
 def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Client]) -> None:

@@ -247,9 +247,7 @@ def test_an_engine_dies_with_its_device(subject: Subject, caplog: pytest.LogCapt
     async def main() -> None:
         await subject.start()
         subject.gate.error = DeviceLostError("the GPU is lost; restart the server")
-        with pytest.raises(
-            subject.engine.failure, match=r"died \(DeviceLostError: the GPU is lost"
-        ):
+        with pytest.raises(subject.engine.failure, match=r"died \(DeviceLostError: the GPU"):
             await subject.send(1)
         assert not subject.engine.ready
         assert subject.value("engine_up") == 0
