@@ -65,7 +65,7 @@ def test_a_lost_device_is_an_error_of_its_own(fault: Path, tmp_path: Path) -> No
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "twice", [x], [y])
     path, opsets = tmp_path / "model.onnx", [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    command = [sys.executable, "-c", _LOSES_ITS_DEVICE, path, fault]
+    command = [sys.executable, "-c", _LOSES_ITS_DEVICE, str(path), str(fault)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lost = "the GPU is lost, since its driver crashed or was reset; restart the server"
