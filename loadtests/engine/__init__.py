@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from loadtests import add_number, add_sections, add_seed
-from loadtests.engine import first_token, speculation, split, stall, steps
+from loadtests.engine import device, first_token, speculation, split, stall, steps
 from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, load_averages, machine
 from maskdial.config import load_config
@@ -48,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bundle", type=Path, required=True, metavar="PATH", help="causal bundle to measure"
     )
     add_sections(parser, tuple(SHARES))
+    parser.add_argument(
+        "--provider",
+        default="cpu",
+        metavar="NAME",
+        help="webgpu: count instead what passes do on the GPU and around it, a few seconds",
+    )
     add_number(
         parser,
         "--seconds",
@@ -78,7 +84,12 @@ def main(args: argparse.Namespace) -> int:
     """Measures, prints and writes the report; returns 0."""
     flags = {"threads": args.threads, "prefill_chunk_tokens": args.prefill_chunk_tokens}
     config = load_config({name: flag for name, flag in flags.items() if flag is not None})
-    report = asyncio.run(_measure(LoadedCausal.load(args.bundle, config), args))
+    if args.provider == "cpu":
+        report = asyncio.run(_measure(LoadedCausal.load(args.bundle, config), args))
+    else:
+        section = device.measure(args.bundle, args.provider, np.random.default_rng(args.seed))
+        section.show(Console())
+        report = {"machine": machine(), "sections": {section.name: section.as_json()}}
     if args.output is not None:
         args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0

@@ -12,6 +12,7 @@ MaskdialError
 ├── DeadlineError        504  not finished within the timeout
 ├── InferenceError       500  a pass of a masked model failed
 ├── GenerationError      500  a step of a causal model failed
+├── DeviceLostError      500  the GPU is gone; the engines that it runs die
 ├── InternalError        500  a bug in the server
 ├── BundleError               a model folder cannot be served
 └── ConfigError               a setting is wrong (start-up only)
@@ -163,6 +164,10 @@ class GenerationError(MaskdialError):
     """A step of a causal model failed."""
 
     error_type = "generation"
+
+
+class DeviceLostError(MaskdialError):
+    """The GPU is gone until the process starts again: its driver crashed or was reset."""
 
 
 class InternalError(MaskdialError):

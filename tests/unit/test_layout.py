@@ -66,7 +66,10 @@ EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The only modules of the server that need onnx, which is not installed on every platform.
 REWRITERS = tuple(
     f"maskdial.kernels.{name}"
-    for name in ("adapt", "fuse", "graph", "prune", "recurrent", "rewrite", "varlen", "webgpu")
+    for name in (
+        *("adapt", "fuse", "graph", "prune", "recurrent", "rewrite", "varlen", "webgpu"),
+        "webgpu_attention",
+    )
 )
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}

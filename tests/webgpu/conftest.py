@@ -1,9 +1,13 @@
-"""WebGPU on a software adapter: SwiftShader, which comes with Chromium, and its Vulkan loader."""
+"""WebGPU on a software adapter: SwiftShader, which comes with Chromium, and its Vulkan loader.
+
+`fault` puts a driver of ours in between, which fails when it is told to.
+"""
 
 import ctypes
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +19,7 @@ from maskdial.runtime.providers import plugin
 from maskdial.runtime.providers.webgpu import PROVIDER, probe
 
 _FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser")
+_FAILING_DRIVER = Path(__file__).with_name("failing_driver.c")
 _LIBRARIES = ("libvulkan.so.1", "libvk_swiftshader.so", "vk_swiftshader_icd.json")
 
 
@@ -62,6 +67,28 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         _find_devices_again()
         yield
     probe.cache_clear()
+
+
+@pytest.fixture
+def fault(software: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that says how the driver of processes that start in this test fails.
+
+    ``failing_driver.c`` has the words.
+    """
+    folder, compiler = _driver(), shutil.which("cc")
+    if folder is None or compiler is None:
+        pytest.skip("there is no C compiler")
+    library, manifest, fault = (tmp_path / name for name in ("driver.so", "driver.json", "fault"))
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", library, _FAILING_DRIVER, "-ldl"], check=True
+    )
+    content = json.loads((folder / _LIBRARIES[2]).read_text())
+    content["ICD"]["library_path"] = str(library)
+    manifest.write_text(json.dumps(content))
+    monkeypatch.setenv("REAL_DRIVER", str(folder / _LIBRARIES[1]))
+    monkeypatch.setenv("VK_DRIVER_FILES", str(manifest))
+    monkeypatch.setenv("DRIVER_FAULT", str(fault))
+    return fault
 
 
 def _find_devices_again() -> None:

@@ -14,10 +14,11 @@ from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.providers import find_provider, webgpu
 from maskdial.runtime.providers.webgpu import PROVIDER, probe
+from maskdial.runtime.providers.webgpu_probe import Device
 
 
 def bundle(**manifest: Any) -> Any:
-    fields = {"family": "causal", "kv": SimpleNamespace(states=())}
+    fields = {"family": "causal", "kv": SimpleNamespace(states=()), "precision": "int4"}
     return SimpleNamespace(label="mine", manifest=SimpleNamespace(**fields | manifest))
 
 
@@ -67,6 +68,20 @@ def test_no_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         PROVIDER.check(bundle())
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
+def test_half_precision_needs_a_driver_that_has_it(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime_ep_webgpu")
+    device = SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name="GPU")))
+    monkeypatch.setattr(webgpu, "devices_of", lambda *_: [device])
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
+    with pytest.raises(ConfigError, match=rf"'mine' is {precision}, and .* \(shader-f16\); export"):
+        PROVIDER.check(bundle(precision=precision))
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=True))
+    PROVIDER.check(bundle(precision=precision))
+
+
 def test_graphs_that_go_back_and_forth_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         PROVIDER.check_split(Path("m.onnx"), ["Shape", "Gather", "FusedMatMul", "Range"], 20)
@@ -107,7 +122,7 @@ class TestAdapter:
         assert "\n" not in message
 
     def test_a_driver_that_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(webgpu, "_PROBE", "import time; time.sleep(60)")
+        monkeypatch.setattr(webgpu, "_PROBE", ("-c", "import time; time.sleep(60)"))
         monkeypatch.setattr(webgpu, "_TIMEOUT", 0.2)
         probe.cache_clear()
         try:

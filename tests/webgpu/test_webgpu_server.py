@@ -13,17 +13,20 @@ from maskdial.bundle.bundle import load_bundle, load_bundles
 from maskdial.config import load_config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
+from maskdial.registry import loading
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import masked_logits
 from maskdial.registry.loading import start_model
+from maskdial.runtime.providers import webgpu
+from maskdial.runtime.providers.webgpu_probe import Device
 from maskdial.runtime.session import Session, SessionOptions
+from tests.servers import metric, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
 
 SETTINGS: dict[str, Any] = {
     "provider": "webgpu",
     "slots": 3,
-    "golden_check": "warn",
     "threads": 1,
 }
 PROMPTS = ["Once upon a time", "the little dog ran away and", "a"]
@@ -38,10 +41,7 @@ def asks(**parameters: object) -> dict[str, object]:
 def servers(
     adapter: None, start_server: Callable[..., Any], hybrid_bundle: Path
 ) -> Iterator[tuple[httpx.Client, httpx.Client]]:
-    """On the device, and on the CPU.
-
-    The golden text of masked models is longer than the attention of a software adapter can read.
-    """
+    """On the device, and on the CPU."""
     models = {"dial": hybrid_bundle}
     for bundle in load_bundles("dial", hybrid_bundle):  # compiles shaders, without a deadline
         start_model(bundle, load_config(SETTINGS), Metrics()).stop()
@@ -118,8 +118,32 @@ def test_a_stream(servers: tuple[httpx.Client, httpx.Client]) -> None:
     assert events[-1]["generated_text"] == wanted["generated_text"]
 
 
+def test_beams_are_the_cpus(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    """Their keys and values are copied from slot to slot, on the device."""
+    device, cpu = servers
+    asked = asks(num_beams=3, max_new_tokens=4)
+    assert_alike(generate(device, PROMPTS[1], asked), generate(cpu, PROMPTS[1], asked))
+
+
+def test_a_client_that_leaves_frees_its_slot(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    device, cpu = servers
+    body = {"inputs": PROMPTS[0], "parameters": asks(max_new_tokens=60)}
+    for _ in range(4):  # more than there are slots
+        with device.stream("POST", "/generate_stream", json=body) as reply:
+            next(reply.iter_lines())
+    assert_alike(generate(device, PROMPTS[1], asks()), generate(cpu, PROMPTS[1], asks()))
+    wait_for(lambda: not metric(device, "maskdial_requests_running", model="dial"))
+    assert metric(device, "maskdial_cancelled_total", model="dial", reason="disconnect") >= 4
+
+
 def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Client]) -> None:
-    texts = ["a [MASK]", "the dog [MASK] away", "[MASK]", "a cat and [MASK] dog"]
+    texts = [
+        "a [MASK]",
+        "the dog [MASK] away",
+        "[MASK]",
+        "a cat and [MASK] dog",
+        f"{LONG} and a [MASK]",
+    ]
     replies = [http.post("/fill-mask", json={"inputs": texts}) for http in servers]
     assert [reply.status_code for reply in replies] == [200, 200], replies[0].text
     for device, cpu in zip(*(reply.json() for reply in replies), strict=True):
@@ -130,13 +154,21 @@ def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Clie
 
 
 @pytest.mark.usefixtures("software")
-def test_a_graph_that_the_device_computes_wrongly_is_refused(hybrid_bundle: Path) -> None:
-    """The causal graph is right; the masked one is not, from 32 tokens on a software adapter."""
+def test_long_passes_that_the_device_computes_wrongly_are_refused(
+    hybrid_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the golden check says if the probe did not find it."""
+    assert webgpu.probe() == Device(attends=False, has_half=False)
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
     causal, full = load_bundles("dial", hybrid_bundle)
     config = load_config({"provider": "webgpu", "slots": 1, "threads": 1})
-    start_model(causal, config, Metrics()).stop()
-    with pytest.raises(BundleError, match=r"model 'dial': logits on this machine differ by 0\.\d"):
+    with pytest.raises(BundleError, match=r"'dial': logits on this machine differ by [0-9.]+"):
         start_model(full, config, Metrics())
+    with pytest.raises(BundleError, match=r"logits on this machine differ by [0-9.]+"):
+        start_model(causal, config, Metrics())
+    monkeypatch.setattr(loading, "check_golden", lambda *_, **__: None)  # as of a shorter text
+    with pytest.raises(BundleError, match="48 tokens has other logits in one pass than in pieces"):
+        start_model(causal, config, Metrics())
 
 
 def test_what_the_server_says_of_itself(servers: tuple[httpx.Client, httpx.Client]) -> None:

@@ -15,7 +15,7 @@ from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.sampler import prompt_logprobs
 from maskdial.causal.sequence import Sequence
 from maskdial.engine.life import describe
-from maskdial.errors import GenerationError
+from maskdial.errors import DeviceLostError, GenerationError
 from maskdial.metrics import ModelMetrics
 from maskdial.runtime.adapter import address_of
 from maskdial.runtime.logits import Logits
@@ -394,6 +394,8 @@ class Executor:
         started_at = time.perf_counter()
         try:
             logits = run()
+        except DeviceLostError:
+            raise
         except Exception as error:
             _log.exception("a pass of model %r failed", self._name)
             message = f"a pass of model {self._name!r} failed ({describe(error)})"

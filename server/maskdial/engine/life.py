@@ -6,7 +6,8 @@ draining   from `Engine.stop` on; new requests are refused, those accepted may f
 dead       after the first pass, or code around a later one, has failed, or `Engine.fail` was
            called; all requests fail
 
-A later pass that fails itself fails its own requests only, and the engine goes on.
+A later pass that fails itself fails its own requests only, and the engine goes on, unless its
+device is lost.
 """
 
 import asyncio

@@ -80,8 +80,9 @@ class Graph:
 
     def __init__(self, proto: GraphProto) -> None:
         self.proto = proto
-        self._ranks = {
-            value.name: len(value.type.tensor_type.shape.dim) for value in proto.value_info
+        self._shapes = {
+            value.name: tuple(int(dim.dim_value) for dim in value.type.tensor_type.shape.dim)
+            for value in proto.value_info
         }
         self._index()
 
@@ -175,7 +176,11 @@ class Graph:
 
     def rank(self, name: str) -> int:
         """The number of dimensions of an intermediate value; 0 if the graph does not state it."""
-        return self._ranks.get(name, 0)
+        return len(self._shapes.get(name, ()))
+
+    def width(self, name: str) -> int:
+        """The last dimension of an intermediate value; 0 if the graph does not state it."""
+        return (self._shapes.get(name) or (0,))[-1]
 
     def integers(self, name: str) -> list[int]:
         """The values of an initializer of integers that is stored in the graph; else empty."""

@@ -3,32 +3,34 @@
 - ``FusedMatMul``, which multiplies by the transposed embeddings, becomes ``Gemm``.
 - Products of int8 weights become ``MatMul`` of the floats that they stand for, which ONNX Runtime
   computes when it loads the graph. Inputs are not rounded.
-- ``MultiHeadAttention`` takes no ``key_padding_mask`` there: the texts' lengths become a bias for
-  the scores, which all layers share, or which is added to a layer's own (a window's).
+- Attention is rewritten by `maskdial.kernels.webgpu_attention`.
 
 The graph on disk stays as it is, and so do the graphs for copies, which are built here as well.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from maskdial.errors import BundleError
-from maskdial.kernels.graph import LENGTHS, Graph, attributes_of
+from maskdial.kernels.graph import Graph, attributes_of
 from maskdial.kernels.rewrite import int8_product
+from maskdial.kernels.webgpu_attention import rewrite_attention
 
-_KEY_PADDING_MASK, _BIAS = 4, 5  # inputs of MultiHeadAttention
 _PREFIX = "webgpu."
 _Value = tuple[str, int, list[str | int]]  # name, element type and shape
-_MASKED = {TensorProto.FLOAT: -1e30, TensorProto.FLOAT16: -6e4}
-"""A score that no key has: finite, since the difference of two infinite ones is not a number."""
 
 
-def rewrite_for_webgpu(graph: Path) -> bytes:
+def rewrite_for_webgpu(graph: Path, attends: Callable[[], bool]) -> bytes:
     """The serialized graph; its external data stays where it is.
+
+    Args:
+        graph: to be rewritten.
+        attends: whether the adapter computes ``MultiHeadAttention`` rightly, at all lengths; asked
+            if the graph has it.
 
     Raises:
         BundleError: the file is not a graph, or has attention that WebGPU lacks.
@@ -42,7 +44,7 @@ def rewrite_for_webgpu(graph: Path) -> bytes:
         raise BundleError("WebGPU's attention ignores the cap of its scores (softcap)")
     _rewrite_int8_products(view)
     _rewrite_products(view)
-    _rewrite_attention(view)
+    rewrite_attention(view, attends)
     serialized: bytes = model.SerializeToString()
     return serialized
 
@@ -90,78 +92,6 @@ def _rewrite_products(graph: Graph) -> None:
             replacements[id(after[0])] = None
         replacements[id(node)] = helper.make_node("Gemm", [source, weight], [product], **attributes)
     graph.replace(replacements)
-
-
-def _rewrite_attention(graph: Graph) -> None:
-    """Replaces each layer's mask of lengths by a bias (batch, 1, length, length)."""
-    masked = [
-        node
-        for node in graph.nodes
-        if node.op_type == "MultiHeadAttention"
-        and len(node.input) > _KEY_PADDING_MASK
-        and node.input[_KEY_PADDING_MASK]
-    ]
-    if not masked:
-        return
-    if {node.input[_KEY_PADDING_MASK] for node in masked} != {LENGTHS}:
-        raise BundleError(
-            "WebGPU cannot mask attention as the graph does (attention sinks, or half precision)"
-        )
-    bias, nodes, constants = _length_bias(TensorProto.FLOAT)
-    layers = {id(node) for node in masked}
-    biases: dict[str, str] = {}  # of windows, by the name of what is added
-    for node in graph.nodes:
-        if id(node) not in layers:
-            nodes.append(node)
-            continue
-        inputs = list(node.input)
-        own = inputs[_BIAS] if len(inputs) > _BIAS else ""
-        if own and own not in biases:
-            biases[own] = f"{_PREFIX}{own}"
-            nodes.append(helper.make_node("Add", [own, bias], [biases[own]]))
-        rest = inputs[_BIAS + 1 :]
-        inputs = [*inputs[:_KEY_PADDING_MASK], "", biases.get(own, bias), *rest]
-        attention = helper.make_node(
-            node.op_type, inputs, node.output, domain=node.domain, **attributes_of(node)
-        )
-        nodes.append(attention)
-    graph.set_nodes(nodes, constants)
-
-
-def _length_bias(element: int) -> tuple[str, list[NodeProto], list[TensorProto]]:
-    """The bias that hides the padding of each text: its name, nodes and constants."""
-    constants = {
-        "zero": np.array(0, np.int32),
-        "one": np.array(1, np.int32),
-        "length_at": np.array([1], np.int64),
-        "flat": np.array([], np.int64),
-        "to_column": np.array([1], np.int64),
-        "to_heads": np.array([1, 2], np.int64),
-        "once": np.array([1], np.int64),
-        "seen": np.array(0, helper.tensor_dtype_to_np_dtype(element)),
-        "hidden": np.array(_MASKED[element], helper.tensor_dtype_to_np_dtype(element)),
-    }
-
-    def node(kind: str, inputs: list[str], output: str, **attributes: int) -> NodeProto:
-        ours = [name if name in ("input_ids", LENGTHS) else _PREFIX + name for name in inputs]
-        return helper.make_node(kind, ours, [_PREFIX + output], **attributes)
-
-    nodes = [
-        node("Shape", ["input_ids"], "shape"),
-        node("Gather", ["shape", "length_at"], "length"),
-        node("Gather", ["shape", "length_at"], "length_again"),
-        node("Reshape", ["length", "flat"], "scalar"),
-        node("Cast", ["scalar"], "end", to=TensorProto.INT32),
-        node("Range", ["zero", "end", "one"], "positions"),
-        node("Unsqueeze", [LENGTHS, "to_column"], "column"),
-        node("Less", ["positions", "column"], "valid"),
-        node("Where", ["valid", "seen", "hidden"], "scores"),
-        node("Unsqueeze", ["scores", "to_heads"], "row"),
-        node("Concat", ["once", "once", "length_again", "once"], "sizes", axis=0),
-        node("Expand", ["row", "sizes"], "bias"),
-    ]
-    tensors = [numpy_helper.from_array(each, _PREFIX + name) for name, each in constants.items()]
-    return f"{_PREFIX}bias", nodes, tensors
 
 
 def copy_graphs() -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, describe, publish
 from maskdial.errors import (
     DeadlineError,
+    DeviceLostError,
     InferenceError,
     MaskdialError,
     OverloadedError,
@@ -248,6 +249,8 @@ class MaskedEngine(Engine):
         try:
             adapters = [address_of(request.adapter) for request in batch]
             logits = self._compute(inputs, adapters, stop)
+        except DeviceLostError:
+            raise
         except Exception as error:
             _log.exception("a pass of model %r over %d texts failed", self._name, len(batch))
             message = f"a pass of model {self._name!r} failed ({describe(error)})"

@@ -1,8 +1,10 @@
 """The golden check: does this machine compute what the exporting machine computed?
 
 Providers differ, and int8 kernels saturate on some CPUs. So a bundle carries one short input with
-its logits, which are compared when the model is loaded. An int8 bundle also carries a product of
-the largest numbers: a kernel that saturates may change one text little and another one a lot.
+its logits, which are compared when the model is loaded. A device has other kernels for long passes,
+so there the text is read once more among padding, or repeated and in pieces. An int8 bundle also
+carries a product of the largest numbers: a kernel that saturates may change one text little and
+another one a lot.
 """
 
 import logging
@@ -27,6 +29,12 @@ _log = logging.getLogger("maskdial.models")
 Policy = Literal["error", "warn"]
 """What to do with a model that fails a check: refuse it, or log a warning."""
 
+
+LONG_PASS = 48
+"""How many tokens the passes of golden checks have on devices, whose attention may have another
+kernel for long passes: that of WebGPU from 32 on.
+"""
+_PIECE = 16
 
 _CACHE_ROUNDING: dict[CacheInteger | None, float] = {None: 0.0, "int16": 0.01, "int8": 0.1}
 """Tolerance for a KV cache of integers, in standard deviations of the logits. With int8 the
@@ -96,19 +104,46 @@ def check_golden(
         )
 
 
+def check_long_pass(bundle: Bundle, runner: Runner, policy: Policy) -> None:
+    """Compares a text that a causal model reads in one pass with the same in pieces.
+
+    Raises:
+        BundleError: its last logits differ, and the policy is to refuse such a model.
+    """
+    golden = bundle.manifest.golden
+    size = min(LONG_PASS, runner.max_length)
+    token_ids = np.resize(np.array(golden.input_ids, np.int64), size).tolist()
+    text = golden.model_copy(update={"input_ids": token_ids})
+    at_once = causal_logits(runner, text).copy()
+    drift = float(np.abs(at_once - causal_logits(runner, text, _PIECE)).max())
+    if not drift <= golden.tolerance:  # also if it is NaN
+        _complain(
+            policy,
+            f"model {bundle.name!r}: a text of {size} tokens has other logits in one pass than in "
+            f"pieces of {_PIECE} (they differ by {drift:.2g}, tolerance {golden.tolerance:.2g}), "
+            "so this device computes long passes wrongly; serve it with --provider cpu, or anyway "
+            "with --golden-check warn",
+        )
+
+
 def masked_logits(
-    session: Session, golden: GoldenCheck, *, of_entities: bool = False
+    session: Session, golden: GoldenCheck, *, of_entities: bool = False, width: int = 0
 ) -> NDArray[np.float32]:
     """The checked row of a masked model.
 
-    ``of_entities``: whether it finds entities, whose head may read all rows of a text.
+    Args:
+        session: of its graph.
+        golden: the text.
+        of_entities: whether it finds entities, whose head may read all rows of a text.
+        width: the least number of tokens of the pass; padding follows the text.
     """
     length = len(golden.input_ids)
+    padding = [golden.input_ids[0]] * (width - length)
     others = [row for row in range(length) if row != golden.row] if of_entities else []
     feeds: dict[str, NDArray[Any]] = {
-        "input_ids": np.array([golden.input_ids], np.int64),
+        "input_ids": np.array([[*golden.input_ids, *padding]], np.int64),
         "lengths": np.array([length], np.int32),
-        "token_type_ids": np.zeros((1, length), np.int64),
+        "token_type_ids": np.zeros((1, length + len(padding)), np.int64),
         "rows": np.array([golden.row, *others], np.int64),
         "pairs": np.zeros((1, 2), np.int64),
         "adapters": np.zeros(1, np.int64),

@@ -36,9 +36,11 @@ from maskdial.masked.model import MaskedModel
 from maskdial.metrics import Metrics, PassMetrics
 from maskdial.registry.drafts import find_max_drafts, make_speculation
 from maskdial.registry.golden import (
+    LONG_PASS,
     causal_logits,
     check_golden,
     check_kernels,
+    check_long_pass,
     masked_logits,
     text_to_text_logits,
 )
@@ -194,6 +196,9 @@ def _masked_engine(
         check_kernels(bundle, options, config.golden_check)
     golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
     check_golden(bundle, golden, config.golden_check)
+    if not placement.provider.batch_invariant:
+        width = min(LONG_PASS, bundle.manifest.max_length)
+        check_golden(bundle, partial(golden, width=width), config.golden_check)
     engine = MaskedEngine(
         session,
         max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
@@ -248,6 +253,8 @@ def _start_causal(
         start = manifest.text_to_text.start_token_id
         golden = partial(text_to_text_logits, runner, encoder, start)
     check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
+    if not (provider.batch_invariant or provider.max_query_tokens() or encoder):
+        check_long_pass(bundle, runner, config.golden_check)
     tokenizer = Tokenizer.from_file(
         bundle.tokenizer, manifest.special_tokens, manifest.tokenization
     )

@@ -37,6 +37,8 @@ class SessionOptions:
             Runtime's.
         kv_cache: what the graph's KV cache is to consist of, if it has one.
         adapters: whether texts may have adapters, which needs the kernels.
+        profile: where `Session.end_profile` finds what each operator of each pass did, a file whose
+            name begins so; None for no profile.
     """
 
     provider: str = "cpu"
@@ -47,6 +49,7 @@ class SessionOptions:
     kernels: Kernels | None = None
     kv_cache: CacheChoice = "float"
     adapters: bool = False
+    profile: Path | None = None
 
 
 class PassStop:
@@ -118,7 +121,7 @@ class Session:
         elif (rewritten := provider.rewrite(graph)) is not None:
             model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
-        self._turn = provider.turn
+        self._provider, self._turn = provider, provider.turn
         try:
             with self._turn:
                 self._session = ort.InferenceSession(
@@ -186,8 +189,10 @@ class Session:
         """As `run`; None if the pass was stopped before its end."""
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
         try:
-            (output,) = self._session.run(self.output_names[:1], declared, stop.options)
-        except Exception:  # ONNX Runtime's exceptions share no other base
+            with self._turn:
+                (output,) = self._session.run(self.output_names[:1], declared, stop.options)
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            self._provider.check_lost(error)
             if not stop.is_set:
                 raise
             return None
@@ -196,14 +201,26 @@ class Session:
     def run_for(
         self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]
     ) -> list[NDArray[Any]]:
-        """Runs one pass and returns the named outputs; feeds as of `run`."""
+        """Runs one pass and returns the named outputs; feeds as of `run`.
+
+        Raises:
+            DeviceLostError: the device is gone.
+        """
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
-        with self._turn:
-            return cast(list[NDArray[Any]], self._session.run(outputs, declared))
+        try:
+            with self._turn:
+                return cast(list[NDArray[Any]], self._session.run(outputs, declared))
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            self._provider.check_lost(error)
+            raise
 
     def io_binding(self) -> ort.IOBinding:
         """A new binding of this session's inputs and outputs to memory."""
         return self._session.io_binding()
+
+    def end_profile(self) -> Path:
+        """Ends a profile; ONNX Runtime's documentation describes the file."""
+        return Path(self._session.end_profiling())
 
     def run_with_binding(self, binding: ort.IOBinding, capture: int | None = None) -> None:
         """Runs one pass over bound memory.
@@ -211,10 +228,17 @@ class Session:
         If the session captures passes, a pass with a number, ``capture``, is captured as the CUDA
         graph of that number when it first runs in a thread, and replayed when it runs there again.
         Its bindings, its shapes and what the graph's nodes on the CPU read must never change.
+
+        Raises:
+            DeviceLostError: the device is gone.
         """
         if not self.captures:
-            with self._turn:
-                self._session.run_with_iobinding(binding)
+            try:
+                with self._turn:
+                    self._session.run_with_iobinding(binding)
+            except Exception as error:  # ONNX Runtime's exceptions share no other base
+                self._provider.check_lost(error)
+                raise
             return
         options = ort.RunOptions()
         number = _NOT_CAPTURED if capture is None else capture
@@ -241,6 +265,9 @@ def _session_options(
     )
     # Spinning ends with the pass, so what runs between passes has all cores.
     settings.add_session_config_entry("session.force_spinning_stop", "1")
+    if options.profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(options.profile)
     for name, size in free_dimensions.items():
         settings.add_free_dimension_override_by_name(name, size)
     return settings

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.engine.life import Engine, describe, publish
-from maskdial.errors import UnavailableError
+from maskdial.errors import DeviceLostError, UnavailableError
 from maskdial.masked.request import MaskedInput
 from tests.unit import scripted_model, scripted_session
 from tests.unit.scripted_session import WAIT, until
@@ -241,6 +241,20 @@ def test_stop_fails_what_outlives_the_grace(subject: Subject) -> None:
         assert subject.value("queue_size") == subject.value("requests_running") == 0
 
     asyncio.run(main())
+
+
+def test_an_engine_dies_with_its_device(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        await subject.start()
+        subject.gate.error = DeviceLostError("the GPU is lost; restart the server")
+        with pytest.raises(subject.engine.failure, match=r"died \(DeviceLostError: the GPU"):
+            await subject.send(1)
+        assert not subject.engine.ready
+        assert subject.value("engine_up") == 0
+        await subject.stop()
+
+    asyncio.run(main())
+    assert "died" in caplog.text
 
 
 def test_when_the_thread_dies_everyone_hears_at_once(

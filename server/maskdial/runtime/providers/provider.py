@@ -53,6 +53,14 @@ class Provider(ABC):
         """How many tokens of a text a causal model may read in one pass; None for any number."""
         return None
 
+    def check_lost(self, error: Exception) -> None:
+        """Judges an error of a pass.
+
+        Raises:
+            DeviceLostError: the device is gone, and every later pass would fail.
+        """
+        return
+
     @abstractmethod
     def check(self, bundle: Bundle) -> None:
         """Checks that it can run a bundle on this machine.

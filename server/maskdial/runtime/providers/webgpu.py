@@ -1,6 +1,8 @@
 """The WebGPU provider, a plug-in for GPUs of all makers: Vulkan, Metal and Direct3D 12."""
 
+import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,9 +14,10 @@ from threading import RLock
 import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
-from maskdial.errors import BundleError, ConfigError
+from maskdial.errors import BundleError, ConfigError, DeviceLostError
 from maskdial.runtime.providers.plugin import devices_of
 from maskdial.runtime.providers.provider import Provider
+from maskdial.runtime.providers.webgpu_probe import Device
 from maskdial.runtime.webgpu import WebGpuMemory
 
 _log = logging.getLogger(__name__)
@@ -24,9 +27,10 @@ _HOW_TO_INSTALL = "pip install 'maskdial[webgpu]'"
 _TIMEOUT = 120  # seconds
 _REPORT = 300  # characters
 _MAX_ROUND_TRIPS = 2
-# On a software adapter, whose subgroups are of 4 lanes, attention of the plug-in is wrong from 32
-# tokens on: its shader for long passes counts on 8 lanes at least.
-_SOFTWARE_QUERY_TOKENS = 16
+# Where the plug-in's attention over 32 tokens and more is wrong: it has another shader for fewer.
+_SHORT_QUERY_TOKENS = 16
+_LOST = re.compile(r"\[Device[^\]]*\] is lost")  # Dawn's words, whatever the reason
+_PROBE = ("-m", "maskdial.runtime.providers.webgpu_probe")
 
 # Operators that compute shapes and positions, which are better off on the CPU: small integers,
 # which a pass needs there, or once at its beginning.
@@ -36,21 +40,6 @@ _BOOKKEEPING = {
     *("Min", "Mod", "Mul", "Not", "Or", "Range", "ReduceMax", "ReduceSum", "Reshape", "Shape"),
     *("Size", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
 }
-
-# A driver may end the process that loads it, so another process tries it first. The last line that
-# this prints says whether shaders compute in half precision.
-_PROBE = f"""
-import numpy as np, onnxruntime as ort, {_PACKAGE} as plugin
-ort.set_default_logger_severity(4)
-ort.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())
-ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
-host, back = ort.OrtValue.ortvalue_from_numpy(ones), ort.OrtValue.ortvalue_from_numpy(zeros)
-there = ort.OrtValue.ortvalue_from_shape_and_type((4,), np.float32, "webgpu")
-ort.copy_tensors([host], [there])
-ort.copy_tensors([there], [back])
-assert (back.numpy() == 1).all(), "it does not return what was written to it"
-print("works")
-"""
 
 
 class WebGpuProvider(Provider):
@@ -64,6 +53,9 @@ class WebGpuProvider(Provider):
     prefill_chunk_tokens = 512
     turn = RLock()
 
+    def __init__(self) -> None:
+        self._is_lost = False
+
     def installed(self) -> bool:
         """Whether there is a plug-in and a GPU: ``auto`` takes no software adapter."""
         if find_spec(_PACKAGE) is None:
@@ -73,21 +65,40 @@ class WebGpuProvider(Provider):
         except ConfigError:
             return False
 
+    def check_lost(self, error: Exception) -> None:
+        if _LOST.search(str(error)):
+            self._is_lost = True
+            raise DeviceLostError(
+                "the GPU is lost, since its driver crashed or was reset; restart the server"
+            ) from error
+
     def check(self, bundle: Bundle) -> None:
         _check_operators(bundle)
+        if self._is_lost:  # ONNX Runtime keeps one device for all sessions
+            raise ConfigError("the GPU was lost while the server ran; restart the server")
         if find_spec(_PACKAGE) is None or find_spec("onnx") is None:
             raise ConfigError(f"the plug-in for WebGPU is not installed; {_HOW_TO_INSTALL}")
         (device,) = self.devices()
-        probe()
+        found = probe()
+        if not found.has_half and bundle.manifest.precision in ("fp16", "int4-fp16"):
+            raise ConfigError(
+                f"model {bundle.label!r} is {bundle.manifest.precision}, and the GPU's driver has "
+                "no half precision in shaders (shader-f16); export it with --precision int4 or fp32"
+            )
         if not _is_gpu(device):
             _log.warning(
-                "model %s runs on a software adapter of WebGPU, which is for tests only: masked "
-                "models compute texts of 32 tokens and more wrongly there",
+                "model %s runs on a software adapter of WebGPU, which is for tests only",
+                bundle.label,
+            )
+        if not found.attends:
+            _log.warning(
+                "the plug-in's attention over 32 tokens and more is wrong on this adapter; model "
+                "%s uses slower ways that are right",
                 bundle.label,
             )
 
     def max_query_tokens(self) -> int | None:
-        return None if _is_gpu(self.devices()[0]) else _SOFTWARE_QUERY_TOKENS
+        return None if probe().attends else _SHORT_QUERY_TOKENS
 
     def memory(self) -> WebGpuMemory:
         from maskdial.kernels.webgpu import copy_graphs  # needs onnx, which is optional
@@ -106,7 +117,7 @@ class WebGpuProvider(Provider):
     def rewrite(self, graph: Path) -> bytes:
         from maskdial.kernels.webgpu import rewrite_for_webgpu  # needs onnx, which is optional
 
-        return rewrite_for_webgpu(graph)
+        return rewrite_for_webgpu(graph, lambda: probe().attends)
 
     def check_split(self, graph: Path, on_cpu: Sequence[str], total: int) -> None:
         within = sorted(kind for kind in on_cpu if kind not in _BOOKKEEPING)
@@ -156,13 +167,13 @@ def _check_operators(bundle: Bundle) -> None:
 
 
 @cache
-def probe() -> None:
-    """Uses the device in another process, once.
+def probe() -> Device:
+    """Uses the device in another process, once: a driver may end the process that loads it.
 
     Raises:
         ConfigError: that process crashed, hung, or could not use the device.
     """
-    command = [sys.executable, "-c", _PROBE]
+    command = [sys.executable, *_PROBE]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired as error:
@@ -170,7 +181,7 @@ def probe() -> None:
             f"the GPU does not answer WebGPU within {_TIMEOUT} seconds; check its driver"
         ) from error
     if done.returncode == 0:
-        return
+        return Device(**json.loads(done.stdout.splitlines()[-1]))
     report = " ".join(done.stderr.decode(errors="replace").split())[-_REPORT:]
     how = f"ends with signal {-done.returncode}" if done.returncode < 0 else "fails"
     raise ConfigError(
