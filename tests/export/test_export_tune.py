@@ -27,7 +27,7 @@ def texts(seed: int, count: int) -> list[Any]:
 
 def rounded(model: Any) -> dict[str, Blocks]:
     """The blocks of a model's layers; the query, key and value of BERT's first are one matrix."""
-    names = {name: (name,) for name in projections(model)}
+    names: dict[str, tuple[str, ...]] = {name: (name,) for name in projections(model)}
     packed = [f"bert.encoder.layer.0.attention.self.{each}" for each in ("query", "key", "value")]
     if packed[0] in names:
         names = {key: each for key, each in names.items() if key not in packed}
