@@ -7,12 +7,14 @@ latter nothing but torch.)
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 HERE = Path(__file__).parent
+DTYPES: Any = torch  # torch's stubs lack int4
 
 
 def weight(rows: int, columns: int) -> torch.Tensor:
@@ -52,15 +54,16 @@ def make_torchao() -> None:
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     from torchao.quantization.granularity import PerAxis, PerGroup
 
+    nibble = DTYPES.int4
     configs = {
-        "four": ao.IntxWeightOnlyConfig(torch.int4, PerGroup(32)),
+        "four": ao.IntxWeightOnlyConfig(nibble, PerGroup(32)),
         "asymmetric": ao.IntxWeightOnlyConfig(
-            torch.int4, PerGroup(32), mapping_type=ao.MappingType.ASYMMETRIC
+            nibble, PerGroup(32), mapping_type=ao.MappingType.ASYMMETRIC
         ),
         "eight": ao.IntxWeightOnlyConfig(torch.int8, PerAxis(0)),
         "int8": ao.Int8WeightOnlyConfig(),
         "float8": ao.Float8WeightOnlyConfig(),
-        "dynamic": ao.Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)),
+        "dynamic": ao.Int8DynamicActivationIntxWeightConfig(nibble, PerGroup(32)),
     }
     whole, expected = {}, {}
     for name, config in configs.items():
