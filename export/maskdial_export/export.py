@@ -20,6 +20,7 @@ from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
 from maskdial_export.phase import finding, phase
+from maskdial_export.quantize.int4 import INT4
 from maskdial_export.quantize.quality import Gate
 from maskdial_export.writing import Precision, Settings, write_bundle
 
@@ -86,6 +87,10 @@ def export(
         gate = replace(gate, reduce_range=True)
     if precision != "int4" and gate.int8:
         raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
+    if precision not in INT4 and gate.tune is not None:
+        raise ExportError(
+            "--tune trains the scales of 4-bit weights; add --precision int4 or int4-fp16"
+        )
     if precision == "fp16" and (gate.keep or gate.keep_worst):
         raise ExportError(
             "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"

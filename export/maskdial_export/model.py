@@ -134,6 +134,20 @@ class Checkpoint:
             parameter.data = parameter.data.half()
         return replace(self, model=model, survey=self.survey.half(), kv=kv)
 
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the model's output are distributions over the vocabulary."""
+        return self.task == "fill-mask" or self.kv is not None
+
+    def answer(self, output: Any) -> torch.Tensor:
+        """What the graph has as its output, of what the model returns for texts of one length."""
+        if self.pooler is None:
+            return masked.head_logits(output)
+        hidden: torch.Tensor = output[0]
+        lengths = torch.full((len(hidden),), hidden.shape[1])
+        vectors: torch.Tensor = self.pooler(hidden, lengths)
+        return vectors
+
     def trace(self) -> ir.Model:
         """The traced graph, before any optimization of ours; of two parts, the decoder's."""
         if self.text_to_text is not None and self.kv is not None:

@@ -100,13 +100,18 @@ def _invariance(batch_invariant: bool) -> str:
 
 
 def _quality(quality: QualityReport) -> str:
-    figures = ", ".join(
-        f"{name.replace('_', ' ')} {value:.4g}" for name, value in quality.figures.items()
-    )
+    figures = _figures(quality.figures)
     limit = "any was accepted" if quality.max_loss is None else f"at most {quality.max_loss:.2%}"
     kept = f"; layers not quantized: {len(quality.kept)}" if quality.kept else ""
     raised = f"; layers in int8: {len(quality.raised)}" if quality.raised else ""
-    return f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}{raised}"
+    exact = ""
+    if quality.weights_only is not None:
+        exact = f"; with activations in fp32: {_figures(quality.weights_only)}"
+    return f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}{raised}{exact}"
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
 
 
 def _parity(parity: ParityReport) -> str:

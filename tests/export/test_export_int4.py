@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial_export.quantize.int4 import INT4, to_blocks
+from maskdial_export.quantize.int4 import INT4, Blocks, to_blocks
 from maskdial_export.quantize.quantize import quantize
 from tests.export.test_export_quantize import one_product
 
@@ -65,6 +65,20 @@ def test_a_graph_multiplies_by_the_weights_of_the_blocks() -> None:
     )
     (product,) = session.run(None, {"x": rows})
     np.testing.assert_allclose(product, rows @ blocks.weight(), rtol=1e-4, atol=1e-3)
+
+
+def test_weights_alone_are_multiplied_without_rounding_activations() -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((INPUTS, OUTPUTS), np.float32)
+    rows = correlated(rng, 50)
+    made: dict[str, Blocks] = {}
+    model = quantize(one_product(weight), "int4", made=made, weights_only=True)
+    assert {node.op_type for node in model.graph} == {"MatMul"}
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (product,) = session.run(None, {"x": rows})
+    np.testing.assert_allclose(product, rows @ made["layer"].weight(), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [1e-15, 1e-9, 1e-5, 1e4, 1e9])

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import io
 import math
 import re
 import shutil
@@ -226,6 +227,28 @@ def test_layers_of_int4_are_raised_to_int8(
     # Layers that are packed with one that is raised, or kept, are so, too.
     assert kinds["MatMulIntegerToFloat"] >= 2
     assert kinds["MatMulNBits"] > 0
+
+
+def test_int4_is_tuned_and_measured_with_weights_alone(
+    traced: Callable[[str], Traced], quantize: Quantize, tmp_path: Path
+) -> None:
+    """The graph with floats for the latter is removed."""
+    console = Console(record=True, quiet=False, file=io.StringIO())
+    gate = Gate(int8=("*.query",), keep_worst=0, max_loss=math.inf, tune=0.02)
+    report = quantize(traced("bert-classify"), gate, precision="int4", console=console)
+    assert report.weights_only is not None
+    assert set(report.weights_only) == {"loss", *report.figures}
+    shown = console.export_text()
+    assert re.search(r"new scales of \d+ of \d+ matrices: relative error .* held out", shown)
+    assert "with activations in fp32, loses" in shown
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_only_weights_of_four_bits_are_tuned(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    line = refusal(capsys, checkpoint("bert"), place, "--precision", "int8", "--tune", "1")
+    assert "--tune trains the scales of 4-bit weights; add --precision int4" in line
 
 
 def test_layers_of_another_precision_are_not_raised(

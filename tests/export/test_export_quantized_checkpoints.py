@@ -168,7 +168,7 @@ def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add)
             {"quant_method": "compressed-tensors", "format": "marlin-24"},
             "compressed-tensors of",
         ),
-        ({"quant_method": "hqq"}, "hqq, which is not supported"),
+        ({"quant_method": "quanto"}, "quanto, which is not supported"),
         ({}, "an unnamed format"),
     ],
 )

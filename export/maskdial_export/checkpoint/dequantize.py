@@ -9,7 +9,7 @@
   per byte, first one in the upper half, with ``quant_map`` (16,), the values of the codes, and
   ``absmax``, a factor per block, which may be quantized to a byte itself.
 * fp8 (DeepSeek, Qwen): float8 with ``weight_scale_inv``, a factor per block of the matrix.
-* compressed-tensors: see `maskdial_export.checkpoint.compressed_tensors`.
+* compressed-tensors, HQQ, torchao: see the modules of these names beside this one.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskdial_export.checkpoint import compressed_tensors
+from maskdial_export.checkpoint import compressed_tensors, hqq, torchao
 from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.errors import ExportError
 
@@ -96,6 +96,10 @@ def _format(name: str, settings: Settings) -> tuple[str, Restore]:
     if method == "compressed-tensors":
         compressed_tensors.check_settings(name, settings)
         return "weight_scale", compressed_tensors.restore
+    if method == "hqq":
+        return "W_q", lambda _, parts: hqq.restore(parts)
+    if method == "torchao":
+        return "_weight_qdata", lambda _, parts: torchao.restore(parts)
     details = [f"{bits} bits"] * (bits is not None)
     details += [str(settings[key]) for key in ("version", "format") if settings.get(key)]
     kind = f"{method or 'an unnamed format'}{' of ' if details else ''}{', '.join(details)}"
@@ -103,7 +107,8 @@ def _format(name: str, settings: Settings) -> tuple[str, Restore]:
         kind = "fp8 without blocks (weight_block_size)"
     raise ExportError(
         f"{name} is quantized with {kind}, which is not supported (gptq of 2, 4 and 8 bits, awq of "
-        "4 bits in version gemm, bitsandbytes, compressed-tensors, and fp8 in blocks are); export "
+        "4 bits in version gemm, bitsandbytes, compressed-tensors, hqq, torchao, and fp8 in blocks "
+        "are); export "
         "the checkpoint that it was made from, with --precision int8 or int4"
     )
 
@@ -174,6 +179,10 @@ def read_integers(settings: Settings, parts: Parts) -> StoredBlocks | None:
     method = settings.get("quant_method")
     if method == "compressed-tensors":
         return compressed_tensors.read_integers(parts)
+    if method == "hqq":
+        return hqq.read_integers(parts)
+    if method == "torchao":
+        return torchao.read_integers(parts)
     if method not in ("gptq", "awq"):
         return None
     bits = 4 if method == "awq" else int(settings["bits"])

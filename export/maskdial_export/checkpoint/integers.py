@@ -1,5 +1,6 @@
 """The integers of a quantized checkpoint, read when they are asked for."""
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import safetensors
 
+from maskdial_export.checkpoint import hqq
 from maskdial_export.checkpoint.blocks import StoredBlocks, StoredMatrix
 from maskdial_export.checkpoint.dequantize import by_module, read_integers
 from maskdial_export.checkpoint.gguf.convert import read_contents
@@ -46,6 +48,10 @@ def _bits(settings: Mapping[str, Any]) -> int | None:
         return int(settings["bits"])
     if method == "awq":
         return 4
+    if method == "hqq":
+        return hqq.num_bits(settings)
+    if method == "torchao":
+        return 4 if '"int4"' in json.dumps(settings.get("quant_type")) else 8
     groups = (settings.get("config_groups") or {}).values()
     kinds = [group.get("weights") or {} for group in groups]
     found = [int(kind["num_bits"]) for kind in kinds if kind.get("strategy", "").endswith("group")]

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from maskdial_export.errors import ExportError
 
 _PACKAGE = "maskdial_export"
 _OWN, _CALIBRATION = "sample.txt", "calibration.txt"
-# About 16,000 tokens, more than any evaluation reads.
-_MAX_CHARACTERS = 65_536
+# About 16,000 tokens, more than any evaluation reads, and 250,000, which tuning reads.
+_MAX_CHARACTERS, _MAX_TO_CALIBRATE = 2**16, 2**20
+_PART = 2**13  # characters, half of what an evaluation reads
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _LONGEST_PASSAGE = 4
 
@@ -36,6 +38,17 @@ class Sample:
             for start in range(len(sentences) - length + 1)
         ]
 
+    def parts(self) -> Iterator["Sample"]:
+        """The text in parts of some pages, each of whole sentences unless those are longer."""
+        start = 0
+        while start < len(self.text):
+            stop = start + _PART
+            ends = [match.end() for match in _SENTENCE_END.finditer(self.text, start, stop)]
+            if stop < len(self.text) and ends:
+                stop = ends[-1]
+            yield replace(self, text=self.text[start:stop])
+            start = stop
+
 
 def read_sample(path: Path | None) -> Sample:
     """Reads a text file, or the built-in sample if ``path`` is None.
@@ -58,7 +71,7 @@ def read_calibration(path: Path | None, quality: Path | None) -> Sample:
     """
     if path is None and quality is None:
         return _built_in(_CALIBRATION)
-    return read_sample(quality) if path is None else _read(path, "calibration")
+    return read_sample(quality) if path is None else _read(path, "calibration", _MAX_TO_CALIBRATE)
 
 
 def _built_in(file: str) -> Sample:
@@ -66,7 +79,7 @@ def _built_in(file: str) -> Sample:
     return _sample(f"{_PACKAGE}/{file}", content, content.decode())
 
 
-def _read(path: Path, kind: str) -> Sample:
+def _read(path: Path, kind: str, longest: int = _MAX_CHARACTERS) -> Sample:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -79,8 +92,8 @@ def _read(path: Path, kind: str) -> Sample:
         ) from error
     if not text.strip():
         raise ExportError(f"the {kind} text {path} is empty")
-    return _sample(path.name, content, text)
+    return _sample(path.name, content, text[:longest])
 
 
 def _sample(name: str, content: bytes, text: str) -> Sample:
-    return Sample(name, hashlib.sha256(content).hexdigest(), text[:_MAX_CHARACTERS])
+    return Sample(name, hashlib.sha256(content).hexdigest(), text)

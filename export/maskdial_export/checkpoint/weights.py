@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from maskdial_export.checkpoint import torchao
 from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
 from maskdial_export.checkpoint.decision import as_scorer, load_decider
 from maskdial_export.checkpoint.dequantize import dequantize
@@ -41,7 +42,7 @@ _HARMLESS = re.compile(
 # What quantized formats store beside weights
 _SCALE = re.compile(
     r"\.(weight_(scale(_inv|_2)?|zero_point|packed|shape)|(in|out)put_scale|activation_scale|"
-    r"qweight|qzeros|g_idx|scales|biases|SCB|weight\.(absmax|quant_map|_data|_scale))$"
+    r"qweight|qzeros|g_idx|scales|biases|SCB|W_q|_weight_qdata|weight\.(absmax|quant_map|_data|_scale))$"
 )
 # Trained weights stay far below; float16 ends at 65,504.
 _LARGEST_WEIGHT = 1e6
@@ -195,6 +196,8 @@ def _stored(source: Source, model_class: type[PreTrainedModel]) -> dict[str, Any
             "use_safetensors": has_safetensors,
             "local_files_only": True,
         }
+    if settings.get("quant_method") == "torchao":
+        torchao.check_files(source.name, source.weight_files())
     stored: dict[str, Tensor] = {}
     for file in source.weight_files():
         if file.suffix == ".safetensors":

@@ -154,7 +154,7 @@ def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
             squares = (importance * steps * steps).sum(dim=2, keepdim=True)
             products = (importance * steps * blocks).sum(dim=2, keepdim=True)
             scale = torch.where(products > 0, products / squares.clamp_min(_TINY), first)
-            scale = _as_halves(scale)
+            scale = as_halves(scale)
             steps = (blocks / scale + zero).round().clamp(0, _LARGEST) - zero
             error = (importance * (steps * scale - blocks).square()).sum(dim=2, keepdim=True)
             better = error < best_error
@@ -164,7 +164,7 @@ def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     return best_scale, best_zero
 
 
-def _as_halves(scale: Tensor) -> Tensor:
+def as_halves(scale: Tensor) -> Tensor:
     """Scales as numbers of 16 bits, where those are as exact as any."""
     halves = scale.half().float()
     normal = torch.isfinite(halves) & (halves >= torch.finfo(torch.float16).smallest_normal)

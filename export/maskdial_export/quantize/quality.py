@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from maskdial.bundle.manifest import ENCODER_GRAPH, GRAPH, QualityReport
 from maskdial_export.checkpoint.sample import Sample
-from maskdial_export.checks.evaluation import Comparison, evenly
+from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
@@ -24,6 +25,7 @@ from maskdial_export.quantize.quantize import HALF, Precision, projections, quan
 from maskdial_export.quantize.sensitivity import Errors, layer_errors, rank
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.quantize.table import sharing, word_embedding
+from maskdial_export.quantize.tune import divergence, relative_error, tune
 from maskdial_export.session import Ids, Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.rewrite import modules_of
@@ -54,6 +56,7 @@ class Gate:
         calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
             which is faster than a scale per row; and whether int4 weights are rounded by what their
             layers read.
+        tune: for int4 and int4-fp16, the minutes that scales are tuned for by distillation.
         reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI. An export
             on such a CPU sets it.
     """
@@ -65,6 +68,7 @@ class Gate:
     int8: tuple[str, ...] = ()
     keep_worst: int | None = None
     calibrate: bool = True
+    tune: float | None = None
     reduce_range: bool = False
 
     def kept(self, names: Sequence[str]) -> list[str]:
@@ -136,7 +140,8 @@ class Quantizer:
         Integers that the checkpoint's file has are kept, and its other layers are int8.
 
         Raises:
-            ExportError: a pattern of the gate matches no layer.
+            ExportError: a pattern of the gate matches no layer, or there are integers to be kept
+                and scales to be tuned.
         """
         self.checkpoint = checkpoint
         self.precision = precision
@@ -154,6 +159,10 @@ class Quantizer:
         self.raised = gate.raised(self.projections)
         kept = set(stored.names(self.projections))
         self.keeps_integers = bool(kept)
+        if kept and gate.tune is not None:
+            raise ExportError(
+                "the integers of the file are kept as they are, so --tune has nothing to tune"
+            )
         if kept and precision == "int4":
             kept |= {*self.named, *self.raised}
             self.raised += [each for each in self.projections if each not in kept]
@@ -184,6 +193,8 @@ class Quantizer:
         weakness = self.evaluation.weakness(reference)
         if weakness is not None:
             finding(self.console, f"fp32 itself does no better than chance: {weakness}")
+        if self.gate.tune is not None:
+            self._tune(graphs, self.gate.tune)
         tried: list[tuple[int, Comparison]] = []
         for attempt in self._attempts(graphs.graph):
             with phase(self.console, "Quantizing"):
@@ -200,12 +211,71 @@ class Quantizer:
                 finding(self.console, text)
             finding(self.console, _describe(comparison, attempt, self.kept_as))
             if comparison.loss <= self.gate.max_loss:
-                return self._report(comparison, attempt), quantized
+                exact = self._by_weights_alone(graphs, attempt, path.parent, reference)
+                return self._report(comparison, attempt, exact), quantized
             quantized.free()
             tried.append((len(attempt.worst), comparison))
         raise ExportError(self._refusal(tried, weakness))
 
-    def _lowered(self, graph: ir.Model, attempt: _Attempt) -> ir.Model:
+    def _tune(self, graphs: Graphs, minutes: float) -> None:
+        """Trains the scales of the 4-bit matrices, once for all graphs that share them."""
+        known = set(self.made)
+        with phase(self.console, "Quantizing"):
+            for graph in filter(None, (graphs.graph, graphs.encoder)):
+                self._lowered(graph, _Attempt())
+        new = {name: blocks for name, blocks in self.made.items() if name not in known}
+        if not new:
+            return
+        parts = self.calibration.parts()
+        texts = [text for part in parts for text in self.checkpoint.evaluation(part).texts]
+        of_tokens = self.checkpoint.predicts_tokens
+        with phase(self.console, "Tuning") as show:
+            tuned = tune(
+                self.checkpoint.model,
+                new,
+                texts,
+                self.checkpoint.answer,
+                divergence if of_tokens else relative_error,
+                minutes,
+                show,
+            )
+        self.made.update(tuned.blocks)
+        what = "divergence" if of_tokens else "relative error"
+        change = f"{what} {tuned.before:.4g} before and {tuned.after:.4g} after"
+        if not tuned.blocks:
+            change = "they do not lower the loss, and are not used"
+        finding(
+            self.console,
+            f"new scales of {len(tuned.blocks or new)} of {len(new)} matrices: {change} "
+            f"{tuned.steps} steps, on the part of {self.calibration.name} that is held out",
+        )
+
+    def _by_weights_alone(
+        self, graphs: Graphs, attempt: _Attempt, folder: Path, reference: Answers
+    ) -> Comparison | None:
+        """What int4 loses without rounding activations; None for other precisions."""
+        if self.precision != "int4":
+            return None
+        with (
+            TemporaryDirectory(prefix=".weights.", dir=folder) as temporary,
+            phase(self.console, "Checking weights alone") as show,
+        ):
+            path = Path(temporary) / GRAPH
+            save(self._lowered(graphs.graph, attempt, weights_only=True), path)
+            if graphs.encoder is not None:
+                encoder = self._lowered(graphs.encoder, attempt, weights_only=True)
+                save(encoder, path.parent / ENCODER_GRAPH)
+            answers = self.evaluation.answers(Loaded(path, prepack=False), show)
+            comparison = self.evaluation.compare(reference, answers)
+        finding(
+            self.console,
+            f"with activations in fp32, {_describe(comparison, _Attempt(), self.kept_as)}",
+        )
+        return comparison
+
+    def _lowered(
+        self, graph: ir.Model, attempt: _Attempt, *, weights_only: bool = False
+    ) -> ir.Model:
         if self.precision in HALF:
             if self._half is None:
                 self._half = optimize(self.checkpoint.half().trace(), self.checkpoint.packs)
@@ -224,6 +294,7 @@ class Quantizer:
             moments=self._moments_read(),
             made=self.made,
             stored=self.stored.find if self.keeps_integers else None,
+            weights_only=weights_only,
         )
 
     def _parts(self, attempt: _Attempt) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -318,7 +389,9 @@ class Quantizer:
             "or raise --max-loss"
         )
 
-    def _report(self, comparison: Comparison, attempt: _Attempt) -> QualityReport:
+    def _report(
+        self, comparison: Comparison, attempt: _Attempt, exact: Comparison | None
+    ) -> QualityReport:
         kept, raised = self._parts(attempt)
         if (
             self.keeps_integers and self.precision == "int4"
@@ -337,6 +410,7 @@ class Quantizer:
             raised=raised,
             calibrated=len(attempt.ranges),
             calibration_text=self.calibration.name,
+            weights_only=None if exact is None else {"loss": exact.loss, **exact.figures},
         )
 
 

@@ -82,6 +82,7 @@ def quantize(
     moments: Mapping[str, Tensor] = MappingProxyType({}),
     made: dict[str, Blocks] | None = None,
     stored: Find | None = None,
+    weights_only: bool = False,
 ) -> ir.Model:
     """Quantizes the projections and the embedding table of a graph in place; returns the graph.
 
@@ -101,11 +102,14 @@ def quantize(
             added.
         stored: for int8 and int4, returns the blocks of a file that are exactly some modules'
             weight; where it has none, they are int8.
+        weights_only: whether products stay those of floats, by the weights that the integers stand
+            for, so that activations are not rounded: to tell the two losses apart.
     """
     graph = model.graph
     largest = _REDUCED if reduce_range else LARGEST
     int8 = _Int8(ranges, largest)
-    int4 = None if precision == "int8" else _Int4(INT4[precision], moments, made)
+    kind = INT4["int4" if precision == "int8" else precision]
+    int4 = None if precision == "int8" else _Int4(kind, moments, made)
     for node in list(graph):
         weight = _weight(node)
         modules = modules_of(node)
@@ -117,12 +121,17 @@ def quantize(
         _part_factor(graph, node)
         is_raised = any(module in raised for module in modules)
         blocks = None if is_raised or stored is None else stored(modules, weight)
-        if blocks is not None:
-            output = _project_blocks(graph, node, blocks)
-        elif int4 is None or is_raised or stored is not None:
+        if int4 is not None and not is_raised and stored is None:
+            blocks = int4.blocks(node, weight)
+        if weights_only:
+            _multiply_rounded(
+                graph, node, int8.rounded(weight) if blocks is None else blocks.weight()
+            )
+            continue
+        if blocks is None:
             output = int8.project(graph, node, weight)
         else:
-            output = int4.project(graph, node, weight)
+            output = _project_blocks(graph, node, blocks, kind)
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     if embedding is not None and embedding not in keep:
@@ -169,6 +178,13 @@ def _insert_after(graph: ir.Graph, node: ir.Node, op_type: str, operand: ir.Valu
     replace_value(node.outputs[0], after.outputs[0])
     after.replace_input_with(0, node.outputs[0])
     graph.insert_after(node, [after])
+
+
+def _multiply_rounded(graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> None:
+    """Gives a product another matrix, (inputs, outputs)."""
+    rounded = weight.T if node.attributes.get_int("transB", False) else weight
+    name = f"{','.join(modules_of(node))}.rounded"
+    node.replace_input_with(1, add_initializer(graph, name, np.ascontiguousarray(rounded)))
 
 
 class _Int8:
@@ -251,6 +267,11 @@ class _Int8:
         graph.insert_before(node, [magnitude, peak, unit, rows])
         return rows.outputs[0], peak.outputs[0]
 
+    def rounded(self, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The matrix that the integers of a product stand for."""
+        integers, scale = to_int8(weight, 0, self._largest_weight)
+        return integers * scale
+
     @staticmethod
     def _step(graph: ir.Graph) -> ir.Value:
         return add_initializer(graph, "int8.step", np.array(1 / LARGEST, np.float32))
@@ -276,7 +297,7 @@ def _take_bias(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
 
 
 class _Int4:
-    """Builds products with 4-bit weights."""
+    """Rounds weights to 4 bits, each once."""
 
     def __init__(
         self,
@@ -288,18 +309,16 @@ class _Int4:
         self._moments = moments
         self._made = {} if made is None else made
 
-    def project(self, graph: ir.Graph, node: ir.Node, weight: NDArray[np.float32]) -> ir.Value:
-        """Inserts the quantized product before ``node``; returns its result."""
+    def blocks(self, node: ir.Node, weight: NDArray[np.float32]) -> Blocks:
+        """The matrix that a node multiplies by, rounded."""
         modules = modules_of(node)
         name = ",".join(modules)
         if name not in self._made:
             self._made[name] = to_blocks(weight, self._kind, self._moments.get(modules[0]))
-        return _project_blocks(graph, node, self._made[name], self._kind)
+        return self._made[name]
 
 
-def _project_blocks(
-    graph: ir.Graph, node: ir.Node, blocks: Blocks, kind: Int4 = INT4["int4"]
-) -> ir.Value:
+def _project_blocks(graph: ir.Graph, node: ir.Node, blocks: Blocks, kind: Int4) -> ir.Value:
     """Inserts the product with a matrix in blocks before ``node``; returns its result."""
     name = ",".join(modules_of(node))
     num_outputs, num_blocks, size = blocks.integers.shape

@@ -468,6 +468,9 @@ class QualityReport(_Frozen):
     calibration_text: str | None = Field(
         None, description="the text whose inputs chose scales and 4-bit integers"
     )
+    weights_only: dict[str, float] | None = Field(
+        None, description="loss and figures of int4 if activations were not rounded to int8"
+    )
 
 
 class Manifest(_Frozen):
