@@ -68,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile the layers first: takes a minute, needs a C++ compiler and saves a sixth of "
-        "each step",
+        help="compile the layers first: takes a minute for each length of texts, needs a C++ "
+        "compiler and saves a sixth of each step",
     )
     shape = Shape()
     parser.add_argument("--width", type=int, default=shape.width, help="hidden width")
