@@ -229,10 +229,12 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
     return model
 
 
-def restore(model: Qwen3ForCausalLM, bundle: Path) -> None:
-    """Gives `model` the weights of an exported hybrid, as far as int8 has kept them."""
+@torch.no_grad()
+def restore(model: Qwen3ForCausalLM, bundle: Path, share: float = 1.0) -> None:
+    """Moves the weights of `model` by `share` toward those that int8 has kept of a hybrid."""
     weights = read_weights(bundle)
-    model.load_state_dict({**weights, "lm_head.weight": weights["model.embed_tokens.weight"]})
+    for name, parameter in model.named_parameters():  # the tied head comes once
+        parameter.lerp_(weights[name].to(parameter.device), share)
 
 
 def plan(settings: Settings) -> Plan:

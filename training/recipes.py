@@ -242,6 +242,8 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
     objective = kind(model, tokenizer, stream, causal_share, len(children))
     plan = diffusion.plan if settings.diffusion else hybrid.plan
     record = pretrain(objective, plan(settings), out, name, settings.resume)
+    if settings.start is not None and settings.diffusion:
+        hybrid.restore(model, settings.start, diffusion.KEPT)
     model.save_pretrained(out)
     run = _run_figures(record, settings, stream)
     if settings.start is not None:
