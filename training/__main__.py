@@ -25,6 +25,7 @@ from training.recipes import (
 )
 from training.settings import Settings, Shape
 from training.study import run_study
+from training.unmasking import compare
 
 RECIPES = {
     "masked": train_masked,
@@ -39,10 +40,13 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m training",
         description="Train the starter models and write Hugging Face checkpoints. `sentiment` "
         "starts from the `masked` checkpoint in --out; `study` trains decoders of several sizes "
-        "for the card of `hybrid`.",
+        "for the card of `hybrid`; `unmasking` trains nothing and prints how well the hybrids in "
+        "--start and --out fill gaps and write texts in several passes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("model", choices=[*RECIPES, "all", "study"], help="what to train")
+    parser.add_argument(
+        "model", choices=[*RECIPES, "all", "study", "unmasking"], help="what to train or measure"
+    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder with the training texts")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoints")
     parser.add_argument(
@@ -64,8 +68,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile",
         action="store_true",
-        help="compile the layers first: takes a minute, needs a C++ compiler and saves a sixth of "
-        "each step",
+        help="compile the layers first: takes a minute for each length of texts, needs a C++ "
+        "compiler and saves a sixth of each step",
     )
     shape = Shape()
     parser.add_argument("--width", type=int, default=shape.width, help="hidden width")
@@ -75,8 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--start",
         type=Path,
         metavar="BUNDLE",
-        help="an exported bundle of `sentiment` of this --width that it starts from, in the place "
-        "of `masked`",
+        help="an exported bundle of this shape that `hybrid` or `sentiment` starts from; "
+        "`sentiment` otherwise starts from `masked`",
+    )
+    parser.add_argument(
+        "--diffusion",
+        action="store_true",
+        help="train `hybrid` with shares of hidden tokens from 0 to 1, for text by unmasking",
     )
     parser.add_argument(
         "--cloze", type=Path, help="JSON list of fill-in sentences to score on the cards"
@@ -85,7 +94,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.model == "unmasking" and options.start is None:
+        parser.error("unmasking needs --start, the bundle to compare with")
     torch.set_num_threads(options.threads)
     device = options.device
     if device == "auto":
@@ -102,10 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         compile=options.compile,
         shape=Shape(options.width, options.layers, options.vocabulary),
         start=options.start,
+        diffusion=options.diffusion,
         cloze=options.cloze,
     )
     if options.model == "study":
         print(f"the study is in {run_study(settings)}")
+        return
+    if options.model == "unmasking":
+        print(compare(settings))
         return
     for model in RECIPES if options.model == "all" else (options.model,):
         print(f"{model} is in {RECIPES[model](settings)}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from training import stories
 from training.cloze import Prediction, best
 from training.pretrain import Plan, cross_entropy
 from training.settings import Settings, Shape
+from training.shipped import read_weights
 from training.vocabulary import END_OF_TEXT, MASK
 
 MAX_LENGTH = 512
@@ -62,6 +64,7 @@ class HybridObjective:
         num_children: int = 0,
     ) -> None:
         self.model = model
+        self.tokenizer = tokenizer
         self.stream = stream
         self.num_children = num_children
         self.causal_share = causal_share
@@ -119,21 +122,30 @@ class HybridObjective:
         num_causal = round(self.causal_share * len(windows))
         inputs, targets = windows[:, :-1].clone(), windows[:, 1:]
         predicted = torch.ones(inputs.shape, dtype=torch.bool)
-        chosen = self.choose_words(windows[num_causal:], masked_share)
+        chosen = self.hide(windows[num_causal:], masked_share)
         hidden = torch.where(chosen, self.mask, windows[num_causal:])
         inputs[num_causal:] = hidden[:, :-1]
         predicted[num_causal:] = chosen[:, 1:]
-        weight = torch.zeros(inputs.shape)
-        for rows, share in (
-            (slice(None, num_causal), num_causal / len(windows)),
-            (slice(num_causal, None), 1.0 - num_causal / len(windows)),
-        ):
-            weight[rows] = share / max(1, int(predicted[rows].sum()))
+        weight = self.token_weights(predicted, num_causal)
         losses = cross_entropy(
             self.logits(inputs, num_causal, predicted),
             targets[predicted].to(self.device),
         )
         return (losses * weight[predicted].to(self.device)).sum()
+
+    def hide(self, windows: Tensor, share: float) -> Tensor:
+        """`[rows, length]` bool: what the masked rows hide, never the first token."""
+        return self.choose_words(windows, share)
+
+    def token_weights(self, predicted: Tensor, num_causal: int) -> Tensor:
+        """`[rows, length]` float32: the weight of each token's loss. All add up to 1."""
+        weights = torch.zeros(predicted.shape)
+        for rows, share in (
+            (slice(None, num_causal), num_causal / len(predicted)),
+            (slice(num_causal, None), 1.0 - num_causal / len(predicted)),
+        ):
+            weights[rows] = share / max(1, int(predicted[rows].sum()))
+        return weights
 
     def logits(self, inputs: Tensor, num_causal: int, predicted: Tensor) -> Tensor:
         """`[number predicted, vocabulary]` logits at the positions that `predicted` marks.
@@ -154,12 +166,15 @@ class HybridObjective:
 
     def choose_words(self, windows: Tensor, share: float) -> Tensor:
         """`[batch, length]` bool: all tokens of a random share of each row's words."""
-        goes_on = self.starts_letter[windows[:, 1:]] & self.ends_letter[windows[:, :-1]]
-        word = nn.functional.pad(~goes_on, (1, 0), value=True).cumsum(dim=1)
         drawn = torch.rand(len(windows), windows.shape[1] + 1) < share
-        chosen: Tensor = drawn.gather(1, word) & (windows != self.end)
+        chosen: Tensor = drawn.gather(1, self.word_numbers(windows)) & (windows != self.end)
         chosen[:, 0] = False  # there is no position before it to predict it from
         return chosen
+
+    def word_numbers(self, windows: Tensor) -> Tensor:
+        """`[batch, length]` int64: the number of each token's word in its row, from 1."""
+        goes_on = self.starts_letter[windows[:, 1:]] & self.ends_letter[windows[:, :-1]]
+        return nn.functional.pad(~goes_on, (1, 0), value=True).cumsum(dim=1)
 
 
 def _is_letter(character: str) -> bool:
@@ -212,6 +227,14 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
         bos_token_id=end, eos_token_id=end, pad_token_id=end, **stories.SAMPLING
     )
     return model
+
+
+@torch.no_grad()
+def restore(model: Qwen3ForCausalLM, bundle: Path, share: float = 1.0) -> None:
+    """Moves the weights of `model` by `share` toward those that int8 has kept of a hybrid."""
+    weights = read_weights(bundle)
+    for name, parameter in model.named_parameters():  # the tied head comes once
+        parameter.lerp_(weights[name].to(parameter.device), share)
 
 
 def plan(settings: Settings) -> Plan:

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from training import cloze, hybrid, masked, sentiment, stories, teachers
+from training import cloze, diffusion, hybrid, masked, sentiment, stories, teachers
 from training.card import (
     EMBEDDINGS,
     POLARITY,
@@ -35,6 +35,7 @@ from training.data import (
 )
 from training.pretrain import Plan, Record, pretrain
 from training.settings import Settings
+from training.shipped import read_tokenizer
 from training.study import read_study
 from training.vocabulary import as_masked, train_byte_level_bpe
 
@@ -216,7 +217,11 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
     tokenizer = _tokenizer(
         out,
         settings,
-        lambda: train_byte_level_bpe(books.train, shape.vocabulary, hybrid.MAX_LENGTH),
+        lambda: (
+            train_byte_level_bpe(books.train, shape.vocabulary, hybrid.MAX_LENGTH)
+            if settings.start is None
+            else read_tokenizer(settings.start, hybrid.MAX_LENGTH)
+        ),
     )
     children, *others = (
         hybrid.encode_stream(tokenizer, texts, settings.seed)
@@ -227,13 +232,22 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
         )
     )
     stream = torch.cat([children, *others])
-    model = hybrid.build_model(tokenizer, shape).to(settings.device)
+    model = hybrid.build_model(tokenizer, shape)
+    if settings.start is not None:
+        hybrid.restore(model, settings.start)
+    model = model.to(settings.device)
     if settings.compile:
         model.model.compile(dynamic=False)
-    objective = hybrid.HybridObjective(model, tokenizer, stream, causal_share, len(children))
-    record = pretrain(objective, hybrid.plan(settings), out, name, settings.resume)
+    kind = diffusion.DiffusionObjective if settings.diffusion else hybrid.HybridObjective
+    objective = kind(model, tokenizer, stream, causal_share, len(children))
+    plan = diffusion.plan if settings.diffusion else hybrid.plan
+    record = pretrain(objective, plan(settings), out, name, settings.resume)
+    if settings.start is not None and settings.diffusion:
+        hybrid.restore(model, settings.start, diffusion.KEPT)
     model.save_pretrained(out)
     run = _run_figures(record, settings, stream)
+    if settings.start is not None:
+        run["start"] = f"the bundle {settings.start.name}"
     decoder_card(model, tokenizer, settings, out, causal_share, run).write(out)
     return out
 

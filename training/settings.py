@@ -34,6 +34,8 @@ class Settings:
     """Compile the layers before training; needs a C++ compiler."""
     shape: Shape = field(default_factory=Shape)
     start: Path | None = None
-    """An exported bundle whose weights the sentiment model starts from."""
+    """An exported bundle whose weights the sentiment model or the hybrid starts from."""
+    diffusion: bool = False
+    """Train the hybrid with shares of hidden tokens from 0 to 1."""
     cloze: Path | None = None
     """Fill-in sentences to score, in the format of `cloze.read_cloze`."""

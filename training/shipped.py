@@ -1,4 +1,4 @@
-"""What ships, as a start for more training: the weights in an exported bundle."""
+"""What ships, as a start for more training: weights and tokenizer of an exported bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
+from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from training.vocabulary import as_causal
 
 _QUANTIZED, _SCALE = ".int8", ".scale"
 
@@ -32,3 +36,8 @@ def read_weights(bundle: Path) -> dict[str, Tensor]:
         elif name.endswith((".weight", ".bias")):
             weights[name.removeprefix("model.")] = value
     return {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+
+
+def read_tokenizer(bundle: Path, max_length: int) -> PreTrainedTokenizerFast:
+    """The tokenizer of a decoder's bundle."""
+    return as_causal(Tokenizer.from_file(str(bundle / "tokenizer.json")), max_length)

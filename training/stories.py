@@ -87,5 +87,11 @@ def most_repeated(stories: Iterable[Story], length: int = 4) -> int:
     return max((max(count.values(), default=0) for count in counts), default=0)
 
 
+def distinct(told: Iterable[Sequence[str]], length: int) -> float:
+    """The share of the texts' runs of `length` words that are new in their text."""
+    runs = [list(_runs(words, length)) for words in told]
+    return sum(len(set(of_text)) for of_text in runs) / max(1, sum(map(len, runs)))
+
+
 def _runs(told: Sequence[str], length: int) -> Iterable[tuple[str, ...]]:
     return (tuple(told[i : i + length]) for i in range(len(told) - length + 1))

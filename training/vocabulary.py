@@ -102,13 +102,18 @@ def train_byte_level_bpe(
         pair=f"{END_OF_TEXT} $A {END_OF_TEXT}:1 $B:1",
         special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))],
     )
+    return as_causal(tokenizer, max_length)
+
+
+def as_causal(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with the names of its special tokens."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=max_length,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
-        mask_token=mask,
+        mask_token=AddedToken(MASK, lstrip=True, special=True),
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,15 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 import transformers
+from onnx import numpy_helper
 from tokenizers import Tokenizer
 from torch.nn import functional
 
 from maskdial.registry.catalog import STARTER_FOLDER
-from training import data, hybrid, masked, pretrain, recipes, sentiment, study, teachers
+from training import (
+    data,
+    diffusion,
+    hybrid,
+    masked,
+    pretrain,
+    recipes,
+    sentiment,
+    study,
+    teachers,
+    unmasking,
+)
 from training.__main__ import main
 from training.cloze import Cloze, read_cloze, solved
 from training.data import read_books
@@ -322,6 +336,88 @@ def test_masked_rows_see_both_sides_and_causal_rows_one(
     full = objective.logits(windows, 0, asked)
     assert torch.equal(causal[0], causal[1])
     assert not torch.allclose(full[0], full[1])
+
+
+def test_hybrid_is_trained_on_from_a_bundle(
+    checkpoints: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    shutil.copy(checkpoints / "hybrid" / "tokenizer.json", bundle)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints / "hybrid")
+    weights = [
+        numpy_helper.from_array(parameter.detach().numpy(), f"model.{name}")
+        for name, parameter in model.named_parameters()
+    ]
+    graph = onnx.helper.make_graph([], "toy", [], [], initializer=weights)
+    onnx.save(onnx.helper.make_model(graph), bundle / "model.onnx")
+    options = [
+        *("--corpus", str(corpus), "--out", str(tmp_path), "--device", "cpu"),
+        *("--threads", str(torch.get_num_threads()), "--start", str(bundle), "--minutes", "0.01"),
+        *("--width", "64", "--layers", "1", "--vocabulary", "320"),
+    ]
+    main(["hybrid", "--diffusion", *options])
+    trained, before = figures(tmp_path / "hybrid"), figures(checkpoints / "hybrid")
+    assert trained["start"] == "the bundle bundle"
+    losses, anew = trained["training_losses"], before["training_losses"]
+    assert isinstance(losses, list)
+    assert isinstance(anew, list)
+    assert losses[0] < anew[0] - 0.3
+
+    capsys.readouterr()
+    main(["unmasking", *options])
+    table = capsys.readouterr().out
+    assert f"| {before['bits_per_byte']:.3f} | {trained['bits_per_byte']:.3f} |" in table
+    assert f"| {before['masked_top1']:.3f} | {trained['masked_top1']:.3f} |" in table
+    with pytest.raises(SystemExit):
+        main(["unmasking", "--corpus", str(corpus), "--out", str(tmp_path)])
+    assert "--start" in capsys.readouterr().err
+
+
+def test_diffusion_hides_any_share_of_each_row(objective: hybrid.HybridObjective) -> None:
+    rows, length = 400, 32
+    trained = diffusion.DiffusionObjective(
+        objective.model, objective.tokenizer, objective.stream, 0.5
+    )
+    windows = trained.sample_windows(rows, length)
+    hidden = trained.hide(windows, 0.15)
+    assert not hidden[:, 0].any()
+    counts = hidden.sum(1)
+    assert counts.min() == 1
+    assert counts.max() == length - 1
+    for low in range(1, length - 1, 5):
+        assert ((counts >= low) & (counts < low + 5)).any(), low
+    gaps = diffusion.draw_gaps(rows, length)
+    edges = (gaps[:, 1:] != gaps[:, :-1]).sum(1)
+    assert edges.max() == 2, "a gap is in one piece"
+    assert 0.1 < (edges == 2).float().mean() < 0.5
+    weights = trained.token_weights(hidden, 0) * hidden
+    torch.testing.assert_close(weights.sum(1), torch.full((len(weights),), 1.0 / len(weights)))
+
+
+@pytest.mark.parametrize("per_pass", [1, 3])
+def test_unmasking_fills_the_likeliest_first(
+    objective: hybrid.HybridObjective, per_pass: int
+) -> None:
+    windows = objective.sample_windows(3, 20)
+    hidden = torch.zeros(windows.shape, dtype=torch.bool)
+    for row, places in enumerate(([4], [2, 7, 8, 15], [10, 11, 12, 13, 18])):
+        hidden[row, places] = True
+    masked_texts = torch.where(hidden, objective.mask, windows)
+    masked_texts[:, 19] = objective.mask  # not asked for: it stays
+    filled = unmasking.fill(objective, masked_texts, hidden, per_pass, temperature=0.0)
+    for row, expected in enumerate(masked_texts.clone()):
+        open_places = hidden[row].nonzero()[:, 0].tolist()
+        while open_places:
+            everywhere = torch.ones(1, 20, dtype=torch.bool)
+            probabilities = objective.logits(expected[None], 0, everywhere).detach()
+            probabilities[:, objective.mask] = -torch.inf
+            best = probabilities.softmax(-1).max(-1)
+            ranked = sorted(open_places, key=lambda place: -best.values[place - 1])
+            for place in ranked[:per_pass]:
+                expected[place] = best.indices[place - 1]
+                open_places.remove(place)
+        assert torch.equal(filled[row], expected)
 
 
 def test_passages_keep_every_paragraph(checkpoints: Path, corpus: Path) -> None:
