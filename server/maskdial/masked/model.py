@@ -1,8 +1,10 @@
 """MaskedModel: a loaded masked model, with its engine."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from maskdial.engine.model import Model
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.tasks.task import Queries
@@ -12,11 +14,13 @@ from maskdial.masked.tasks.task import Queries
 class MaskedModel(Model):
     """A masked model being served.
 
+    ``kernel_library`` is the file of the kernels, if it uses them.
     ``label_encoder`` is the second model of one that finds entities of labels by their vectors,
     ``queries`` what makes queries of fields in one that finds what a schema names.
     """
 
     engine: MaskedEngine
+    kernel_library: Path | None = field(default=None, kw_only=True)
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
     queries: Queries | None = field(default=None, kw_only=True)
 
@@ -29,6 +33,12 @@ class MaskedModel(Model):
     def max_queue(self) -> int:
         """Inputs that may wait."""
         return self.engine.max_queue
+
+    def vocabulary_kernels(self) -> VocabularyKernels | None:
+        """Kernels for rows of its logits, for one thread at a time; None if it uses none."""
+        if self.kernel_library is None:
+            return None
+        return VocabularyKernels(self.kernel_library, self.manifest.vocab_size)
 
     def stop(self) -> None:
         """Stops the engines at once, and the process of its decision template."""

@@ -176,6 +176,7 @@ def _start_masked(
         projections=session.projections,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
+        kernel_library=None if options.kernels is None else options.kernels.path,
         label_encoder=label_encoder,
         queries=queries,
     )

@@ -297,7 +297,7 @@ def rank_fillings(
 
     def run() -> Passes[list[list[JointFilling]]]:
         never = tokenizer.special_ids | tokenizer.ids_without_token(vocab_size)
-        unmasker = Unmasker(unmasking, never)
+        unmasker = Unmasker(unmasking, never, model.vocabulary_kernels())
         yield from unmasker.run(everything)
         answers = []
         for variants in canvases:

@@ -120,7 +120,9 @@ class UnmaskRequest(TaskRequest[TextSoFar]):
         canvas = self._canvas(tuple(ids), at, seed)
         written = frozenset(manifest.special_tokens.eos)
         never = (tokenizer.special_ids - written) | tokenizer.ids_without_token(manifest.vocab_size)
-        unmasker = Unmasker(self.unmasking, never | {mask_token_id})
+        unmasker = Unmasker(
+            self.unmasking, never | {mask_token_id}, model.vocabulary_kernels()
+        )
         num_logits = manifest.vocab_size * max(self._lengths())
 
         def block() -> Reading[TextSoFar]:
