@@ -308,7 +308,7 @@ _OPENAI: list[dict[str, Any]] = [
     {"best_of": 3, "temperature": 0},
     {"n": 100, "max_tokens": 1, "best_of": 128, "prompt": ["a"] * 3},
     {"model": "sentiment"},
-    {"model": "hybrid:full"},
+    {"model": "hybrid:full", "top_p": 0.5},
     {"suffix": "a"},
     {"use_beam_search": True},
     {"timeout": 1e-9},

@@ -103,11 +103,15 @@ def test_a_mask_may_be_named_on_any_route(dial: httpx.Client) -> None:
     completed = post(dial, "/v1/completions", model="dial:causal", **body)
     assert completed["model"] == "dial"
     assert completed["choices"][0]["text"] == written["generated_text"]
-    refused = post(dial, "/v1/completions", 400, model="dial:full", **body)["error"]
+    chat = {"messages": [{"role": "user", "content": PROMPT}]}
+    refused = post(dial, "/v1/responses", 400, model="dial:full", input=PROMPT)["error"]
     assert refused["message"] == (
         "model 'dial:full' cannot do generate; it does fill-mask, infill, score, tokenize"
     )
     assert refused["param"] == "model"
+    refused = post(dial, "/v1/chat/completions", 400, model="dial:full", **chat)["error"]
+    assert refused["message"].startswith("messages: model 'dial' has no chat template")
+    assert refused["param"] == "messages"
     refused = post(dial, "/v1/completions", 400, model="dial:full", mask="causal", **body)["error"]
     assert "contradicts" in refused["message"]
     pseudo, causal = (

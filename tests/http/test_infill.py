@@ -250,3 +250,34 @@ def test_a_suffix_is_refused_where_it_means_nothing(http: httpx.Client) -> None:
     assert error["param"] == "echo"
     error = post(http, "/api/generate", 400, **body, system="Be short.")["error"]
     assert error.startswith("system: ")
+
+
+def test_a_gap_has_one_of_the_choices(http: httpx.Client) -> None:
+    choices = [" castle", " golden chariot", " Wxqzk"]
+    causal = infill(http, guided_choice=choices, n_predict=24)
+    assert causal["content"] in choices
+    assert "fillings" not in causal
+    masked = infill(http, model="hybrid:full", guided_choice=choices, n=3, num_beams=3)
+    found = [each["content"] for each in masked["fillings"]]
+    assert sorted(found) == sorted(choices)
+    scores = [each["score"] for each in masked["fillings"]]
+    assert scores == sorted(scores, reverse=True)
+    (only,) = infill(
+        http, model="hybrid:full", guided_choice=[" Wxqzk", " castle"], n_predict=1, n=3
+    )["fillings"]
+    assert only["content"] == " castle"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"guided_choice": [" Wxqzk"], "n_predict": 1}, "guided_choice: the shortest has "),
+        ({"guided_choice": []}, "guided_choice: must have between 1 and 256 choices, not 0"),
+        ({"guided_choice": ["[MASK]"]}, "guided_choice: the target '[MASK]' cannot be written"),
+    ],
+)
+def test_choices_that_no_gap_meets_are_refused(
+    http: httpx.Client, given: dict[str, Any], sentence: str
+) -> None:
+    error = infill(http, 422, model="hybrid:full", **given)["error"]
+    assert error.startswith(sentence), error

@@ -1,22 +1,44 @@
 """MaskedModel: a loaded masked model, with its engine."""
 
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 from maskdial.engine.model import Model
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.tasks.task import Queries
+
+
+class Conversations(Protocol):
+    """What writes conversations as prompts (`maskdial.causal.chat.template.ChatTemplate`)."""
+
+    def submit(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Future[str]: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedModel(Model):
     """A masked model being served.
 
-    ``label_encoder`` is the second model of one that finds entities of labels by their vectors,
-    ``queries`` what makes queries of fields in one that finds what a schema names.
+    ``conversations`` writes its prompts, if it may write texts. ``kernel_library`` is the file of
+    the kernels, if it uses them. ``label_encoder`` is the second model of one that finds entities
+    of labels by their vectors, ``queries`` what makes queries of fields in one that finds what a
+    schema names.
     """
 
     engine: MaskedEngine
+    conversations: Conversations | None = field(default=None, kw_only=True)
+    kernel_library: Path | None = field(default=None, kw_only=True)
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
     queries: Queries | None = field(default=None, kw_only=True)
 
@@ -30,10 +52,28 @@ class MaskedModel(Model):
         """Inputs that may wait."""
         return self.engine.max_queue
 
+    async def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> str:
+        """A conversation as a prompt, with its special tokens.
+
+        Raises:
+            ValidationError: the model has no template, or its template fails on them.
+        """
+        assert self.conversations is not None, "a model that writes texts has them"
+        return await asyncio.wrap_future(self.conversations.submit(messages, variables=variables))
+
+    def vocabulary_kernels(self) -> VocabularyKernels | None:
+        """Kernels for rows of its logits, for one thread at a time; None if it uses none."""
+        if self.kernel_library is None:
+            return None
+        return VocabularyKernels(self.kernel_library, self.manifest.vocab_size)
+
     def stop(self) -> None:
-        """Stops the engines at once, and the process of its decision template."""
+        """Stops the engines at once, and the processes of its templates."""
         self.engine.stop(0)
         if self.label_encoder is not None:
             self.label_encoder.stop()
-        if self.prompts is not None:
-            self.prompts.close()
+        for writer in (self.prompts, self.conversations):
+            if writer is not None:
+                writer.close()

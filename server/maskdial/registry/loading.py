@@ -163,6 +163,9 @@ def _start_masked(
     prompts = None
     if bundle.manifest.decision is not None:
         prompts = DecisionPrompts(bundle, read_chat_template(bundle, tokenizer))
+    conversations = None
+    if bundle.manifest.task == "fill-mask":
+        conversations = read_chat_template(bundle, tokenizer)
     queries = None
     if bundle.manifest.extraction is not None:
         queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
@@ -178,6 +181,8 @@ def _start_masked(
         projections=session.projections,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
+        conversations=conversations,
+        kernel_library=None if options.kernels is None else options.kernels.path,
         label_encoder=label_encoder,
         queries=queries,
     )

@@ -147,6 +147,7 @@ def chat(*messages: object) -> bytes:
 
 
 RANGES: list[tuple[str, list[Any], list[tuple[Any, str]]]] = [
+    ("stream_unmasking", [True, False], [(1, "valid boolean")]),
     ("max_new_tokens", [1, 4096], [(0, "at least 1, not 0"), (2**31, "between 1 and 2147483647")]),
     ("min_new_tokens", [0, 9], [(-1, "at least 0"), (1.5, "valid integer")]),
     ("do_sample", [True, False], [(1, "valid boolean"), ("true", "valid boolean")]),

@@ -30,9 +30,7 @@ from maskdial.dialects.body import (
     join_parts,
 )
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
-from maskdial.errors import ValidationError
-from maskdial.masked.tasks.unmask import BLOCK_LENGTH
-from maskdial.masked.tasks.unmasking import Order
+from maskdial.dialects.unmasking import UnmaskingFields
 
 
 def _check_grammar_value(value: object) -> object:
@@ -189,29 +187,8 @@ class CausalParameters(SamplingFields):
         )
 
 
-class GenerateParameters(CausalParameters):
+class GenerateParameters(CausalParameters, UnmaskingFields):
     """Parameters of `/generate` under either mask."""
-
-    block_length: Annotated[int, Range(1)] | None = Field(
-        None,
-        description="Under the full mask, tokens that are unmasked before the next ones. Default: "
-        f"{BLOCK_LENGTH}.",
-    )
-    steps: Annotated[int, Range(1)] | None = Field(
-        None,
-        description="Under the full mask, number of passes for the text. Default: one for each "
-        "token.",
-    )
-    order: Order | None = Field(
-        None,
-        description="Under the full mask, which tokens of a block are unmasked first. Default: "
-        "confidence.",
-    )
-    threshold: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
-        None,
-        description="Under the full mask, in place of steps: each pass unmasks all tokens that are "
-        "at least so probable, and at least one.",
-    )
 
 
 class TextPart(Wire):
@@ -290,8 +267,7 @@ class GenerateBody(Scheduling, TaskBody):
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""
         parameters = self.parameters or GenerateParameters()
-        for name in parameters.given("block_length", "steps", "order", "threshold"):
-            raise ValidationError("is for the full mask; set mask to full", field=name)
+        parameters.check_causal()
         prompts: list[str] = []
         if self.messages is None:
             prompts = self.inputs if isinstance(self.inputs, list) else [self.inputs]

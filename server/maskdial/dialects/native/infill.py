@@ -16,10 +16,11 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.causal.events import Finish
 from maskdial.causal.generate import Generation, timings
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, Infilling, Snippet
+from maskdial.causal.request import GenerationRequest, GrammarRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.openai.sampling import Choices, one_of
 from maskdial.dialects.sampling import SamplingFields, Stops
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import (
@@ -32,7 +33,7 @@ from maskdial.http.replies import (
 from maskdial.http.sse import Frames, data_frame
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointToken
-from maskdial.masked.tasks.infill import InfillRequest, gap_text
+from maskdial.masked.tasks.infill import MAX_GAP, InfillRequest, gap_text
 from maskdial.masked.tasks.unmasking import Unmasking
 
 _GAP = 8  # tokens, for masked models
@@ -66,7 +67,9 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
         }
     )
     spellings = {  # noqa: RUF012
+        "grammar": "guided_choice",
         "prompts": "input_prefix",
+        "targets": "guided_choice",
         "prefix": "input_prefix",
         "suffix": "input_suffix",
         "max_tokens": "n_predict",
@@ -99,6 +102,9 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
+    guided_choice: Choices | None = Field(
+        None, description="Texts to choose the gap's from. Default: any text."
+    )
     n: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
         None, description="For masked models, number of fillings to return. Default: 1."
     )
@@ -130,6 +136,9 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
             [self.input_prefix],
             params=self.sampling(model.defaults, do_sample=True, include_stop=False),
             max_new_tokens=self.num_tokens,
+            grammar=None
+            if self.guided_choice is None
+            else GrammarRequest("lark", one_of(self.guided_choice)),
             infill=Infilling(self.input_suffix, self.prompt or "", snippets, cut=True),
             **self.given("seed"),
         )
@@ -145,13 +154,15 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
             raise ValidationError(
                 f"is for causal models; model {model.name!r} fills masks", field=name
             )
+        default = _GAP if self.guided_choice is None else MAX_GAP
         extra = "".join(f"{each.text}\n" for each in self.input_extra or ())
         return InfillRequest(
             extra + self.input_prefix + (self.prompt or ""),
             self.input_suffix,
-            _GAP if self.num_tokens is None else self.num_tokens,
+            default if self.num_tokens is None else self.num_tokens,
             self.n or 1,
             Unmasking(temperature=self.temperature or 0.0, num_beams=self.num_beams or 1),
+            choices=self.guided_choice,
             **self.given("seed"),
         )
 

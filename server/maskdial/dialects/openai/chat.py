@@ -24,6 +24,7 @@ from maskdial.causal.tools import (
 )
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
+from maskdial.dialects.openai import unmask
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, answer
@@ -32,7 +33,10 @@ from maskdial.dialects.openai.messages import Message, PredictionBody, check_ope
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
+from maskdial.dialects.unmasking import UNMASK
+from maskdial.errors import ValidationError, about
 
+_DEFAULT_UNMASKED = 100  # each mask is a row of every pass, so that a whole context takes long
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
 
 
@@ -138,7 +142,12 @@ class ChatBody(GenerationBody):
 
     def names(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_tokens else "max_completion_tokens"
-        names = {**super().names(), "prompts": "messages", "max_new_tokens": limit}
+        names = {
+            **super().names(),
+            "prompts": "messages",
+            "prompt": "messages",
+            "max_new_tokens": limit,
+        }
         if self.tools and self.grammar() is None:
             names["grammar"] = "tools"
         return names
@@ -309,7 +318,32 @@ def _finish_reason(reason: ReplyFinish) -> str:
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
+    if call.choice().mask == "full":
+        return await _unmask(call)
     return await answer(call, ChatWriter)
+
+
+async def _unmask(call: Call[ChatBody]) -> Response:
+    model = await call.masked(UNMASK)
+    body = call.body
+    for message in body.messages:
+        if (
+            message.role == "tool"
+            or message.tool_calls
+            or message.reasoning
+            or message.reasoning_content
+        ):
+            raise ValidationError(
+                "under the full mask, messages have a role and a text", field="messages"
+            )
+    with about("messages"):
+        prompt = await model.render(
+            [{"role": each.role, "content": each.content} for each in body.messages],
+            body.chat_template_kwargs or {},
+        )
+    limit = body.max_completion_tokens or body.max_tokens or _DEFAULT_UNMASKED
+    request = unmask.request(body, prompt, limit, model, rendered=True)
+    return await unmask.answer(call, unmask.CHAT, request, model)
 
 
 # InferenceClient names a model that does not exist where the path names it.

@@ -19,6 +19,7 @@ from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
+from maskdial.dialects.openai import unmask
 from maskdial.dialects.openai.base import (
     AnyInput,
     TextsOrIds,
@@ -31,6 +32,8 @@ from maskdial.dialects.openai.generation import FINISH_REASONS, answer
 from maskdial.dialects.openai.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
+from maskdial.dialects.unmasking import UNMASK
+from maskdial.errors import ValidationError
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -208,7 +211,22 @@ class _Described:
 
 async def completions(call: Call[CompletionsBody]) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
+    if call.choice().mask == "full":
+        return await _unmask(call)
     return await answer(call, CompletionsWriter)
+
+
+async def _unmask(call: Call[CompletionsBody]) -> Response:
+    model = await call.masked(UNMASK)
+    body = call.body
+    if body.batch:
+        raise ValidationError("under the full mask, a request has one prompt", field="prompt")
+    if body.max_tokens == 0:
+        raise ValidationError("must be at least 1 under the full mask, not 0", field="max_tokens")
+    (prompt,) = inputs_of(body.prompt)
+    limit = body.max_tokens or _DEFAULT_MAX_TOKENS
+    request = unmask.request(body, prompt, limit, model)
+    return await unmask.answer(call, unmask.COMPLETION, request, model)
 
 
 ROUTES = (

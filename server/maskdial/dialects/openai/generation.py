@@ -31,7 +31,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
     "eos_token": "stop",
     "stop_sequence": "stop",
 }
-_DONE = data_frame(b"[DONE]")
+DONE = data_frame(b"[DONE]")
 
 
 class Writer(Protocol):
@@ -74,6 +74,7 @@ async def answer(call: Call[BodyT], make_writer: MakeWriter[BodyT]) -> Response:
     """Answers a body as one reply or as a stream."""
     body = call.body
     model = await call.causal(GENERATE)
+    body.check_causal()
     generation = await call.generation(body.request(model), model)
     warnings = warnings_header(generation.warnings)
     if body.stream:
@@ -88,7 +89,7 @@ async def answer(call: Call[BodyT], make_writer: MakeWriter[BodyT]) -> Response:
     writer = make_writer(body, generation, model)
 
     def reply() -> Response:
-        content = _header(writer.id_prefix, writer.object, model.name)
+        content = reply_header(writer.id_prefix, writer.object, model.name)
         content["choices"] = _choices(completions, body.n or 1, writer)
         num_generated = 0 if body.echoes_only else count_generated(completions)
         content["usage"] = usage(generation.prompts, num_generated, writer.details)
@@ -107,7 +108,7 @@ def _count_described(completions: list[Completion]) -> int:
     return num_echoed + count_generated(completions)
 
 
-def _header(id_prefix: str, kind: str, model_name: str) -> dict[str, Any]:
+def reply_header(id_prefix: str, kind: str, model_name: str) -> dict[str, Any]:
     """The fields that a reply, and every chunk of a stream, begins with."""
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex}",
@@ -129,7 +130,7 @@ async def _frames(
     generation: Generation, body: GenerationBody, writer: Writer, model_name: str
 ) -> Frames:
     """The chunks of a stream, one per token, each with one choice."""
-    header = _header(writer.id_prefix, writer.chunk_object, model_name)
+    header = reply_header(writer.id_prefix, writer.chunk_object, model_name)
     num_generated = 0
     async with generation.stream() as stream:
         async for sequence, event in stream:
@@ -144,4 +145,4 @@ async def _frames(
     if body.includes_usage:
         totals = usage(generation.prompts, num_generated, writer.details)
         yield data_frame(encode_json(header | {"choices": [], "usage": totals}))
-    yield _DONE
+    yield DONE

@@ -20,6 +20,7 @@ from maskdial.causal.tools.lark import quoted
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.openai.base import Lenient, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
+from maskdial.dialects.unmasking import UnmaskingFields
 
 
 class StreamOptions(Lenient):
@@ -82,7 +83,7 @@ class ResponseFormat(Lenient):
         return GrammarRequest("json", schema)
 
 
-_Choices = Annotated[list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "choices")]
+Choices = Annotated[list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "choices")]
 
 
 class StructuredOutputs(Lenient):
@@ -91,7 +92,7 @@ class StructuredOutputs(Lenient):
     json_: _Schema = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
-    choice: _Choices | None = None
+    choice: Choices | None = None
     grammar: str | None = Field(None, description="A Lark grammar.")
 
 
@@ -177,7 +178,7 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
         )
 
 
-class GenerationBody(SamplingBody):
+class GenerationBody(SamplingBody, UnmaskingFields):
     """The fields that both generation routes have."""
 
     habits = OpenAIBody.habits | {"parallel_tool_calls"}
@@ -202,7 +203,7 @@ class GenerationBody(SamplingBody):
     )
     guided_json: _Schema = Field(None, description="Extension: a JSON schema.")
     guided_regex: str | None = Field(None, description="Extension: a regular expression.")
-    guided_choice: _Choices | None = Field(None, description="Extension: texts to choose from.")
+    guided_choice: Choices | None = Field(None, description="Extension: texts to choose from.")
     guided_grammar: str | None = Field(None, description="Extension: a Lark grammar.")
 
     @model_validator(mode="after")
@@ -247,6 +248,7 @@ class GenerationBody(SamplingBody):
         return {
             "prompts": "prompt",
             "texts": "prompt",
+            "num_tokens": "max_tokens",
             "max_new_tokens": "max_tokens",
             "min_new_tokens": "min_tokens",
             "num_sequences": "n",
@@ -261,12 +263,12 @@ class GenerationBody(SamplingBody):
         wanted: dict[str, tuple[GrammarKind, GrammarValue]] = {
             "guided_json": ("json", self.guided_json),
             "guided_regex": ("regex", self.guided_regex),
-            "guided_choice": ("lark", _one_of(self.guided_choice)),
+            "guided_choice": ("lark", one_of(self.guided_choice)),
             "guided_grammar": ("lark", self.guided_grammar),
             "structured_outputs.json": ("json", outputs.json_),
             "structured_outputs.json_object": ("json", {} if outputs.json_object else None),
             "structured_outputs.regex": ("regex", outputs.regex),
-            "structured_outputs.choice": ("lark", _one_of(outputs.choice)),
+            "structured_outputs.choice": ("lark", one_of(outputs.choice)),
             "structured_outputs.grammar": ("lark", outputs.grammar),
         }
         found = {
@@ -278,7 +280,7 @@ class GenerationBody(SamplingBody):
         return found if from_format is None else {"response_format": from_format} | found
 
 
-def _one_of(choices: list[str] | None) -> str | None:
+def one_of(choices: Sequence[str] | None) -> str | None:
     """A Lark grammar of some texts."""
     if choices is None:
         return None

@@ -163,7 +163,7 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
         self,
         whole: MaskedInput,
         masks: Sequence[int],
-        words: "Sequence[_Words | None] | None",
+        words: "Sequence[Words | None] | None",
         model: TaskModel,
     ) -> Iterator[Canvas]:
         """The text with as many masks in each blank as a word has tokens."""
@@ -199,11 +199,11 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
             yield replace(canvas, seed=(first + copy) % _MAX_SEED)
 
 
-_Words = dict[int, tuple[tuple[int, ...], ...]]
+Words = dict[int, tuple[tuple[int, ...], ...]]
 """Words as token ids, by their number of tokens."""
 
 
-def resolve_words(targets: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> _Words:
+def resolve_words(targets: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> Words:
     """The token ids of words, by their number of tokens; see `fill_mask.resolve_targets`.
 
     Raises:
@@ -229,7 +229,7 @@ def spread(
     whole: MaskedInput,
     masks: Sequence[int],
     lengths: Sequence[int],
-    words: "Sequence[_Words | None]",
+    words: "Sequence[Words | None]",
     model: TaskModel,
     steps: int | None = None,
 ) -> Canvas:
@@ -297,7 +297,7 @@ def rank_fillings(
 
     def run() -> Passes[list[list[JointFilling]]]:
         never = tokenizer.special_ids | tokenizer.ids_without_token(vocab_size)
-        unmasker = Unmasker(unmasking, never)
+        unmasker = Unmasker(unmasking, never, model.vocabulary_kernels())
         yield from unmasker.run(everything)
         answers = []
         for variants in canvases:

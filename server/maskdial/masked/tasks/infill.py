@@ -4,6 +4,7 @@ The gap is filled at each length from one token to the longest, all lengths in t
 the fillings are ranked by their pseudo-log-likelihood per token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,7 +16,14 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput
-from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointFilling, rank_fillings, spread
+from maskdial.masked.tasks.fill_jointly import (
+    MAX_BEAMS,
+    JointFilling,
+    Words,
+    rank_fillings,
+    resolve_words,
+    spread,
+)
 from maskdial.masked.tasks.fill_mask import mask_positions, write_masks
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
 from maskdial.masked.tasks.unmasking import Unmasking
@@ -34,6 +42,8 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
         n: fillings to return; of each length there are as many as beams, or one drawn.
         unmasking: how each is filled.
         seed: of the random numbers, the same for each length. None draws one.
+        choices: the texts that may stand in the gap; their lengths are tried, as far as they are
+            not longer than the longest gap. None for any.
     """
 
     task: ClassVar[str] = "infill"
@@ -45,6 +55,7 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
     n: int = 1
     unmasking: Unmasking = field(default_factory=Unmasking)
     seed: int | None = None
+    choices: Sequence[str] | None = None
 
     @property
     def num_texts(self) -> int:
@@ -84,15 +95,29 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
             check_characters(text, model.manifest.max_length, model)
             encoding = tokenizer.encode(text)
             check_media(encoding.ids, model)
-        whole, num_cut = _cut(encoding, model.manifest.max_length - self.max_tokens + 1, tokenizer)
+        lengths, words = self._lengths(model)
+        whole, num_cut = _cut(encoding, model.manifest.max_length - lengths[-1] + 1, tokenizer)
         masks = mask_positions(whole.input_ids, tokenizer)
         seed = draw_seed() if self.seed is None else self.seed
         canvases = [
-            replace(spread(whole, masks, [length], [None], model), seed=seed)
-            for length in range(1, self.max_tokens + 1)
+            replace(spread(whole, masks, [length], [words], model), seed=seed) for length in lengths
         ]
         reading = rank_fillings([canvases], self.unmasking, self.n, model, num_truncated=num_cut)
         return reading.map(lambda texts: texts[0])
+
+    def _lengths(self, model: TaskModel) -> tuple[list[int], Words | None]:
+        """The lengths to try, ascending, and the words that there are of each; None for any."""
+        if self.choices is None:
+            return list(range(1, self.max_tokens + 1)), None
+        words = resolve_words(self.choices, model.tokenizer, model.manifest.vocab_size)
+        lengths = sorted(length for length in words if length <= self.max_tokens)
+        if not lengths:
+            raise ValidationError(
+                f"the shortest has {min(words)} tokens, and a gap of at most {self.max_tokens} is "
+                "tried; send shorter ones, or a longer gap",
+                field="targets",
+            )
+        return lengths, words
 
 
 def _cut(encoding: Encoding, max_length: int, tokenizer: Tokenizer) -> tuple[MaskedInput, int]:

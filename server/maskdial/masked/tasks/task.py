@@ -23,6 +23,7 @@ from maskdial.bundle.texts import (
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedInput, MaskedResult
 
 T_co = TypeVar("T_co", covariant=True)
@@ -55,6 +56,7 @@ class TaskModel(ReadingModel, Protocol):
     def label_encoder(self) -> LabelVectors | None: ...
     @property
     def queries(self) -> Queries | None: ...
+    def vocabulary_kernels(self) -> VocabularyKernels | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.engine.philox import Philox
+from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.canvas import Canvas, Draft, FilledToken
-from maskdial.masked.tasks.logits import largest_indices, log_normalizer
+from maskdial.masked.tasks.logits import largest_indices, summarize
 from maskdial.masked.tasks.passes import Passes
 
 Order = Literal["confidence", "topk_margin", "entropy", "random", "left_to_right"]
@@ -83,11 +84,19 @@ class Unmasker:
     Args:
         unmasking: how.
         excluded: tokens that are never written unless a blank's words have them.
+        kernels: for passes over rows of logits; None for NumPy.
     """
 
-    def __init__(self, unmasking: Unmasking, excluded: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        unmasking: Unmasking,
+        excluded: Collection[int] = (),
+        kernels: VocabularyKernels | None = None,
+    ) -> None:
         self._how = unmasking
         self._excluded = np.fromiter(excluded, np.int64, len(excluded))
+        self._excluded_ids = frozenset(excluded)
+        self._kernels = kernels
         self._random = Philox()
 
     def run(self, canvases: Sequence[Canvas]) -> Passes[None]:
@@ -144,10 +153,7 @@ class Unmasker:
         self, canvas: Canvas, draft: Draft, positions: tuple[int, ...], logits: NDArray[np.float32]
     ) -> Iterator[Draft]:
         """The drafts that a pass makes of one, as many as there are beams at most."""
-        rows = {
-            position: _Row(row, self._excluded)
-            for position, row in zip(positions, logits, strict=True)
-        }
+        rows = dict(zip(positions, self._read(logits), strict=True))
         pool = [draft]
         for position in self._chosen(canvas, draft, rows):
             pool = self._best(
@@ -156,6 +162,13 @@ class Unmasker:
                 for token in self._candidates(canvas, partial, position, rows[position])
             )
         yield from pool
+
+    def _read(self, logits: NDArray[np.float32]) -> "Iterator[_Row]":
+        """The rows of a text's logits."""
+        for row, (best, log_total) in zip(logits, summarize(logits, self._kernels), strict=True):
+            # Where the likeliest of all tokens may be written, no other one has to be found.
+            known = None if best in self._excluded_ids else best
+            yield _Row(row, log_total, self._excluded, known, self._kernels)
 
     def _chosen(self, canvas: Canvas, draft: Draft, rows: "dict[int, _Row]") -> list[int]:
         """The positions that a pass fills, the first one first."""
@@ -218,14 +231,25 @@ class Unmasker:
 
 
 class _Row:
-    """The logits of one mask, and what may stand there: some tokens, or any but the excluded."""
+    """The logits of one mask, and what may stand there: some tokens, or any but the excluded.
 
-    def __init__(self, logits: NDArray[np.float32], excluded: NDArray[np.int64]) -> None:
-        largest, total = log_normalizer(logits)
+    ``log_total`` is the logarithm of the sum of all exponentials; ``likeliest`` the token that is
+    written if any may be, where it is known.
+    """
+
+    def __init__(
+        self,
+        logits: NDArray[np.float32],
+        log_total: float,
+        excluded: NDArray[np.int64],
+        likeliest: int | None,
+        kernels: VocabularyKernels | None,
+    ) -> None:
         self._logits = logits
-        self._log_total = largest + float(np.log(total))
-        self._written = logits.copy()
-        self._written[excluded] = -np.inf
+        self._log_total = log_total
+        self._excluded = excluded
+        self._likeliest = likeliest
+        self._kernels = kernels
 
     def logprob(self, token: int) -> float:
         """A token's log-probability under the softmax of all logits."""
@@ -233,11 +257,14 @@ class _Row:
 
     def best(self, allowed: tuple[int, ...] | None, num: int) -> list[int]:
         """The likeliest tokens, best first, ties by id."""
+        if allowed is None and num == 1 and self._likeliest is not None:
+            return [self._likeliest]
         values = self._values(allowed)
         if num == 1:
             places = [int(values.argmax())]
         else:
-            places = largest_indices(values, min(num, len(values))).tolist()
+            kernels = self._kernels if allowed is None else None
+            places = largest_indices(values, min(num, len(values)), kernels).tolist()
         return [self._token(place, allowed) for place in places if values[place] > -np.inf]
 
     def draw(self, allowed: tuple[int, ...] | None, temperature: float, u: float) -> int:
@@ -260,7 +287,11 @@ class _Row:
         return float(-(np.exp(logprobs) * logprobs).sum())
 
     def _values(self, allowed: tuple[int, ...] | None) -> NDArray[np.float32]:
-        return self._written if allowed is None else self._logits[list(allowed)]
+        if allowed is not None:
+            return self._logits[list(allowed)]
+        written = self._logits.copy()
+        written[self._excluded] = -np.inf
+        return written
 
     @staticmethod
     def _token(place: int, allowed: tuple[int, ...] | None) -> int:

@@ -1,0 +1,159 @@
+"""Text by unmasking, as every dialect that writes under the full mask asks for it and reads it."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from maskdial.bounds import Range
+from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.tokenizer import IncrementalDecoder
+from maskdial.dialects.body import Wire
+from maskdial.dialects.call import Call
+from maskdial.engine.timing import Timed
+from maskdial.errors import ValidationError
+from maskdial.masked import run
+from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.canvas import FilledToken
+from maskdial.masked.tasks.unmask import BLOCK_LENGTH, TextSoFar, UnmaskRequest
+from maskdial.masked.tasks.unmasking import Order
+
+
+class UnmaskingFields(Wire):
+    """How a text is unmasked. Null means not given."""
+
+    block_length: Annotated[int, Range(1)] | None = Field(
+        None,
+        description="Under the full mask, tokens that are unmasked before the next ones. Default: "
+        f"{BLOCK_LENGTH}.",
+    )
+    steps: Annotated[int, Range(1)] | None = Field(
+        None,
+        description="Under the full mask, number of passes for the text. Default: one for each "
+        "token.",
+    )
+    order: Order | None = Field(
+        None,
+        description="Under the full mask, which tokens of a block are unmasked first. Default: "
+        "confidence.",
+    )
+    threshold: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
+        None,
+        description="Under the full mask, in place of steps: each pass unmasks all tokens that are "
+        "at least so probable, and at least one.",
+    )
+    stream_unmasking: bool | None = Field(
+        None,
+        description="Under the full mask, a stream also shows the tokens that each pass unmasks. "
+        "Default: false.",
+    )
+
+    def check_causal(self) -> None:
+        """Refuses them where a text is written token by token.
+
+        Raises:
+            ValidationError: one of them is given.
+        """
+        for name in self.given(*UnmaskingFields.model_fields):
+            raise ValidationError("is for the full mask; set mask to full", field=name)
+
+    def check_shown(self, *, stream: bool) -> None:
+        """Refuses changes to be shown in a reply that is not streamed.
+
+        Raises:
+            ValidationError: they are asked for.
+        """
+        if self.stream_unmasking and not stream:
+            raise ValidationError(
+                "only a stream shows what a pass unmasks; set stream", field="stream_unmasking"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskTask:
+    """Text by unmasking as something that models can be asked for."""
+
+    name: str = UnmaskRequest.task
+
+    def serves(self, manifest: Manifest) -> bool:
+        return UnmaskRequest.serves(manifest)
+
+
+UNMASK = UnmaskTask()
+
+
+async def parts(
+    call: Call[Any], model: MaskedModel, request: UnmaskRequest
+) -> AsyncIterator[Timed[TextSoFar]]:
+    """The text after each of its blocks, or of its passes."""
+    part = await call.answer(request, model)
+    yield part
+    while part.content.rest is not None:
+        part = await run.proceed(part.content.rest, model, call.deadline)
+        yield part
+
+
+class Written:
+    """What is written of a text, block by block.
+
+    Attributes:
+        text: of the tokens so far.
+        num_tokens: how many there are.
+    """
+
+    def __init__(self, model: MaskedModel) -> None:
+        self.text = ""
+        self.num_tokens = 0
+        self._tokenizer = model.tokenizer
+        self._decoder: IncrementalDecoder | None = None
+
+    def push(self, part: TextSoFar) -> Iterator[tuple[FilledToken, str]]:
+        """The tokens that are new in the text, and what each adds to it.
+
+        What the last one leaves of a character is added when the text is finished.
+        """
+        if self._decoder is None:
+            self._decoder = self._tokenizer.decoder(part.prompt_ids)
+        for token in part.tokens[self.num_tokens :]:
+            self.num_tokens += 1
+            new = self._decoder.push(token.token)
+            self.text += new
+            yield token, new
+
+    def finish(self) -> str:
+        """The rest of an incomplete character at the end."""
+        rest = "" if self._decoder is None else self._decoder.flush()
+        self.text += rest
+        return rest
+
+    def changes(self, part: TextSoFar) -> list[dict[str, Any]]:
+        """What the last pass unmasked; ``index`` is a token's place in the text, from 1."""
+        return [
+            {"index": each.position - len(part.prompt_ids) + 1, **self.describe(each)}
+            for each in sorted(part.unmasked, key=lambda each: each.position)
+        ]
+
+    def describe(self, token: FilledToken) -> dict[str, Any]:
+        """A token by itself."""
+        return {
+            "id": token.token,
+            "text": self._tokenizer.decode([token.token], skip_special_tokens=False),
+            "logprob": token.logprob,
+            "special": token.token in self._tokenizer.special_ids,
+            "step": token.step,
+        }
+
+
+def refuse_others(body: Wire, taken: tuple[str, ...], model: MaskedModel) -> None:
+    """Refuses fields that mean nothing where a text is unmasked.
+
+    Raises:
+        ValidationError: one of them is given.
+    """
+    for name in body.given(*type(body).model_fields):
+        if name not in taken:
+            raise ValidationError(
+                f"is for the causal mask; model {model.name!r} writes by unmasking",
+                field=type(body).model_fields[name].alias or name,
+            )

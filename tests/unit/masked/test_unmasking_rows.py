@@ -1,0 +1,84 @@
+"""Rows of logits that are filled: the kernels and NumPy choose the same tokens."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from maskdial.errors import InferenceError
+from maskdial.kernels.build import library_path
+from maskdial.kernels.logits import VocabularyKernels
+from maskdial.masked.request import MaskedResult
+from maskdial.masked.tasks.canvas import Blank, Block, Canvas, Draft
+from maskdial.masked.tasks.logits import largest_indices, summarize
+from maskdial.masked.tasks.unmasking import Order, Unmasker, Unmasking
+
+VOCAB = 300
+EXCLUDED = (0, 7, 8)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> VocabularyKernels:
+    if not library_path().exists():
+        pytest.skip("the kernels are not built")
+    return VocabularyKernels(library_path(), VOCAB)
+
+
+def rows(seed: int, num: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Logits with ties, whose greatest one is often a token that is never written."""
+    found = np.random.default_rng(seed).integers(-40, 40, (num, VOCAB)).astype(np.float32) / 8
+    found[::2, 7] = 9
+    return found
+
+
+def fill(how: Unmasking, kernels: VocabularyKernels | None) -> Canvas:
+    positions = tuple(range(1, 10))
+    canvas = Canvas([Draft((5,) * 11)], (Blank(positions),), (Block((0,), 4),), seed=3)
+    passes = Unmasker(how, EXCLUDED, kernels).run([canvas])
+    inputs = next(passes)
+    for step in range(100):
+        results = [MaskedResult(rows(step, len(each.rows)), 0, 0, 1, 1) for each in inputs]
+        try:
+            inputs = passes.send(results)
+        except StopIteration:
+            break
+    assert canvas.done
+    return canvas
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(Unmasking(order) for order in get_args(Order)),
+        Unmasking(threshold=0.02),
+        Unmasking(num_beams=3),
+        Unmasking(temperature=0.7),
+    ],
+)
+def test_kernels_fill_masks_as_numpy_does(how: Unmasking, kernels: VocabularyKernels) -> None:
+    ours, plain = fill(how, kernels).drafts, fill(how, None).drafts
+    assert [draft.input_ids for draft in ours] == [draft.input_ids for draft in plain]
+    for ours_, plain_ in zip(ours, plain, strict=True):
+        assert [(each.position, each.step) for each in ours_.filled] == [
+            (each.position, each.step) for each in plain_.filled
+        ]
+        assert [each.logprob for each in ours_.filled] == pytest.approx(
+            [each.logprob for each in plain_.filled], rel=1e-6
+        )
+    written = {each.token for draft in ours for each in draft.filled}
+    assert written.isdisjoint(EXCLUDED)
+
+
+def test_the_largest_logits_are_the_same(kernels: VocabularyKernels) -> None:
+    for row in rows(1, 5):
+        for k in (1, 2, 9, VOCAB):
+            assert largest_indices(row, k, kernels).tolist() == largest_indices(row, k).tolist()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_an_error(value: float, kernels: VocabularyKernels) -> None:
+    broken = rows(1, 2)
+    broken[1, 4] = value
+    for each in (kernels, None):
+        with pytest.raises(InferenceError, match="not finite"):
+            list(summarize(broken, each))
