@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from loadtests import LoadTestError, add_bundles, add_number
+from loadtests import LoadTestError, add_bundles, add_number, count
+from loadtests.kernel_threads import measure
 from loadtests.measurement import (
     Section,
     add_report_options,
@@ -34,7 +35,8 @@ from maskdial.runtime.session import Session, SessionOptions
 
 DESCRIPTION = (
     "Measure passes of bundles on the CPU with the kernels (python -m maskdial.kernels build) "
-    "and without them, in turns. MASKDIAL_* variables configure what no flag here does: with "
+    "and without them, in turns; or with the kernels and several numbers of threads, whose tasks "
+    "and barriers are counted. MASKDIAL_* variables configure what no flag here does: with "
     "MASKDIAL_KV_CACHE_DTYPE=int8, the kernels have a KV cache of int8 instead of int16."
 )
 
@@ -45,6 +47,12 @@ _MAX_LENGTH = 1024
 _TEXTS = ((1, 16), (1, 128), (8, 32), (8, 128))
 _MIXED = (16, 5, 128)
 """Texts of different lengths: their number, and the shortest and the longest length."""
+_SCALED = (
+    *("decode, batch 1, context 96", "decode, batch 16, context 96"),
+    *("decode, batch 1, context 1000", "prefill, 512 tokens"),
+    *("1 x 16 tokens", "1 x 128 tokens", "8 x 128 tokens"),
+)
+"""What is compared with several numbers of threads."""
 _PASSES = 8
 """Decode steps per turn; a prompt or a batch of texts is a turn of its own."""
 
@@ -77,8 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(
         parser, "--seconds", 120.0, "S", "measuring time; each bundle is measured at least once"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per pass")
+    parser.add_argument(
+        "--threads",
+        type=_counts,
+        metavar="N,M",
+        help="threads per pass; several are compared with each other",
+    )
     add_report_options(parser)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Argument type: numbers of 1 or more, separated by commas."""
+    return tuple(count(each) for each in text.split(","))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -87,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         LoadTestError: there are no kernels.
     """
-    config = load_config({} if args.threads is None else {"threads": args.threads})
+    config = load_config({} if args.threads is None else {"threads": args.threads[0]})
     try:
         kernels = find_kernels("on")
     except ConfigError as error:
@@ -101,10 +119,15 @@ def main(args: argparse.Namespace) -> int:
         ours = replace(options, kernels=kernels)
         if bundle.manifest.kv is not None:
             ours = replace(ours, kv_cache=config.kv_cache_dtype)
-        sides = [_Side.load(bundle, each) for each in (options, ours)]
-        section = asyncio.run(_measure(bundle, sides, args.seconds / len(args.bundles)))
-        section.show(console)
-        sections.append(section)
+        seconds = args.seconds / len(args.bundles)
+        if args.threads is not None and len(args.threads) > 1:
+            made = asyncio.run(_compare_threads(bundle, ours, args.threads, seconds))
+        else:
+            sides = [_Side.load(bundle, each) for each in (options, ours)]
+            made = [asyncio.run(_measure(bundle, sides, seconds))]
+        for section in made:
+            section.show(console)
+        sections += made
     facts = {"kernels": kernels.processor, "load": load_averages()}
     console.print(f"{machine()}, {kernels.processor} kernels, load {facts['load']}")
     write_reports(args, sections, facts)
@@ -127,6 +150,20 @@ class _Side:
         if self.layout is None:
             return _texts(bundle, self.session)
         return _causal(bundle, self.session, self.layout)
+
+
+async def _compare_threads(
+    bundle: Bundle, options: SessionOptions, threads: Sequence[int], seconds: float
+) -> list[Section]:
+    """Measures one bundle with each number of threads; `options` are those of the sessions."""
+    assert options.kernels is not None, "the side with kernels"
+    passes = {}
+    for each in threads:
+        side = _Side.load(bundle, replace(options, intra_op_threads=each))
+        passes[each] = {work: run for work, run in side.passes(bundle).items() if work in _SCALED}
+    return await measure(
+        bundle.name, options.kernels.path, passes, seconds, spinning=options.allow_spinning
+    )
 
 
 async def _measure(bundle: Bundle, sides: list[_Side], seconds: float) -> Section:

@@ -1,18 +1,18 @@
-"""Bundles with random weights for CUDA: the exporter's graph without its comparisons.
+"""Bundles with random weights: the exporter's graph without its comparisons.
 
 The exporter compares each graph with torch in float32, and each lower precision with that. For
-billions of random weights this takes many minutes and shows nothing, so the graph is traced in
-float16 directly. The manifest's parity is that of a tiny model of the same family.
+billions of random weights this takes many minutes and shows nothing, so the graph is quantized as
+it is traced, in float16 for CUDA. The manifest's parity is that of a tiny model of the same family.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from loadtests.checkpoints import new_folder, random_model
-from loadtests.compare.setup import Setup
+from loadtests.compare.setup import HALF, Setup
 from maskdial.bundle.bundle import hash_files, write_manifest
 from maskdial.bundle.manifest import GRAPH, GoldenCheck, Manifest
 from maskdial_export.checkpoint.files import read_files, special_tokens, write_files
@@ -21,7 +21,8 @@ from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenization import load_tokenizer
 from maskdial_export.golden import Golden
 from maskdial_export.model import Checkpoint
-from maskdial_export.quantize.quantize import quantize
+from maskdial_export.quantize.quantize import Precision, quantize
+from maskdial_export.quantize.table import word_embedding
 from maskdial_export.tracing.causal import kv_layout
 from maskdial_export.tracing.graph import optimize, save
 from maskdial_export.tracing.positions import max_length
@@ -33,14 +34,15 @@ below it, and a graph that computes something else far above.
 """
 
 
-def write_half(setup: Setup, tiny: Manifest) -> None:
+def write_unchecked(setup: Setup, tiny: Manifest) -> None:
     """Writes a setup's bundle; ``tiny`` is the manifest of an exported bundle of its family."""
     source = _source(setup)
     checkpoint = _checkpoint(setup, source)
     with new_folder(setup.bundle) as folder:
         graph = optimize(checkpoint.trace())
-        if setup.precision == "int4-fp16":
-            graph = quantize(graph, "int4-fp16", ())
+        if setup.precision != "fp16":
+            table = None if setup.precision in HALF else word_embedding(checkpoint.model)
+            graph = quantize(graph, cast(Precision, setup.precision), (), embedding=table)
         names = save(graph, folder / GRAPH)
         names += write_files(read_files(source, checkpoint.tokenizer), folder)
         config: Any = checkpoint.model.config
@@ -67,14 +69,15 @@ def _source(setup: Setup) -> Source:
 
 
 def _checkpoint(setup: Setup, source: Source) -> Checkpoint:
-    """What the exporter has after `Checkpoint.half`."""
+    """What the exporter has before it quantizes; for CUDA, after `Checkpoint.half`."""
     config = setup.model.config
-    model = random_model(config, setup.seed, dtype=torch.float16, attention="eager")
+    dtype = torch.float16 if setup.precision in HALF else torch.float32
+    model = random_model(config, setup.seed, dtype=dtype, attention="eager")
     loaded = load_tokenizer(source, config.vocab_size, read_sample(None))
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
     surveyed = survey(model)
-    layout = kv_layout(surveyed, torch.float16) if source.family == "causal" else None
+    layout = kv_layout(surveyed, dtype) if source.family == "causal" else None
     return Checkpoint(
         source.task,
         model,

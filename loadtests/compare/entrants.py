@@ -116,6 +116,16 @@ ENTRANTS = (
         "gguf-q4",
     ),
     Entrant(
+        "llama.cpp-q4-k-m",
+        "causal",
+        "llama_cpp",
+        "llama.cpp, GGUF with Q4_K_M weights (those whose rows are no multiple of 256 as llama.cpp "
+        "chooses), float16 KV cache",
+        ("llama_cpp", "gguf"),
+        "Q4_K_M",
+        "gguf-q4-k-m",
+    ),
+    Entrant(
         "onnxruntime-genai",
         "causal",
         "onnxruntime",

@@ -34,12 +34,14 @@ class Shape:
         family: causal (Llama) or masked (BERT).
         heading: of its table.
         measures: what its configuration changes in the family's default.
+        is_large: whether the exporter's comparisons would take too long.
     """
 
     name: str
     family: Family
     heading: str
     measures: dict[str, Any]
+    is_large: bool = False
 
     @property
     def config(self) -> "PreTrainedConfig":
@@ -96,12 +98,14 @@ _ALL = (
         "causal",
         "A 1.1B Llama shape",
         _llama(22, 2048, 5632, 32, 4) | {"vocab_size": 32_000, "max_position_embeddings": 2048},
+        is_large=True,
     ),
     Shape(
         "7b",
         "causal",
         "A 7B Llama shape",
         _llama(32, 4096, 11_008, 32, 32) | {"vocab_size": 32_000, "max_position_embeddings": 4096},
+        is_large=True,
     ),
     Shape("bert-base", "masked", "BERT-base, fill-mask (texts x tokens)", {}),
     Shape(

@@ -243,7 +243,9 @@ class Config(BaseModel):
         f"{', '.join(providers.NAMES)} that can run the model",
     )
     threads: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
-        None, description="intra-op threads of a pass; auto: one per physical core"
+        None,
+        description="intra-op threads of a pass; auto: one per physical core that taskset, numactl "
+        "or a container's quota leave",
     )
     spinning: Literal["auto", "on", "off"] = Field(
         "auto",

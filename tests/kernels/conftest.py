@@ -104,6 +104,9 @@ def linear_session(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("maskdial.threads", str(threads))
+    if threads > 2:  # more than the machine may have
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     options.register_custom_ops_library(str(library))
     return ort.InferenceSession(
@@ -140,6 +143,9 @@ def open_operator(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("maskdial.threads", str(threads))
+    if threads > 2:  # more than the machine may have
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     options.register_custom_ops_library(str(library))
     return ort.InferenceSession(

@@ -124,6 +124,9 @@ def open_attention(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("maskdial.threads", str(threads))
+    if threads > 2:  # more than the machine may have
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     options.register_custom_ops_library(str(library))
     return ort.InferenceSession(

@@ -50,7 +50,20 @@ Tokens = Sequence[tuple[int, int, int, bool]]
 def prepare(setup: Setup) -> None:
     """Converts the checkpoint to GGUF."""
     with new_folder(setup.product) as path:
-        write_gguf(setup.checkpoint, path / _FILE, setup.variant)
+        if setup.variant in _FILE_TYPES:
+            write_gguf(setup.checkpoint, path / _FILE, setup.variant)
+            return
+        plain = path / "plain.gguf"
+        write_gguf(setup.checkpoint, plain, "F32")
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{setup.variant}")
+        params.nthread = setup.threads
+        status = llama_cpp.llama_model_quantize(
+            str(plain).encode(), str(path / _FILE).encode(), ctypes.byref(params)
+        )
+        if status != 0:
+            raise LoadTestError(f"llama_model_quantize returned {status}")
+        plain.unlink()
 
 
 def open_runner(setup: Setup) -> Runner:

@@ -24,8 +24,8 @@ _NAME = "model"
 
 def prepare(setup: Setup) -> None:
     """Builds the checkpoint and its bundle, and removes bundles of other exporters."""
-    if setup.precision in HALF:
-        from loadtests.compare.bundles import write_half
+    if setup.precision in HALF or setup.model.is_large:
+        from loadtests.compare.bundles import write_unchecked
 
         build_checkpoint(
             setup.checkpoint, setup.model.config, setup.seed, weights=setup.provider == "cpu"
@@ -36,7 +36,7 @@ def prepare(setup: Setup) -> None:
         if not checked.bundle.exists():
             _export(checked)
         (tiny,) = read_manifests(checked.shape, checked.bundle)
-        write_half(setup, tiny)
+        write_unchecked(setup, tiny)
     else:
         _export(setup)
     for bundle in setup.bundles():

@@ -13,6 +13,7 @@ from maskdial.bundle.adapter import Projection
 from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import Kernels
+from maskdial.runtime.cores import usable_cores
 from maskdial.runtime.providers import find_provider
 from maskdial.runtime.providers.provider import Provider
 
@@ -28,7 +29,8 @@ class SessionOptions:
 
     Attributes:
         provider: name of the execution provider.
-        intra_op_threads: number of threads for one pass; None for one per physical core.
+        intra_op_threads: number of threads for one pass; None for one per physical core that the
+            process may use.
         allow_spinning: whether threads spin while a pass has nothing for them to do: faster steps
             for one model on cores of its own, slower when several models or processes share them.
         stream: pointer of the stream to run passes in; 0 for one of the session's own.
@@ -159,6 +161,9 @@ class Session:
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))
+        # The kernels divide their work by it.
+        threads = str(settings.intra_op_num_threads)
+        settings.add_session_config_entry("maskdial.threads", threads)
         _find_external_data(settings, graph)
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.is_exact = rewritten.is_exact
@@ -257,7 +262,7 @@ def _session_options(
     options: SessionOptions, free_dimensions: Mapping[str, int]
 ) -> ort.SessionOptions:
     settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.intra_op_threads or 0
+    settings.intra_op_num_threads = options.intra_op_threads or usable_cores() or 0
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _ERRORS_ONLY
     settings.add_session_config_entry(

@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr size_t kRowsPerTask = 16;
+constexpr size_t kMaxTaskRows = 16;
 
 class AddNorm {
  public:
@@ -21,7 +21,7 @@ class AddNorm {
       "AddNorm", {kFloat, kFloat, kFloat, optional(kFloat)}, {kFloat}};
 
   AddNorm(const OrtApi& api, const OrtKernelInfo* info)
-      : api_(api), processor_(required_processor()) {
+      : api_(api), processor_(required_processor()), num_threads_(session_threads(api, info)) {
     epsilon_ = float_attribute(api, info, "epsilon");
   }
 
@@ -36,7 +36,8 @@ class AddNorm {
     require(bias.data == nullptr || (bias.type == kFloat && bias.size() == columns), "bias");
     Pass pass{this, x.floats(), residual.floats(), weight.floats(), bias.floats(),
               Tensor::output(api_, context, 0, x.dims), x.size() / columns, columns};
-    const size_t num_tasks = (pass.num_rows + kRowsPerTask - 1) / kRowsPerTask;
+    pass.task_rows = rows_per_task(pass.num_rows, columns, kMaxTaskRows, num_threads_);
+    const size_t num_tasks = (pass.num_rows + pass.task_rows - 1) / pass.task_rows;
     parallel<&Pass::norm>(api_, context, num_tasks, pass);
   }
 
@@ -45,11 +46,11 @@ class AddNorm {
     const AddNorm* op;
     const float *x, *residual, *weight, *bias;
     float* out;
-    size_t num_rows, columns;
+    size_t num_rows, columns, task_rows = 1;
 
     void norm(size_t task) const {
-      const size_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
-      for (size_t row = task * kRowsPerTask; row < last; ++row) {
+      const size_t last = std::min(num_rows, (task + 1) * task_rows);
+      for (size_t row = task * task_rows; row < last; ++row) {
         const size_t start = row * columns;
         op->processor_->add_norm(x + start, residual + start, columns, weight, bias, op->epsilon_,
                                  out + start);
@@ -59,6 +60,7 @@ class AddNorm {
 
   const OrtApi& api_;
   const Processor* processor_;
+  size_t num_threads_;
   float epsilon_;
 };
 

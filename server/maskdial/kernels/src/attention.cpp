@@ -39,8 +39,10 @@
 
 namespace {
 
-// Rows per task: enough for a block of transposed keys to be worth its time.
-constexpr size_t kTaskRows = 48;
+// Rows per task: enough for a block of transposed keys, which takes as long as kKeyRows, to be worth its time.
+constexpr size_t kTaskRows = 48, kKeyRows = 16;
+// Threads that share a group's keys read them more than once, which pays for many.
+constexpr size_t kSharedKeys = 256;
 constexpr size_t kTokensPerTask = 16;
 
 // Element is the type of the cache: float, int8_t or int16_t.
@@ -48,7 +50,7 @@ template <typename Element>
 class Attention {
  public:
   Attention(const OrtApi& api, const OrtKernelInfo* info)
-      : api_(api), processor_(required_processor()) {
+      : api_(api), processor_(required_processor()), num_threads_(session_threads(api, info)) {
     const int64_t heads = int_attribute(api, info, "num_heads");
     const int64_t kv_heads = int_attribute(api, info, "kv_num_heads");
     if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0) {
@@ -73,7 +75,7 @@ class Attention {
       parallel<&Pass::store_tokens>(
           api_, context, (pass.num_tokens + kTokensPerTask - 1) / kTokensPerTask, pass);
     }
-    parallel<&Pass::attend>(api_, context, pass.tasks.size() * kv_heads_, pass);
+    parallel<&Pass::attend>(api_, context, pass.tasks.size() * kv_heads_ * pass.num_parts, pass);
   }
 
  protected:
@@ -117,6 +119,7 @@ class Attention {
     std::vector<Task> tasks{};
     bool all_attend = true;
     bool tasks_store = false;  // whether each task puts its own tokens into the cache
+    size_t num_parts = 1;      // of a group's query heads, which attend as tasks of their own
     const int64_t* selected;  // those that attend otherwise
     size_t num_selected;
     float* out;
@@ -144,6 +147,9 @@ class Attention {
           num_new += row.num_new;
           max_new = std::max(max_new, row.num_new);
         }
+        tokens_per_task = best_size(std::min(tokens_per_task, std::max<size_t>(1, max_new)), 1,
+                                    (kKeyRows + op->group_ - 1) / op->group_, op->num_threads_,
+                                    [&](size_t size) { return count_tasks(size); });
         // No other task reads them, and there is no padding.
         tasks_store = max_new <= tokens_per_task && num_new == num_tokens;
         for (size_t row = 0; row < rows.size(); ++row) {
@@ -161,6 +167,19 @@ class Attention {
       std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
         return num_keys(a) > num_keys(b);
       });
+      const size_t num_threads = op->num_threads_, num_tasks = tasks.size() * op->kv_heads_;
+      const bool single = std::all_of(tasks.begin(), tasks.end(), [](const Task& task) {
+        return task.stop - task.start == 1;
+      });
+      if (!single || tasks.empty() || num_tasks >= num_threads || num_keys(tasks[0]) < kSharedKeys) return;
+      num_parts = std::min(op->group_, (num_threads + num_tasks - 1) / num_tasks);
+      if (num_parts > 1) tasks_store = false;
+    }
+
+    size_t count_tasks(size_t tokens_per_task) const {
+      size_t count = 0;
+      for (const Row& row : rows) count += (row.num_new + tokens_per_task - 1) / tokens_per_task;
+      return count * op->kv_heads_;
     }
 
     // The same if some attend: a task's tokens follow one another.
@@ -280,6 +299,7 @@ class Attention {
     // The first keys of a task, or nothing if there is no such task. If another thread takes that task,
     // it finds them in a shared cache.
     Prefetch first_keys(size_t index) const {
+      index /= num_parts;
       if (index >= tasks.size() * op->kv_heads_) return {};
       const Task& task = tasks[index / op->kv_heads_];
       const size_t skipped = num_skipped(task);
@@ -291,15 +311,19 @@ class Attention {
               num_keys * width(head_size) * sizeof(Element)};
     }
 
-    void attend(size_t index) const {
-      const size_t kv_heads = op->kv_heads_, group = op->group_, size = head_size;
+    void attend(size_t part) const {
+      const size_t kv_heads = op->kv_heads_, size = head_size, index = part / num_parts;
+      // With several parts, the task has a single token.
+      const size_t begin = part % num_parts * op->group_ / num_parts;
+      const size_t group = (part % num_parts + 1) * op->group_ / num_parts - begin;
       const Task& task = tasks[index / kv_heads];
       const size_t head = index % kv_heads;
       const Row& row = rows[task.row];
       for (size_t token = task.start; token < task.stop && tasks_store; ++token) {
         store(task.row, token, head);
       }
-      float* to = out + (task.out * kv_heads + head) * group * size;
+      const size_t first_head = head * op->group_ + begin;
+      float* to = out + (task.out * kv_heads * op->group_ + first_head) * size;
       const size_t skipped = num_skipped(task);
       const Queries task_queries = {
           .num_rows = (task.stop - task.start) * group,
@@ -307,13 +331,13 @@ class Attention {
           .head_size = size,
           .first_length = row.num_past + task.start + 1 - skipped,
           .window = op->window_,
-          .sinks = sinks == nullptr ? nullptr : sinks + head * group,
+          .sinks = sinks == nullptr ? nullptr : sinks + first_head,
           .out = to,
           .out_stride = out_stride(),
-          .after = first_keys(index + 1),
+          .after = first_keys(part + 1),
       };
       float* scratch = thread_scratch(task_queries.scratch());
-      const size_t first = place(row, head, task.start);
+      const size_t first = place(row, head, task.start) + begin;
       const Query* heads = queries.get() + first * size;
       const size_t cached = cache(task.row, head) + skipped * width(size);
       if constexpr (kInt8Cache) {
@@ -461,7 +485,7 @@ class Attention {
 
   const OrtApi& api_;
   const Processor* processor_;
-  size_t kv_heads_, group_, window_;
+  size_t num_threads_, kv_heads_, group_, window_;
   float scale_;
 };
 

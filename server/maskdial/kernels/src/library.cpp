@@ -3,6 +3,7 @@
 #include "drawing.h"
 #include "operators.h"
 #include "tensor.h"
+#include "trace.h"
 #include "logits.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -61,6 +62,25 @@ EXPORTED void maskdial_constants(size_t* out) {
   for (size_t constant : {kChunk, kLanes, kMaxProducts, sizeof(Int8Header), kInt16Header}) {
     *out++ = constant;
   }
+}
+
+// Begins to count what operators do, or ends it.
+EXPORTED void maskdial_trace(int on) {
+  Trace& trace = Trace::instance();
+  if (on != 0) trace.traced.clear();
+  trace.on = on != 0;
+}
+
+// An operator of those counted: its name, and its tasks in a call, barriers, calls and nanoseconds. Null after
+// the last one.
+EXPORTED const char* maskdial_traced(size_t index, uint64_t* out) {
+  const std::vector<Traced>& traced = Trace::instance().traced;
+  if (index >= traced.size()) return nullptr;
+  const Traced& its = traced[index];
+  for (uint64_t number : {its.num_tasks, its.num_barriers, its.num_calls, its.nanoseconds}) {
+    *out++ = number;
+  }
+  return its.name;
 }
 
 EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {

@@ -24,8 +24,9 @@
 
 namespace {
 
-// Queries per task: many, since each task copies and transposes the text's keys.
-constexpr size_t kTaskQueries = 128;
+// Queries per task: many, since each task copies and transposes the text's keys, which takes about as long as
+// attention from kKeyQueries queries.
+constexpr size_t kTaskQueries = 128, kLeastQueries = 16, kKeyQueries = 24;
 
 class MaskedAttention {
  public:
@@ -35,7 +36,7 @@ class MaskedAttention {
       {kFloat}};
 
   MaskedAttention(const OrtApi& api, const OrtKernelInfo* info)
-      : api_(api), processor_(required_processor()) {
+      : api_(api), processor_(required_processor()), num_threads_(session_threads(api, info)) {
     const int64_t heads = int_attribute(api, info, "num_heads");
     if (heads < 1) throw Error("num_heads of MaskedAttention must be positive");
     heads_ = static_cast<size_t>(heads);
@@ -135,14 +136,28 @@ class MaskedAttention {
 
   // Divides the texts into blocks, and clears the padding.
   void divide(const int32_t* lengths, size_t num_texts, size_t num_rows, Pass& pass) const {
+    size_t longest = 1;
+    for (size_t text = 0; text < num_texts; ++text) {
+      require(lengths[text] > 0, "lengths");
+      longest = std::max(longest, static_cast<size_t>(lengths[text]));
+    }
+    const size_t task_queries =
+        best_size(std::min(kTaskQueries, longest), kLeastQueries, kKeyQueries, num_threads_,
+                  [&](size_t size) {
+                    size_t count = 0;
+                    for (size_t text = 0; text < num_texts; ++text) {
+                      count += (static_cast<size_t>(lengths[text]) + size - 1) / size;
+                    }
+                    return count * heads_;
+                  });
     size_t row = 0;
     for (size_t text = 0; text < num_texts; ++text) {
       const size_t room = packed_ ? num_rows - row : num_rows;
-      require(lengths[text] > 0 && static_cast<size_t>(lengths[text]) <= room, "lengths");
+      require(static_cast<size_t>(lengths[text]) <= room, "lengths");
       const auto length = static_cast<size_t>(lengths[text]);
-      for (size_t start = 0; start < length; start += kTaskQueries) {
+      for (size_t start = 0; start < length; start += task_queries) {
         pass.blocks.push_back(
-            {row + start, std::min(kTaskQueries, length - start), row, length, start});
+            {row + start, std::min(task_queries, length - start), row, length, start});
       }
       row += length;
       if (packed_) continue;
@@ -185,7 +200,7 @@ class MaskedAttention {
 
   const OrtApi& api_;
   const Processor* processor_;
-  size_t heads_, window_;
+  size_t num_threads_, heads_, window_;
   float scale_;
   bool packed_, integers_;
 };

@@ -14,6 +14,7 @@ struct OrtCustomOpDomain;
 struct OrtKernelInfo;
 struct OrtKernelContext;
 struct OrtShapeInferContext;
+struct OrtKeyValuePairs;
 struct OrtCustomOp;
 
 enum ElementType : int {
@@ -87,6 +88,14 @@ class OrtApi {
                                        void (*function)(void*, size_t), size_t total,
                                        size_t num_batches, void* data) const {
     return call<274, OrtStatus*>(context, function, total, num_batches, data);
+  }
+  const char* GetKeyValue(const OrtKeyValuePairs* pairs, const char* key) const {
+    return call<297, const char*>(pairs, key);
+  }
+  void ReleaseKeyValuePairs(OrtKeyValuePairs* pairs) const { call<300, void>(pairs); }
+  // A copy of the session's configuration.
+  OrtStatus* KernelInfo_GetConfigEntries(const OrtKernelInfo* info, OrtKeyValuePairs** pairs) const {
+    return call<391, OrtStatus*>(info, pairs);
   }
   // The dimensions are the value's own.
   OrtStatus* GetTensorElementTypeAndShapeDataReference(const OrtValue* value, int* type,

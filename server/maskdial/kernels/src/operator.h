@@ -6,6 +6,7 @@
 
 #include "onnxruntime.h"
 #include "tensor.h"
+#include "threads.h"
 
 // An input or an output of an operator.
 struct Value {
@@ -61,7 +62,13 @@ struct Operator {
     auto* op = static_cast<Operator*>(made);
     return guarded(op->api, [&] {
       try {
-        op->kernel.compute(context);
+        if (Trace& trace = Trace::instance(); trace.on) {
+          const auto since = Trace::Clock::now();
+          op->kernel.compute(context);
+          trace.add(Kernel::kSignature.name, since);
+        } else {
+          op->kernel.compute(context);
+        }
       } catch (const Mismatch& mismatch) {
         throw Error(std::string("inputs of ") + Kernel::kSignature.name +
                     " do not fit: " + mismatch.what);

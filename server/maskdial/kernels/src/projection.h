@@ -33,7 +33,7 @@ class Projection {
   static constexpr size_t kAdapters = kFirstProduct + kMaxMatrices * kInputs;
 
   Projection(const OrtApi& api, const OrtKernelInfo* info)
-      : api_(api), processor_(required_processor()) {
+      : api_(api), processor_(required_processor()), num_threads_(session_threads(api, info)) {
     gelu_ = int_attribute(api, info, "gelu") != 0;
     if (kNormed) epsilon_ = float_attribute(api, info, "epsilon");
     size_t num_given = 0;
@@ -105,7 +105,7 @@ class Projection {
   }
 
  private:
-  // A task should take longer than the threads need to take it.
+  // A task should take longer than the threads need to take it, unless there are few for each.
   static constexpr size_t kTaskBytes = 64 * 1024;
   // A task quantizes this many floats, or one row.
   static constexpr size_t kFloatsPerTask = 8 * 1024;
@@ -137,19 +137,42 @@ class Projection {
 
     void run(OrtKernelContext* context) {
       const Matrix& matrix = *op->matrices_[0];
-      rows_per_quantization = std::max<size_t>(1, kFloatsPerTask / matrix.num_inputs());
+      rows_per_quantization = ::rows_per_task(
+          num_rows, matrix.num_inputs(), kFloatsPerTask / matrix.num_inputs(), op->num_threads_);
       if (adapted.any()) rows_per_quantization = 1;
       parallel<&Pass::quantize>(
           op->api_, context, (num_rows + rows_per_quantization - 1) / rows_per_quantization, *this);
-      const size_t num_blocks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
+      divide();
+      parallel<&Pass::multiply_group>(op->api_, context, num_groups * num_blocks(), *this);
+    }
+
+    size_t num_blocks() const { return (num_rows + rows_per_task - 1) / rows_per_task; }
+
+    void divide() {
+      const size_t blocks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
       // Whole tiles on every processor, but for the last one.
-      rows_per_task = (num_rows + num_blocks * kTileRows - 1) / (num_blocks * kTileRows) * kTileRows;
-      const size_t work = matrix.panel_bytes() * (gated() ? 2 : 1) *
+      size_t tiles = (num_rows + blocks * kTileRows - 1) / (blocks * kTileRows);
+      rows_per_task = tiles * kTileRows;
+      const size_t work = op->matrices_[0]->panel_bytes() * (gated() ? 2 : 1) *
                           ((rows_per_task + kWorkRows - 1) / kWorkRows);
       // An even number of groups, as large as each other: two threads end at the same time.
       const size_t num_pairs = (num_panels() * work + 2 * kTaskBytes - 1) / (2 * kTaskBytes);
       num_groups = std::min(num_panels(), 2 * num_pairs);
-      parallel<&Pass::multiply_group>(op->api_, context, num_groups * num_blocks, *this);
+      const size_t wanted = kTasksPerThread * op->num_threads_;
+      if (num_groups * blocks >= wanted) return;
+      num_groups = num_panels();
+      // A task reads its panel, which takes as long as multiplying a tile of rows by it.
+      const auto span = [&] {
+        return makespan(num_groups * num_blocks(), rows_per_task, kTileRows, op->num_threads_);
+      };
+      for (size_t best = rows_per_task, least = span(); tiles > 0; --tiles) {
+        rows_per_task = tiles * kTileRows;
+        if (span() < least) {
+          best = rows_per_task;
+          least = span();
+        }
+        if (tiles == 1) rows_per_task = best;
+      }
     }
 
     void quantize(size_t task) {
@@ -254,6 +277,7 @@ class Projection {
 
   const OrtApi& api_;
   const Processor* processor_;
+  size_t num_threads_;
   bool gelu_ = false, adapts_ = false;
   std::vector<std::string> projections_;
   float epsilon_ = 0;

@@ -1,4 +1,4 @@
-// Tensors, attributes, errors and threads of ONNX Runtime.
+// Tensors, attributes and errors of ONNX Runtime.
 #pragma once
 
 #include <algorithm>
@@ -55,16 +55,6 @@ inline const Processor* required_processor() {
     throw Error("MASKDIAL_KERNELS_ISA names instructions that this processor does not have");
   }
   return processor;
-}
-
-// Calls pass.kTask(i) for each i below num_tasks, on the session's threads; a single task runs on
-// the caller's.
-template <auto kTask, typename Pass>
-void parallel(const OrtApi& api, OrtKernelContext* context, size_t num_tasks, Pass& pass) {
-  const auto run = [](void* data, size_t task) { (static_cast<Pass*>(data)->*kTask)(task); };
-  if (num_tasks == 0) return;
-  if (num_tasks == 1) return run(&pass, 0);
-  check(api, api.KernelContext_ParallelFor(context, run, num_tasks, 0, &pass));
 }
 
 template <typename Element>
