@@ -26,7 +26,7 @@ def kernels() -> VocabularyKernels:
 
 def rows(seed: int, num: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """Logits with ties, whose greatest one is often a token that is never written."""
-    found = np.random.default_rng(seed).integers(-40, 40, (num, VOCAB)).astype(np.float32) / 8
+    found = (np.random.default_rng(seed).integers(-40, 40, (num, VOCAB)) / 8).astype(np.float32)
     found[::2, 7] = 9
     return found
 
