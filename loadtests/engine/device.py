@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from loadtests import LoadTestError
 from loadtests.measurement import Section
 from maskdial.bundle.bundle import load_bundle
 from maskdial.runtime.placement import Placement, place
@@ -56,11 +57,12 @@ def measure(path: Path, provider: str, rng: np.random.Generator) -> Section:
 
     Raises:
         BundleError, ConfigError: the provider cannot run the bundle.
+        LoadTestError: the bundle is not causal.
     """
     bundle = load_bundle(path.resolve().name, path)
     manifest = bundle.manifest
     if manifest.kv is None:
-        raise SystemExit(f"{path} is a {manifest.family} bundle; this needs a causal one")
+        raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a causal one")
     placement = place(bundle, provider, lambda found: found)
     with TemporaryDirectory() as folder:
         options = SessionOptions(provider, profile=Path(folder) / "profile")

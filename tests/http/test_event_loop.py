@@ -124,7 +124,10 @@ def _enlarged(value: Any) -> list[Any]:
         return [_TEXT]
     if isinstance(value, list) and value:
         size = len(json.dumps(value[0])) + 2
-        return [value[:1] * n for n in {256, min(_ITEMS, _MAX_BYTES * 9 // 10 // size)}]
+        large = [value[:1] * n for n in {256, min(_ITEMS, _MAX_BYTES * 9 // 10 // size)}]
+        if isinstance(value[0], str):  # and with items that a search for equal ones has to compare
+            large.append([f"{number:x}" for number in range(_MAX_BYTES * 9 // 90)])
+        return large
     return []
 
 

@@ -3,6 +3,7 @@
 The bodies and answers of transformers serve, vLLM and llama.cpp; errors are OpenAI's, as in vLLM.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired, Self
 
@@ -68,7 +69,7 @@ class SystemOneQuestion(Wire):
                 raise FieldError("criteria", "a score needs a list of levels")
             if None in given:
                 raise FieldError("criteria", "a level must be a text or JSON, not null")
-            if any(each in given[:index] for index, each in enumerate(given)):
+            if len({json.dumps(each, sort_keys=True) for each in given}) < len(given):
                 raise FieldError("criteria", "levels must be different from each other")
         elif isinstance(given, list):
             raise FieldError("criteria", f"a {self.type} takes an object, not a list")

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import check_media, tokenizing_seconds
 from maskdial.engine.timing import Deadline
-from maskdial.errors import ValidationError, about, shortened
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.entity_finders import EntityFinder, GlinerFinder, SchemaFinder
 from maskdial.masked.tasks.entity_spans import choose
-from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
+from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, check_distinct
 from maskdial.masked.tasks.text_words import TextWords, WordWindow
 from maskdial.masked.tasks.token_classify import Entity
 
@@ -75,14 +75,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
                 "a GLiNER model",
                 field="candidate_labels",
             )
-        seen: set[str] = set()
-        for label in self.labels:
-            if label in seen:
-                raise ValidationError(
-                    f"{shortened(label)!r} is there twice; send each label once",
-                    field="candidate_labels",
-                )
-            seen.add(label)
+        check_distinct(self.labels)
 
     async def prepared(self, model: TaskModel, deadline: Deadline) -> "EntitiesRequest":
         if model.label_encoder is None:

@@ -22,7 +22,7 @@ from maskdial.bundle.texts import (
 )
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.engine.timing import Deadline
-from maskdial.errors import ValidationError, about
+from maskdial.errors import ValidationError, about, shortened
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedInput, MaskedResult
 
@@ -163,6 +163,22 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         Raises:
             ValidationError: a text does not fit the model.
         """
+
+
+def check_distinct(labels: Sequence[str]) -> None:
+    """Checks that no label of a request is there twice.
+
+    Raises:
+        ValidationError: one is.
+    """
+    seen: set[str] = set()
+    for label in labels:
+        if label in seen:
+            raise ValidationError(
+                f"{shortened(label)!r} is there twice; send each label once",
+                field="candidate_labels",
+            )
+        seen.add(label)
 
 
 def masked_input(encoding: Encoding, rows: tuple[int, ...] = ()) -> MaskedInput:

@@ -21,14 +21,21 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
-from maskdial.errors import ValidationError, shortened
+from maskdial.errors import ValidationError
 from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.extract import Extracted, ExtractRequest
 from maskdial.masked.tasks.extraction_schema import Choice, Schema
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
-from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
+from maskdial.masked.tasks.task import (
+    REFUSE,
+    Reading,
+    TaskModel,
+    TaskRequest,
+    Truncation,
+    check_distinct,
+)
 
 HYPOTHESIS_TEMPLATE = "This example is {}."
 SCHEMA_TASK = "classification"
@@ -74,12 +81,7 @@ class ZeroShotRequest(TaskRequest[list[list[LabelScore]]]):
         return tokenizing_seconds(self.texts) + self.num_inputs * SECONDS_PER_PAIR
 
     def check(self, model: TaskModel) -> None:
-        for label in self.candidate_labels:
-            if self.candidate_labels.count(label) > 1:
-                raise ValidationError(
-                    f"{shortened(label)!r} is there twice; send each label once",
-                    field="candidate_labels",
-                )
+        check_distinct(self.candidate_labels)
         if model.manifest.extraction is not None:
             self._check_schema(model)
         elif self.num_inputs > model.max_queue:
