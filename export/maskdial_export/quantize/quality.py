@@ -241,13 +241,14 @@ class Quantizer:
             )
         self.made.update(tuned.blocks)
         what = "divergence" if of_tokens else "relative error"
-        change = f"{what} {tuned.before:.4g} before and {tuned.after:.4g} after"
+        where = f"{tuned.steps} steps, on the part of {self.calibration.name} that is held out"
         if not tuned.blocks:
-            change = "they do not lower the loss, and are not used"
+            finding(self.console, f"new scales do not lower the {what} after {where}: not used")
+            return
         finding(
             self.console,
-            f"new scales of {len(tuned.blocks or new)} of {len(new)} matrices: {change} "
-            f"{tuned.steps} steps, on the part of {self.calibration.name} that is held out",
+            f"new scales of {len(tuned.blocks)} of {len(new)} matrices: {what} {tuned.before:.4g} "
+            f"before and {tuned.after:.4g} after {where}",
         )
 
     def _by_weights_alone(
