@@ -406,5 +406,4 @@ def test_a_causal_model_reads_the_state_of_many_questions_once(name: str, url: s
     cached = usage["input_tokens_details"]["cached_tokens"]
     shared = len(state)  # the tokenizer's tokens are bytes
     # All but the first prompt, up to the last whole block of the cache
-    assert 63 * (shared - 128) <= cached <= 63 * (shared + 64)
-    assert usage["input_tokens"] > 64 * shared
+    assert 63 * (shared - 128) <= cached <= usage["input_tokens"] - 64 * len("Is it 0?")
