@@ -1,9 +1,9 @@
 """``python -m loadtests decisions``: questions about a text, against transformers' pipeline.
 
 Checkpoints with random weights in real shapes: a decision model on an encoder, whose head answers,
-and a language model that answers by letters. The state comes first in a prompt, so a causal model
-reads it once. Everything runs on one thread of this process, in turns, and is timed by its
-processor time, which other load on the machine changes little.
+and a language model that answers by letters, or by a head as well (``--head``). The state comes
+first in a prompt, so a causal model reads it once. Everything runs on one thread of this process,
+in turns, and is timed by its processor time, which other load on the machine changes little.
 """
 
 import argparse
@@ -100,6 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="questions in a request (default: 1,4,16)",
     )
+    parser.add_argument(
+        "--head", action="store_true", help="give causal shapes a head, too, instead of letters"
+    )
     add_number(parser, "--state-tokens", 128, "N", "tokens of the text")
     add_number(parser, "--seconds", 240.0, "S", "measuring time")
     parser.add_argument(
@@ -130,18 +133,19 @@ def main(args: argparse.Namespace) -> int:
 
 
 async def _measure(shape: Shape, args: argparse.Namespace) -> Section:
-    folder = args.work / f"{shape.name}-{args.seed}"
+    has_head = args.head or shape.family == "masked"
+    folder = args.work / f"{shape.name}-{args.seed}{'-head' * args.head}"
     bundle = folder.with_name(f"{folder.name}-{args.precision}")
-    _build(shape, folder, args.seed)
+    _build(shape, folder, args.seed, head=has_head)
     if not bundle.exists():
         _export(folder, bundle, args.precision)
     settings: dict[str, Any] = {"threads": 1}
     asked = _Asked(load_served(shape.name, bundle, settings), load_config(settings))
-    theirs = _pipeline(folder, shape.family)
+    theirs = _pipeline(folder, head=has_head)
     words = causal_words() if shape.family == "causal" else masked_words()
     draw = partial(_request, random.Random(args.seed), words, args.state_tokens)
     ways: dict[str, Callable[[str, list[Question]], Awaitable[object]]] = {_OURS: asked.decide}
-    if shape.family == "causal":
+    if not has_head:
         ways[_TEXTS] = asked.by_texts
     ways[_THEIRS] = partial(_ask_pipeline, theirs)
     await asked.model.engine.warm_up()
@@ -248,7 +252,7 @@ def _child_seconds() -> float:
     return math.fsum(each.user + each.system for each in times)
 
 
-def _build(shape: Shape, folder: Path, seed: int) -> None:
+def _build(shape: Shape, folder: Path, seed: int, *, head: bool) -> None:
     """Writes the checkpoint unless it exists."""
     if folder.exists():
         return
@@ -261,7 +265,7 @@ def _build(shape: Shape, folder: Path, seed: int) -> None:
     build_checkpoint(plain, shape.config, seed, weights=shape.family == "causal")
     with new_folder(folder) as path:
         transformers.AutoTokenizer.from_pretrained(plain).save_pretrained(path)
-        if shape.family == "causal":
+        if not head:
             transformers.AutoModelForCausalLM.from_pretrained(plain).save_pretrained(path)
             decision.save_pretrained(path)
             return
@@ -283,11 +287,11 @@ def _export(folder: Path, bundle: Path, precision: str) -> None:
     export(str(folder), bundle, precision=precision, gate=gate)
 
 
-def _pipeline(folder: Path, family: str) -> "DecisionPipeline":
+def _pipeline(folder: Path, *, head: bool) -> "DecisionPipeline":
     import transformers
     from transformers.pipelines import DecisionPipeline
 
-    kind = "AutoModelForCausalLM" if family == "causal" else "AutoModelForDecision"
+    kind = "AutoModelForDecision" if head else "AutoModelForCausalLM"
     model = getattr(transformers, kind).from_pretrained(folder).eval()
     return DecisionPipeline(
         model=model, tokenizer=transformers.AutoTokenizer.from_pretrained(folder)

@@ -326,8 +326,9 @@ def _computed(session: Session, bundle: Bundle, texts: Sequence[Ids], address: i
     if manifest.kv is None:
         return [_computed_masked(session, text, address) for text in texts]
     longest = max(map(len, texts))
+    assert manifest.num_outputs is not None, "the graph's output is logits"
     runner = Runner(
-        session, manifest.kv, slots=1, max_length=longest + 1, vocab_size=manifest.vocab_size
+        session, manifest.kv, slots=1, max_length=longest + 1, vocab_size=manifest.num_outputs
     )
     assert runner.adapters is not None, "the graph takes adapters"
     runner.adapters[0] = address

@@ -38,7 +38,7 @@ class Golden:
         self.row = 0
         if checkpoint.text_to_text is not None:
             self.start = checkpoint.text_to_text.start_token_id
-        elif checkpoint.task == "generate":
+        elif checkpoint.kv is not None:
             self.row = len(self.ids) - 1
         elif checkpoint.task == "fill-mask" and checkpoint.tokens.mask is not None:
             self.row = len(self.ids) // 2

@@ -23,6 +23,7 @@ from maskdial.bundle.manifest import (
     TextToText,
     Tokenization,
 )
+from maskdial_export.checkpoint.decision import asks_together
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
 from maskdial_export.checkpoint.gliner import read_entities
@@ -137,7 +138,7 @@ class Checkpoint:
     @property
     def predicts_tokens(self) -> bool:
         """Whether the model's output are distributions over the vocabulary."""
-        return self.task == "fill-mask" or self.kv is not None
+        return self.task in ("fill-mask", "generate")
 
     def answer(self, output: Any) -> torch.Tensor:
         """What the graph has as its output, of what the model returns for texts of one length."""
@@ -199,7 +200,7 @@ class Checkpoint:
             return GreedyText(
                 *text[:2], self.text_to_text, self.max_length, self.kv, self.tokens.eos
             )
-        if self.kv is not None:
+        if self.task == "generate" and self.kv is not None:
             return Perplexity(*text, config.vocab_size, self.kv)
         if self.pooler is not None:
             return Cosine(*text)
@@ -210,7 +211,7 @@ class Checkpoint:
         if self.entities is not None:
             return FindEntities(*text, self.entities, self.label_vectors)
         if self.task in ("token-classify", "decide"):
-            return TokenClassify(*text)
+            return TokenClassify(*text, self.kv)
         if self.task == "question-answering":
             return QuestionAnswering(*text)
         if self.task == "multiple-choice" or config.num_labels == 1:
@@ -303,7 +304,9 @@ def load_checkpoint(
         pooler = read_pooler(source, columns) if source.finder is None else label_pooler(source)
         positions = longest_text(source, positions)
     positions = _limited(source, positions, limit)
-    kv = causal.kv_layout(surveyed) if source.family == "causal" else None
+    kv = None
+    if source.family == "causal" or _shares_states(source, model, surveyed):
+        kv = causal.kv_layout(surveyed)
     both_ways = source.both_ways
     if both_ways:
         bidirectional.check(config, positions, tokenizer)
@@ -329,6 +332,13 @@ def load_checkpoint(
         label_vectors=label_vectors,
         extraction=extraction,
     )
+
+
+def _shares_states(source: Source, model: PreTrainedModel, surveyed: Survey) -> bool:
+    """Whether a decision model reads what the prompts of its questions begin with once."""
+    if source.task != "decide" or asks_together(source):
+        return False
+    return causal.can_continue(model, surveyed)
 
 
 def _output_width(model: PreTrainedModel) -> int:

@@ -23,6 +23,7 @@ from maskdial.bundle.manifest import (
     KERNEL_CHECK,
     LABEL_ENCODER,
     MANIFEST,
+    Family,
     GoldenCheck,
     InfillTokens,
     Manifest,
@@ -198,7 +199,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     config = checkpoint.model.config
     with phase(console, "Writing the manifest"):
         manifest = Manifest(
-            family=source.family,
+            family=_family(source, checkpoint),
             task=source.task,
             architecture=source.architecture,
             precision=precision,
@@ -256,9 +257,15 @@ def _write_counts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> l
     return files
 
 
+def _family(source: Source, checkpoint: Checkpoint) -> Family:
+    """A model's, which for one that decides depends on what the head stands on."""
+    return "causal" if source.task == "decide" and checkpoint.kv is not None else source.family
+
+
 def _reads_left(source: Source, checkpoint: Checkpoint) -> bool:
     """Whether the tokens of a masked graph attend to earlier ones only."""
-    return source.family == "masked" and checkpoint.survey.causal and not source.both_ways
+    is_masked = _family(source, checkpoint) == "masked"
+    return is_masked and checkpoint.survey.causal and not source.both_ways
 
 
 def infill_tokens(source: Source, checkpoint: Checkpoint) -> InfillTokens | None:

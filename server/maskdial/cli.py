@@ -446,7 +446,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _replies(bundle: "Bundle") -> dict[str, Any]:
     """How a causal model writes tool calls and reasoning, as the server derives it."""
-    if bundle.manifest.family != "causal":
+    if (bundle.manifest.family, bundle.manifest.task) != ("causal", "generate"):
         return {}
     # The other commands start faster without them.
     from maskdial.bundle.tokenizer import Tokenizer

@@ -44,9 +44,10 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
 def _kind(manifest: Manifest) -> str:
     if manifest.family == "encoder-decoder":
         return "reads a text and writes another"
-    if manifest.family == "causal":
+    if manifest.task == "generate":
         return "reads from left to right and writes"
-    return f"reads a text {'from left to right' if manifest.reads_left else 'in both directions'}"
+    goes_right = manifest.reads_left or manifest.family == "causal"
+    return f"reads a text {'from left to right' if goes_right else 'in both directions'}"
 
 
 def _of_task(manifest: Manifest) -> dict[str, str]:

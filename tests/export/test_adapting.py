@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import peft
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM
 
 from maskdial.kernels.installed import find_kernels
 from maskdial_export import cli
@@ -216,3 +218,57 @@ def test_another_checkpoint_or_base_is_refused(
     assert (code, "whose files differ from those of" in line) == (1, True), line
     code, line = export_adapter(*arguments, tmp_path)
     assert (code, "has no maskdial.json" in line) == (1, True), line
+
+
+def test_a_task_by_request_is_an_adapter_of_its_name(
+    new_checkpoint: New, tmp_path: Path, export_adapter: Any, start_server: Callable[..., Any]
+) -> None:
+    """As Jina's v3: one encoder, an adapter and perhaps a prompt for each task."""
+    source = new_checkpoint("jina-v3-embed")
+    prompts = {"retrieval.query": "the small "}
+    settings = json.dumps({"prompts": prompts})
+    (source / "config_sentence_transformers.json").write_text(settings)
+    export(str(source), tmp_path / "base", task="embed")
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    texts = ["a house by the sea", "the king", "a ship and a house and a king by the sea"]
+    expected, adapters = {}, {}
+    for task, stable in (("retrieval.query", True), ("separation", False)):
+        model = AutoModel.from_pretrained(source, add_pooling_layer=False)
+        adapted = train(model, tmp_path / task, use_rslora=stable)
+        dest = tmp_path / f"{task}.bundle"
+        base = ("--base", tmp_path / "base", "--checkpoint", source)
+        code, line = export_adapter(tmp_path / task, dest, *base)
+        assert code == 0, line
+        adapters[f"jina-{task}"] = dest, "jina"
+        with torch.no_grad():
+            read = [tokenizer.encode(prompts.get(task, "") + text).ids for text in texts]
+            pooled = [adapted(torch.tensor([ids]))[0].mean(1) for ids in read]
+        expected[task] = torch.nn.functional.normalize(torch.cat(pooled)).numpy()
+    assert np.abs(expected["separation"] - expected["retrieval.query"]).max() > 0.1
+    server = start_server(models={"jina": tmp_path / "base"}, adapters=adapters)
+
+    def embed(task: str, inputs: list[str] = texts) -> Any:
+        body = {"model": "jina", "input": inputs, "task": task}
+        reply = httpx.post(f"{server.url}/v1/embeddings", json=body).raise_for_status().json()
+        return np.array([each["embedding"] for each in reply["data"]])
+
+    alone = {task: np.concatenate([embed(task, [each]) for each in texts]) for task in expected}
+    for task, vectors in expected.items():
+        lengths = np.linalg.norm(alone[task], axis=1, keepdims=True)
+        np.testing.assert_allclose(alone[task] / lengths, vectors, rtol=0, atol=1e-4)
+    with ThreadPoolExecutor(4) as pool:  # tasks share passes
+        for task, together in zip([*expected] * 8, pool.map(embed, [*expected] * 8), strict=True):
+            np.testing.assert_array_equal(together, alone[task])
+    body = {"model": "jina", "inputs": texts[:1], "parameters": {"task": "separation"}}
+    native = httpx.post(f"{server.url}/embed", json=body).json()
+    np.testing.assert_array_equal(native, alone["separation"][:1])
+    for body, status, words in (
+        ({"model": "jina", "task": "matching"}, 404, "no model 'jina-matching' here"),
+        ({"task": "separation"}, 422, 'a task is one of a model; name it with "model"'),
+    ):
+        reply = httpx.post(f"{server.url}/embed", json={"inputs": "a"} | body)
+        assert reply.status_code == status
+        assert words in reply.json()["error"]
+    server.stop()

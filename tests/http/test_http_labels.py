@@ -57,11 +57,12 @@ def post(http: httpx.Client, route: str, parameters: dict[str, Any]) -> httpx.Re
     [
         ([], "labels, not 0"),
         (["a", ""], ""),
+        (["a", " "], "must not be empty"),
         (["a", "b", "a"], "'a' is there twice"),
         (MANY, "not 10000"),
         (["a", LONG], "must have between 1 and 1024 characters, not 2000"),
     ],
-    ids=["none", "empty", "repeated", "10,000", "long"],
+    ids=["none", "empty", "blank", "repeated", "10,000", "long"],
 )
 @pytest.mark.parametrize("route", ROUTES)
 def test_labels_that_cannot_be(
@@ -141,12 +142,18 @@ def test_questions_that_cannot_be(
 
 
 def test_states_and_texts_of_a_megabyte(http: httpx.Client) -> None:
+    """Sentences that count characters are said before anything is tokenized."""
     criteria: dict[str, Any] = {"type": "choice", "criteria": {"POSITIVE": None, "NEGATIVE": None}}
-    body = {"model": "sentiment", "state": MEGABYTE, "questions": {"a": criteria}}
-    reply = http.post("/v1/systemone", json=body)
-    assert reply.status_code == 400
-    assert reply.json()["error"]["message"].startswith("state: the text has 1,000,000 characters")
+    for model, words in (
+        ("sentiment", "state: the text has 1,000,000 characters"),
+        ("nli", "questions.a: the input and a hypothesis have 1,000,009 characters together"),
+    ):
+        body = {"model": model, "state": MEGABYTE, "questions": {"a": criteria}}
+        reply = http.post("/v1/systemone", json=body)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith(words)
     for route, words in (
+        ("nli /zero-shot-classify", "the text and the hypothesis of 'a' have 1,000,018 characters"),
         ("finder /token-classify", "the text has 500,000 words"),
         ("finder /redact", "the text has 500,000 words"),
         ("extractor /extract", "the text has 1,000,000 characters"),

@@ -372,6 +372,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
         ("hybrid", {"questions": None}, "questions", "required"),
         ("hybrid", {"input": " "}, "input", "must not be empty"),
         ("hybrid", {"input": "a " * 600}, "input", "a context of 512"),
+        ("hybrid", {"input": "a " * 500_000}, "input", "characters; model"),
         ("hybrid", {"input": "a", "truncate": True}, "truncate", "causal models"),
         ("hybrid", {"input": [{"role": "tool", "content": "a"}]}, "input[0].role", "'user'"),
         ("hybrid", {"input": [{"role": "user"}]}, "input[0].content", "required"),

@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import jinja2.meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torch import Tensor, nn
 from transformers import JevForDecision, PreTrainedModel
 from transformers.decision import DecisionConfig
@@ -23,7 +25,7 @@ _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _SETTINGS = "decision.json"
 
 
-class _Decider:
+class Decider:
     """The forward function of a body with such a head: scores at every token.
 
     Soft caps are left to the server: ONNX Runtime's tanh rounds an element by its place in a batch.
@@ -45,7 +47,7 @@ def as_scorer(decider: Any) -> PreTrainedModel:
     body = decider.model
     family = next(each for each in type(body).__mro__ if each.__name__.endswith("PreTrainedModel"))
     names = {"__module__": type(body).__module__, "base_model_prefix": "model"}
-    scorer: Any = type(f"{type(body).__name__}ForDecision", (_Decider, family), names)(body.config)
+    scorer: Any = type(f"{type(body).__name__}ForDecision", (Decider, family), names)(body.config)
     scorer.model = body
     scorer.scores = decider.proj
     return cast(PreTrainedModel, scorer.eval())
@@ -111,6 +113,31 @@ def _config(path: Path) -> DecisionConfig:
     return DecisionConfig.from_pretrained(str(path), local_files_only=True)
 
 
+def _settings(source: Source) -> DecisionConfig:
+    try:
+        return _config(source.path)
+    except Exception as error:  # of damaged files, many types
+        raise ExportError(
+            f"{_SETTINGS} of {source.name} cannot be read: {first_line(error)}"
+        ) from error
+
+
+def asks_together(source: Source) -> bool:
+    """Whether the checkpoint's template asks all questions in one prompt.
+
+    Raises:
+        ExportError: the settings are damaged.
+    """
+    template = _settings(source).chat_template
+    if template is None:
+        return False
+    try:
+        tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except jinja2.TemplateError:
+        return False  # the server tells what is wrong with it
+    return "questions" in jinja2.meta.find_undeclared_variables(tree)
+
+
 def read_decision(source: Source) -> tuple[Decision | None, str | None]:
     """How a checkpoint answers questions, and its template; None for what it does not say.
 
@@ -125,12 +152,7 @@ def read_decision(source: Source) -> tuple[Decision | None, str | None]:
         return None, None
     for name in files:
         check_link(source, source.path / name)
-    try:
-        config = _config(source.path)
-    except Exception as error:  # of damaged files, many types
-        raise ExportError(
-            f"{_SETTINGS} of {source.name} cannot be read: {first_line(error)}"
-        ) from error
+    config = _settings(source)
     tokenizer_settings = source.read_json("tokenizer_config.json")
     control = tokenizer_settings.get("chat_control_tokens")
     head: dict[str, Any] = {}

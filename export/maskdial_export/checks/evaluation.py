@@ -6,7 +6,7 @@ one by one. The same text always gives the same questions.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -199,7 +199,7 @@ def _next_tokens(text: Ids, logits: Floats) -> Answers:
 
 
 class Agreement(Evaluation):
-    """Masked models that choose a token, a label or a position.
+    """Models that choose a token, a label or a position.
 
     The loss is the share of fp32's clear decisions that the other graph changes.
     """
@@ -208,23 +208,40 @@ class Agreement(Evaluation):
     asked: list[Ids] | None = None
     pairs: list[Ids] | None = None
     columns = 1  # output columns per token, to bound the memory of a pass
+    cache: KVLayout | None = None  # of a model with a KV cache
 
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_decisions, num_tied): the choice and those tied with it, padded with -1."""
-        session = MaskedSession(graph)
         outputs: dict[int, Answers] = {}
         batch_tokens = min(_BATCH_TOKENS, _MAX_LOGITS // self.columns)
         batches = list(_batches([len(text) for text in self.texts], batch_tokens))
+        run = self._runner(graph, max(map(len, batches), default=0))
         for number, batch in enumerate(batches):
             show(number, len(batches), "batches")
-            types = self.types and [self.types[index] for index in batch]
-            asked = self.asked and [self.asked[index] for index in batch]
-            pairs = self.pairs and [self.pairs[index] for index in batch]
-            results = session.run([self.texts[index] for index in batch], types, asked, pairs)
-            for index, output in zip(batch, results, strict=True):
+            for index, output in zip(batch, run(batch), strict=True):
                 outputs[index] = self.choose(output)
         chosen = [outputs[index] for index in range(len(outputs))]
         return np.concatenate(chosen) if chosen else np.zeros((0, 1))
+
+    def _runner(self, graph: Graph, slots: int) -> Callable[[list[int]], list[Floats]]:
+        """What computes the outputs of a batch, of at most so many texts."""
+
+        def of(values: list[Ids] | None, batch: list[int]) -> list[Ids] | None:
+            return values and [values[index] for index in batch]
+
+        if self.cache is None:
+            masked = MaskedSession(graph)
+            return lambda batch: masked.run(
+                [self.texts[index] for index in batch],
+                *(of(each, batch) for each in (self.types, self.asked, self.pairs)),
+            )
+        causal = CausalSession(graph, self.cache, slots, max(map(len, self.texts), default=0))
+
+        def run(batch: list[int]) -> list[Floats]:
+            causal.seen[:] = 0
+            return causal.run(0, [self.texts[index] for index in batch], of(self.asked, batch))
+
+        return run
 
     def choose(self, output: Floats) -> Answers:
         """The decisions in the output for one text, a row each."""
@@ -338,7 +355,14 @@ class FillMask(Agreement):
 class TokenClassify(Agreement):
     """The label of each token."""
 
-    def __init__(self, tokenizer: Tokenizer, sample: Sample, max_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        max_length: int,
+        cache: KVLayout | None = None,
+    ) -> None:
+        self.cache = cache
         windows = _cut(tokenizer, sample.text, min(_WINDOW, max_length))
         self.texts = [np.array(window.ids) for window in windows]
         self.asked = [_words(window) for window in windows]

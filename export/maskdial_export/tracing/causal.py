@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from maskdial.bundle.manifest import Heads, KVLayout
+from maskdial_export.checkpoint.decision import Decider
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, attending
 from maskdial_export.tracing.graph import gather_rows, to_onnx_ir, trunk
@@ -81,6 +82,16 @@ def kv_layout(survey: Survey, dtype: torch.dtype = torch.float32) -> KVLayout:
     )
 
 
+def can_continue(model: PreTrainedModel, survey: Survey) -> bool:
+    """Whether the graph can go on with a text from what it keeps of the tokens before."""
+    try:
+        check(model)
+        kv_layout(survey)
+    except ExportError:
+        return False
+    return True
+
+
 class CausalGraph(nn.Module):
     """A causal model with the inputs and outputs that `maskdial.bundle.bundle` documents."""
 
@@ -89,7 +100,9 @@ class CausalGraph(nn.Module):
         self.model = model
         self.attention = CausalAttention(survey.layers)
         self.recurrence = Recurrence()
-        self.numbers_positions = "position_ids" in inspect.signature(model.forward).parameters
+        # The head of a decision model hands everything to what it stands on
+        reader: Any = model.model if isinstance(model, Decider) else model
+        self.numbers_positions = "position_ids" in inspect.signature(reader.forward).parameters
 
     def forward(
         self,

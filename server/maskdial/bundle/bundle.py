@@ -41,7 +41,8 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
   (num_rows,), flat indices of the tokens to compute logits for; ``past_key.I`` and
   ``past_value.I``, in `KVLayout.dtype`, (batch, num_heads, max_length, head_dim). Outputs
-  ``logits`` float32 (num_rows, vocab_size), ``present_key.I`` and ``present_value.I``, which may
+  ``logits`` float32 (num_rows, vocab_size), or (num_rows, num_scores) of a decision model whose
+  prompts ask one question each, ``present_key.I`` and ``present_value.I``, which may
   share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1. With recurrent
   layers also ``lengths`` int32 (batch,), the valid new tokens of each row, perhaps none, and
   ``past_state.I``, float32 of the shapes `KVLayout.states`, zero before a text's first token; the

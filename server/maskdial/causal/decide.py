@@ -1,9 +1,9 @@
 """Questions for causal models: how likely the model is to answer with each option.
 
-Where the options have labels of one token each, which the prompt lists, one pass over the prompt
-scores them all (`read_labels`). Otherwise (`likelihoods`) every option is one sequence that is
-forced to generate it. The sequences of a question share their prompt, so it is prefilled once, and
-decode in the same batches.
+Where the options have labels of one token each, which the prompt lists, or the model has a head
+that scores them, one pass over the prompt gives all scores (`read_labels`). Otherwise
+(`likelihoods`) every option is one sequence that is forced to generate it. The sequences of a
+question share their prompt, so it is prefilled once, and decode in the same batches.
 
 The likelihood of an option is the sum of its tokens' log-probabilities, not divided by the length.
 The sum gives the model's own probabilities, conditional on it answering with one of the options; a
@@ -32,6 +32,7 @@ from maskdial.engine.questions import (
     Probabilities,
     Question,
     as_text,
+    check_input,
     check_prompt,
     check_queue,
 )
@@ -92,8 +93,10 @@ async def likelihoods(
     model.engine.check_room(num_options)
     async with deadline.enforced():
         with model.metrics.tokenization_duration.time():
-            prompts = await _prompts(text, questions, model)
-            branches = await asyncio.to_thread(_read, prompts, questions, model)
+            branches = [
+                await _branches(text, index, question, model)
+                for index, question in enumerate(questions)
+            ]
     sequences = [_sequences(each, model) for each in branches]
     queued = [sequence for options in sequences for sequence in options.values()]
     with deadline.explained():
@@ -123,7 +126,8 @@ async def read_labels(
     config: Config,
     deadline: Deadline,
 ) -> Likelihoods:
-    """Answers questions by the scores of their options' labels in place of the next token.
+    """Answers questions by the scores of their options' labels in place of the next token, or by
+    those that a head gives the options after each prompt.
 
     A prompt that answers several questions is read up to each of them, as one prefix of another.
 
@@ -199,33 +203,21 @@ def exclusive(logprobs: Mapping[Tokens, float]) -> dict[Tokens, float]:
     return {option: max(probability, 0.0) for option, probability in alone.items()}
 
 
-async def _prompts(text: str, questions: Sequence[Question], model: CausalModel) -> list[str]:
-    prompts = []
-    for index, question in enumerate(questions):
-        with about("questions", index):
-            prompts.append(await _prompt(text, question, model))
-    return prompts
-
-
-def _read(
-    prompts: Sequence[str], questions: Sequence[Question], model: CausalModel
-) -> list[_Branches]:
-    branches = []
-    for index, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
-        with about("questions", index):
-            branches.append(_branch(prompt, question, model))
-    return branches
+async def _branches(text: str, index: int, question: Question, model: CausalModel) -> _Branches:
+    with about("questions", index):
+        prompt = await _prompt(text, question, model)
+        return await asyncio.to_thread(_branch, prompt, question, model)
 
 
 def _branch(prompt: str, question: Question, model: CausalModel) -> _Branches:
     """Tokenizes prompt and option together, since a token may span the boundary."""
     # After whitespace or a special token, the answer follows without a space.
     space = "" if prompt[-1:].isspace() or prompt.endswith((">", "]")) else " "
+    texts = [prompt + space + option.text for option in question.options or _YES_OR_NO]
+    check_input(max(texts, key=len), model.max_length, model.tokenizer, model.name)
     wholes = [
-        model.tokenizer.encode(
-            prompt + space + option.text, add_special_tokens=not model.chat_template.exists
-        ).ids
-        for option in question.options or _YES_OR_NO
+        model.tokenizer.encode(text, add_special_tokens=not model.chat_template.exists).ids
+        for text in texts
     ]
     for whole in wholes:
         check_media(whole, model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from maskdial.bundle.texts import NamedModel
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import ValidationError
 
 Content = str | dict[str, Any] | list[Any] | None
@@ -119,6 +120,20 @@ def check_queue(num_inputs: int, what: str, max_queue: int) -> None:
             f"the questions make {num_inputs:,} {what}; one request may make at most "
             f"{max_queue:,} (--max-queue); ask in several requests",
             field="questions",
+        )
+
+
+def check_input(text: str, max_length: int, tokenizer: Tokenizer, name: str) -> None:
+    """Refuses a prompt that has too many tokens for model ``name`` however it is tokenized.
+
+    Raises:
+        ValidationError: it does.
+    """
+    if tokenizer.exceeds(text, max_length):
+        raise ValidationError(
+            f"the input with the question has {len(text):,} characters; model {name!r} takes at "
+            f"most {max_length} tokens; shorten it",
+            field="text",
         )
 
 

@@ -30,7 +30,7 @@ def find_max_drafts(bundle: Bundle, session: Session, config: Config, *, on_host
     ``on_host``: whether passes read and write the host's memory.
     """
     manifest = bundle.manifest
-    if manifest.text_to_text is not None:
+    if manifest.text_to_text is not None or manifest.task == "decide":
         return 0
     if manifest.kv is not None and manifest.kv.states and not session.is_exact:
         if config.speculative_tokens:
@@ -102,7 +102,7 @@ def _draft_model(
         )
     draft = load_bundle(name, path)
     layout = draft.manifest.kv
-    if draft.manifest.family != "causal" or layout is None or draft.manifest.text_to_text:
+    if draft.manifest.task != "generate" or layout is None or draft.manifest.text_to_text:
         raise ConfigError(f"--draft {name}: it is no causal model, so it cannot draft")
     if layout.states:
         raise ConfigError(f"--draft {name}: a model with recurrent layers cannot draft")

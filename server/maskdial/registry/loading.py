@@ -23,6 +23,7 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.sampler import Sampler, TokenSampler
+from maskdial.causal.sampling.scores import ScoreReader
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.engine.model import max_length, max_source_length
@@ -162,7 +163,8 @@ def _start_masked(
     tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
     prompts = None
     if bundle.manifest.decision is not None:
-        prompts = DecisionPrompts(bundle, read_chat_template(bundle, tokenizer))
+        template = read_chat_template(bundle, tokenizer)
+        prompts = DecisionPrompts(bundle, template, tokenizer, bundle.manifest.max_length)
     conversations = None
     if bundle.manifest.task == "fill-mask":
         conversations = read_chat_template(bundle, tokenizer)
@@ -264,9 +266,12 @@ def _start_causal(
         bundle.tokenizer, manifest.special_tokens, manifest.tokenization
     )
     chat_template = read_chat_template(bundle, tokenizer)
-    reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
+    writes = manifest.task == "generate"
+    reply_format = ReplyFormat(None, None)
+    if writes:
+        reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
     never: frozenset[int] = frozenset()
-    if encoder is None:  # an encoder-decoder checkpoint names what it never writes
+    if writes and encoder is None:  # an encoder-decoder checkpoint names what it never writes
         never = tokens_without_text(read_manifests(bundle.name, bundle.path))
         gaps = tokenizer.ids_without_token(manifest.vocab_size)
         never |= gaps.difference(manifest.special_tokens.eos)
@@ -276,13 +281,13 @@ def _start_causal(
         tokenizer,
         slots=runner.slots,
         max_length=runner.max_length,
-        vocab_size=manifest.vocab_size,
+        vocab_size=_num_logits(manifest),
         prefill_chunk_tokens=chunk_tokens,
         block_tokens=block_tokens,
         # Longer prompts than a block would differ in their last bits from those prefilled alone.
         joint_tokens=_joint_tokens(placement, layout, chunk_tokens),
         max_queue=config.max_queue,
-        eos_token_ids=frozenset(manifest.special_tokens.eos),
+        eos_token_ids=frozenset(manifest.special_tokens.eos) if writes else frozenset(),
         prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
         if encoder is None
         else None,
@@ -322,9 +327,15 @@ def _start_causal(
         layout.element.name,
         kernels=session.kernels,
         projections=session.projections,
-        prompts=_decision_prompts(bundle, chat_template),
+        prompts=_decision_prompts(bundle, chat_template, tokenizer, runner.max_length),
         auto_truncate=config.truncates(bundle.name),
     )
+
+
+def _num_logits(manifest: Manifest) -> int:
+    """The width of a causal graph's logits."""
+    assert manifest.num_outputs is not None, "the graph's output is logits"
+    return manifest.num_outputs
 
 
 def _joint_tokens(placement: Placement, layout: KVLayout, chunk_tokens: int) -> int:
@@ -334,10 +345,13 @@ def _joint_tokens(placement: Placement, layout: KVLayout, chunk_tokens: int) -> 
     return layout.query_block if placement.provider.batch_invariant else chunk_tokens
 
 
-def _decision_prompts(bundle: Bundle, template: ChatTemplate) -> DecisionPrompts | None:
+def _decision_prompts(
+    bundle: Bundle, template: ChatTemplate, tokenizer: Tokenizer, context: int
+) -> DecisionPrompts | None:
     """What asks a causal model questions; None for one without a template."""
-    is_asked = template.exists or template.decision_source is not None
-    return DecisionPrompts(bundle, template) if is_asked else None
+    if not template.exists and template.decision_source is None:
+        return None
+    return DecisionPrompts(bundle, template, tokenizer, context - 1)
 
 
 def _runner(
@@ -365,7 +379,7 @@ def _runner(
         memory=placement.memory,
         slots=slots,
         max_length=context,
-        vocab_size=bundle.manifest.vocab_size,
+        vocab_size=_num_logits(bundle.manifest),
         # A last chunk is longer by one token rather than followed by a single one.
         max_tokens=max(chunk_tokens + 1 + num_drafted + num_again, num_golden),
         max_rows=max(slots, layout.query_block + 1) + num_drafted,
@@ -419,7 +433,9 @@ def _sampler(
     options: SessionOptions,
     never: frozenset[int],
 ) -> TokenSampler:
-    """The sampler that works where the logits lie."""
+    """The sampler that works where the logits lie; of a decision model, what reads its scores."""
+    if bundle.manifest.task == "decide":
+        return ScoreReader()
     vocab_size = bundle.manifest.vocab_size
     kernels = None
     if options.kernels is not None:

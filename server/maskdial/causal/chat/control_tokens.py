@@ -46,11 +46,15 @@ class ControlTokens:
     def marked(self, value: Any) -> Any:
         """A value of JSON whose texts have their control tokens marked; keys stay as they are."""
         if isinstance(value, str):
-            plain = value.replace(_START, "").replace(_END, "")
-            return self._found.sub(f"{_START}\\g<0>{_END}", plain)
+            return self._found.sub(f"{_START}\\g<0>{_END}", self.unmarked(value))
         if isinstance(value, dict):
             return {key: self.marked(each) for key, each in value.items()}
         return [self.marked(each) for each in value] if isinstance(value, list) else value
+
+    @staticmethod
+    def unmarked(text: str) -> str:
+        """A rendered text without the marks."""
+        return text.replace(_START, "").replace(_END, "")
 
     def encode(self, text: str) -> list[int]:
         """The ids of a rendered text, with no token before or after it.

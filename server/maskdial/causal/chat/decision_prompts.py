@@ -19,6 +19,7 @@ import tokenizers
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import Decision, DecisionKind
 from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.control_tokens import ControlTokens
 from maskdial.causal.chat.template import ChatTemplate, TemplateFacts
 from maskdial.engine.offload import offload
@@ -29,6 +30,7 @@ from maskdial.engine.questions import (
     Question,
     Readout,
     as_text,
+    check_input,
 )
 from maskdial.errors import ValidationError, about
 
@@ -45,12 +47,18 @@ class DecisionPrompts:
         bundle: the model's. If its manifest does not say how it answers, that is by the letters of
             the options.
         template: writes the prompts.
+        tokenizer: the model's.
+        max_length: tokens of a prompt.
     """
 
-    def __init__(self, bundle: Bundle, template: ChatTemplate) -> None:
+    def __init__(
+        self, bundle: Bundle, template: ChatTemplate, tokenizer: Tokenizer, max_length: int
+    ) -> None:
         self._settings = bundle.manifest.decision or Decision()
         self._has_head = bundle.manifest.task == "decide"
         self._template = template
+        self._tokenizer = tokenizer
+        self._max_length = max_length
         self._path = bundle.tokenizer
         self._name = bundle.name
         self._lock = threading.Lock()
@@ -74,7 +82,7 @@ class DecisionPrompts:
 
         Raises:
             ValidationError: a question has more options than the model has labels, the template
-                fails, or it does not say where to read an answer.
+                fails, it does not say where to read an answer, or a prompt is far too long.
             OverloadedError: too many prompts wait for the template.
         """
         await self._prepare()
@@ -197,6 +205,8 @@ class DecisionPrompts:
         )
 
     def _read(self, text: str, group: Sequence[int], asked: Sequence["_Asked"]) -> DecisionPrompt:
+        bare = self._control_tokens.unmarked(text).replace(_MARK, "").replace(_SPLIT, "")
+        check_input(bare, self._max_length, self._tokenizer, self._name)
         if self._settings.keeps_control_tokens:
             ids = list(self._backend.encode(text, add_special_tokens=False).ids)
         else:

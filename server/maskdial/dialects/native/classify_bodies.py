@@ -7,7 +7,7 @@ from pydantic import Field
 
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TextsBody, Wire, enumerate_inputs, example
-from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
+from maskdial.dialects.native.masked_body import MaskedBody, Text, TruncationParameters
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.task import TextOrPair
 from maskdial.masked.tasks.zero_shot import ZeroShotRequest
@@ -89,7 +89,7 @@ class ZeroShotClassifyParameters(TruncationParameters):
     """Parameters of `/zero-shot-classify`."""
 
     candidate_labels: Annotated[
-        list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "labels")
+        list[Annotated[Text, Size(1, 1024, "characters")]], Size(1, 256, "labels")
     ] = Field(description="Labels to choose from.")
     multi_label: bool | None = Field(
         None, description="Score each label independently. Default: false."

@@ -16,10 +16,17 @@ from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.rerank import RerankRequest
+from maskdial.registry.choice import ModelChoice
 
 INSTRUCTION_IN_PROMPT = (
     "What the texts are for, in place of the instruction in the model's prompt. Default: the "
     "prompt as it is."
+)
+
+
+TRAINED_TASK = (
+    "What the vectors are for, such as retrieval.query: the model or adapter that is served as "
+    "MODEL-TASK computes them, behind its prompt of that name if it has one."
 )
 
 
@@ -49,6 +56,7 @@ class EmbedParameters(VectorForm, PromptParameters):
     dimensions: Annotated[int, Range(1)] | None = Field(
         None, description="Keep the first dimensions only, and normalize again. Default: all."
     )
+    task: Text | None = Field(None, description=TRAINED_TASK)
 
 
 ParametersT = TypeVar("ParametersT", bound=TruncationParameters)
@@ -83,6 +91,9 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
         """How the vectors are to be written."""
         return self.merged(EmbedParameters)
 
+    def choice(self, name: str | None = None) -> ModelChoice:
+        return super().choice(name).trained_for(self.merged(EmbedParameters).task)
+
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
         return EmbedRequest(
@@ -93,6 +104,7 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
             given.normalize,
             given.dimensions,
             given.dtypes,
+            given.task,
         )
 
 

@@ -20,7 +20,7 @@ from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.masked_body import Text, TruncationParameters
 from maskdial.dialects.native.tasks import task_of
-from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_PROMPT
+from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_PROMPT, TRAINED_TASK
 from maskdial.dialects.openai.base import (
     NotBlankInput,
     OpenAIBody,
@@ -38,6 +38,7 @@ from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import EmbedRequest
+from maskdial.registry.choice import ModelChoice
 
 AnyBody = TypeVar("AnyBody", bound=TaskBody)
 
@@ -77,10 +78,14 @@ class EmbeddingsBody(VectorForm, TruncationParameters, OpenAIBody):
         None, description="Extension: which of the model's prompts to put before every text."
     )
     instruction: Text | None = Field(None, description=f"Extension: {INSTRUCTION_IN_PROMPT}")
+    task: Text | None = Field(None, description=f"Jina's: {TRAINED_TASK}")
 
     @property
     def batch(self) -> bool:
         return is_batch(self.input)
+
+    def choice(self, name: str | None = None) -> ModelChoice:
+        return super().choice(name).trained_for(self.task)
 
 
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:
@@ -96,6 +101,7 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
         body.instruction,
         dimensions=body.dimensions,
         dtypes=body.dtypes,
+        trained_for=body.task,
     )
     embedded = await embed_all(call, wanted, model)
     vectors, timings = embedded.content, embedded.timings

@@ -80,7 +80,8 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     ``normalize``: scale to length 1; None: as the model was trained, and always with
     ``dimensions``, which keeps that many leading dimensions, or for a type of integers.
     ``dtypes``: what the vectors are for; the answer is float32, from which
-    `maskdial.masked.tasks.quantized` makes the others.
+    `maskdial.masked.tasks.quantized` makes the others. ``trained_for``: the name of the prompt to
+    put before every text where no other is named, if the model has it.
     """
 
     task: ClassVar[str] = "embed"
@@ -89,6 +90,13 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     normalize: bool | None = None
     dimensions: int | None = None
     dtypes: Sequence[OutputDtype] = ("float",)
+    trained_for: str | None = None
+
+    def prompt(self, model: TaskModel) -> str:
+        name = self.prompt_name
+        if name is None and self.trained_for in _embedding(model).prompts:
+            name = self.trained_for
+        return _prompt(model, name, self.instruction)
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:

@@ -49,6 +49,17 @@ def read_pairs(
     """
     tokenizer = model.tokenizer
     max_length = model.manifest.max_length
+    for (i, one), (j, other) in product(enumerate(firsts), enumerate(seconds)):
+        kept = [one, other]
+        if truncation.cuts(model):
+            kept = [other] if strategy == "only_first" else []
+        if any(tokenizer.exceeds(each, max_length) for each in kept):
+            raise error(
+                i,
+                j,
+                f"have {len(one) + len(other):,} characters together; model {model.name!r} takes "
+                f'at most {max_length} tokens; shorten them, or set "truncate"',
+            )
     room = max_length - tokenizer.num_special_tokens(pair=True)
     side = truncation.side(model)
     read = partial(_Text.read, tokenizer, room, truncation.cuts(model), side)

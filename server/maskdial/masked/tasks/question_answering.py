@@ -107,6 +107,11 @@ class QuestionAnsweringRequest(TaskRequest[list[list[Answer]]]):
     def _read_one(self, model: TaskModel, asked: QAPair, max_windows: int) -> "_WindowedQuestion":
         tokenizer = model.tokenizer
         max_seq_len = self.max_seq_len or min(model.manifest.max_length, _MAX_SEQ_LEN)
+        if self.max_question_len is None and tokenizer.exceeds(asked.question, max_seq_len):
+            raise ValidationError(
+                f"the question's {len(asked.question):,} characters leave no room for the context "
+                f'in windows of {max_seq_len}; shorten it, or truncate it with "max_question_len"'
+            )
         question = tokenizer.encode(asked.question, add_special_tokens=False)
         context = tokenizer.encode(asked.context, add_special_tokens=False)
         num_tokens = len(question)
