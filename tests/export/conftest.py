@@ -123,32 +123,33 @@ def write_modules(folder: Path, pooling: str, normalizes: bool) -> None:
     )
 
 
+def make_settled(name: str, folder: Path) -> None:
+    """A checkpoint with the settings of its tokenizer and of its texts."""
+    make_checkpoint(name, folder)
+    add_json(
+        folder / "tokenizer_config.json",
+        chat_template="{{ messages }}",
+        response_template={"start_anchor": "<a>", "fields": {"thinking": {"open": "<t>"}}},
+    )
+    if name == "llama":
+        add_json(folder / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
+
+
+def exported_once(name: str, made_once: MakeOnce) -> Path:
+    """The folder of a checkpoint's bundle, exported once a run."""
+    source = made_once(f"checkpoints/{name}", lambda folder: make_settled(name, folder))
+    return made_once(f"bundles/{name}", lambda folder: export(str(source), folder))
+
+
 @pytest.fixture(scope="session")
 def checkpoint(made_once: MakeOnce) -> Callable[[str], Path]:
     """The folder of a checkpoint, made once a run; tests that change one make their own."""
-
-    def make(name: str, folder: Path) -> None:
-        make_checkpoint(name, folder)
-        add_json(
-            folder / "tokenizer_config.json",
-            chat_template="{{ messages }}",
-            response_template={"start_anchor": "<a>", "fields": {"thinking": {"open": "<t>"}}},
-        )
-        if name == "llama":
-            add_json(folder / "generation_config.json", eos_token_id=[3, 5], temperature=0.7)
-
-    return lambda name: made_once(f"checkpoints/{name}", lambda folder: make(name, folder))
+    return lambda name: made_once(f"checkpoints/{name}", lambda folder: make_settled(name, folder))
 
 
 @pytest.fixture(scope="session")
-def bundle(checkpoint: Callable[[str], Path], made_once: MakeOnce) -> Callable[[str], Path]:
-    """The folder of a checkpoint's bundle, exported once a run."""
-
-    def get(name: str) -> Path:
-        source = str(checkpoint(name))
-        return made_once(f"bundles/{name}", lambda folder: export(source, folder))
-
-    return get
+def bundle(made_once: MakeOnce) -> Callable[[str], Path]:
+    return lambda name: exported_once(name, made_once)
 
 
 def add_json(path: Path, **entries: Any) -> None:

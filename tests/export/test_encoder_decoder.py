@@ -23,6 +23,10 @@ from maskdial.config import Config
 from maskdial.engine.timing import Deadline
 from maskdial.metrics import Metrics
 from maskdial.registry.loading import load_model
+from maskdial.runtime.encoder import Encoder
+from maskdial.runtime.memory import HostMemory, Memory
+from maskdial.runtime.runner import Runner
+from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
@@ -110,6 +114,43 @@ def test_greedy_texts_equal_generate_in_company(
     assert manifest.batch_invariant
     assert manifest.parity.decode_steps is not None
     assert manifest.parity.decode_steps <= manifest.parity.tolerance
+
+
+def test_a_device_without_addresses_computes_the_same(
+    bundle: Folder, device_memory: Callable[..., Memory]
+) -> None:
+    """The cache of source texts lies there, and is bound and copied there."""
+    loaded = load_bundle("model", bundle("t5"))
+    manifest, options = loaded.manifest, SessionOptions("cpu", 1)
+    assert manifest.kv is not None
+    found = []
+    for memory in (HostMemory(), device_memory(binds_views=False)):
+        runner = Runner(
+            Session(loaded.graph, options),
+            manifest.kv,
+            memory=memory,
+            slots=3,
+            max_length=8,
+            vocab_size=manifest.vocab_size,
+            max_source_length=40,
+        )
+        assert runner.cache.source is not None
+        encoder = Encoder(Session(loaded.encoder, options), runner.cache.source, memory, 48)
+        sources = [np.array(source) for source in sources_of([7, 3, 38])]
+        encoder.encode([0, 2], sources[:2])
+        encoder.encode([1], sources[2:])
+        tokens, lengths = np.array([5, 6, 7]), np.zeros(3, np.int64)
+        for rows in (np.arange(3), np.array([0, 2])):
+            found.append(np.array(runner.decode(tokens, lengths, rows)))
+            lengths[rows] += 1
+        runner.cache.copy(1, 0, 1)
+        lengths[0] = 1
+        found.append(np.array(runner.decode(tokens[[1, 1, 2]], lengths, np.arange(3))))
+        assert np.array_equal(found[-1][0], found[-1][1])
+        with pytest.raises(IndexError, match="2 slots of 25 tokens lie outside a cache of 1 slots"):
+            encoder.encode([0, 1], [np.ones(25, np.int64)] * 2)
+    for on_host, on_device in zip(found[:3], found[3:], strict=True):
+        assert np.array_equal(on_host, on_device)
 
 
 SEARCHES: Sequence[dict[str, Any]] = (

@@ -8,15 +8,17 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 import onnxruntime as ort
 import pytest
 
 from maskdial.runtime.providers import plugin
 from maskdial.runtime.providers.webgpu import PROVIDER, probe
+from tests.conftest import MakeOnce
 
 _FOLDERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser")
 _FAILING_DRIVER = Path(__file__).with_name("failing_driver.c")
@@ -67,6 +69,14 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         _find_devices_again()
         yield
     probe.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def exported(torch: ModuleType, made_once: MakeOnce) -> Callable[[str], Path]:
+    """The bundle of a tiny checkpoint of `tests.export.zoo`."""
+    from tests.export.conftest import exported_once  # needs torch
+
+    return lambda name: exported_once(name, made_once)
 
 
 @pytest.fixture

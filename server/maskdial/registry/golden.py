@@ -166,10 +166,13 @@ def causal_logits(
 
 
 def text_to_text_logits(
-    runner: Runner, encoder: Encoder, start_token_id: int, golden: GoldenCheck
+    runner: Runner, encoder: Encoder, start_token_id: int, golden: GoldenCheck, width: int = 0
 ) -> NDArray[np.float32]:
-    """The checked row of an encoder-decoder model, whose slot 0 is not in use."""
-    encoder.encode([0], [np.array(golden.input_ids, np.int64)])
+    """The checked row of an encoder-decoder model, whose slot 0 is not in use.
+
+    ``width``: the least number of tokens of the encoder's pass; padding follows the text.
+    """
+    encoder.encode([0], [np.array(golden.input_ids, np.int64)], width)
     start, zeros = np.array([start_token_id]), np.zeros(1, np.int64)
     logits = np.array(runner.decode(start, zeros, zeros), np.float32)
     return logits.reshape(-1)

@@ -246,7 +246,8 @@ def _start_causal(
     chunk_tokens = _round_up(
         config.prefill_chunk_tokens or provider.prefill_chunk_tokens, block_tokens
     )
-    if (most := provider.max_query_tokens()) is not None:
+    most = None if manifest.text_to_text is not None else provider.max_query_tokens()
+    if most is not None:  # an encoder reads a text whole, and has another attention
         chunk_tokens = most
     on_host = placement.memory.of_passes.on_host
     max_drafts = find_max_drafts(bundle, session, config, on_host=on_host)
@@ -254,14 +255,13 @@ def _start_causal(
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
     encoder = None
-    golden = partial(causal_logits, runner, chunk_tokens=provider.max_query_tokens())
-    if manifest.text_to_text is not None and runner.cache.source is not None:
-        encoder = Encoder(Session(bundle.encoder, options), runner.cache.source)
-        start = manifest.text_to_text.start_token_id
-        golden = partial(text_to_text_logits, runner, encoder, start)
-    check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
-    if not (provider.batch_invariant or provider.max_query_tokens() or encoder):
-        check_long_pass(bundle, runner, config.golden_check)
+    if runner.cache.source is None:
+        golden = partial(causal_logits, runner, chunk_tokens=most)
+        check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
+        if not (provider.batch_invariant or most):
+            check_long_pass(bundle, runner, config.golden_check)
+    else:
+        encoder = _encoder(bundle, config, placement, options, runner, chunk_tokens)
     tokenizer = Tokenizer.from_file(
         bundle.tokenizer, manifest.special_tokens, manifest.tokenization
     )
@@ -336,6 +336,33 @@ def _num_logits(manifest: Manifest) -> int:
     """The width of a causal graph's logits."""
     assert manifest.num_outputs is not None, "the graph's output is logits"
     return manifest.num_outputs
+
+
+def _encoder(
+    bundle: Bundle,
+    config: Config,
+    placement: Placement,
+    options: SessionOptions,
+    runner: Runner,
+    chunk_tokens: int,
+) -> Encoder:
+    """The encoder of a runner, which passed the golden check."""
+    cache, text_to_text = runner.cache.source, bundle.manifest.text_to_text
+    assert cache is not None, "the runner of an encoder-decoder model has source texts"
+    assert text_to_text is not None, "only an encoder-decoder model reads source texts"
+    width = 0 if placement.provider.batch_invariant else min(LONG_PASS, cache.max_length)
+    encoder = Encoder(
+        Session(bundle.encoder, options),
+        cache,
+        placement.memory,
+        max(chunk_tokens, cache.max_length),
+    )
+    for each in (0, width) if width else (0,):
+        golden = partial(
+            text_to_text_logits, runner, encoder, text_to_text.start_token_id, width=each
+        )
+        check_golden(bundle, golden, config.golden_check)
+    return encoder
 
 
 def _joint_tokens(placement: Placement, layout: KVLayout, chunk_tokens: int) -> int:

@@ -6,37 +6,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.runtime.kv_cache import KVCache
+from maskdial.runtime.memory import Memory, host_buffer
 from maskdial.runtime.session import Session
 
 
 class Encoder:
     """The encoder of an encoder-decoder model.
 
+    A pass writes the keys and values of its texts, padded, to a bench in the cache's memory; from
+    there they are copied to their slots.
+
     Args:
         session: of an encoder's graph; `maskdial.bundle.bundle` lists its inputs and outputs.
         cache: of the source texts, which the decoder reads.
+        memory: where the cache lies.
+        max_tokens: maximum number of tokens of one pass, padding included.
+
+    Raises:
+        ConfigError: the memory is too small.
     """
 
-    def __init__(self, session: Session, cache: KVCache) -> None:
+    def __init__(self, session: Session, cache: KVCache, memory: Memory, max_tokens: int) -> None:
         self._session = session
         self._cache = cache
-        self._names = [f"cross_{name}" for name, _ in cache.named()]
+        self._memory = memory
+        self._bench = KVCache.allocate(memory, cache.layout, 1, max_tokens)
 
-    def encode(self, slots: Sequence[int], sources: Sequence[NDArray[np.int64]]) -> None:
+    def encode(
+        self, slots: Sequence[int], sources: Sequence[NDArray[np.int64]], width: int = 0
+    ) -> None:
         """Reads source texts in one padded batch.
 
         Args:
             slots: where the keys and values of each text go.
             sources: int64 (num_tokens,) each, at least one token.
+            width: the least number of tokens that texts are padded to.
         """
         lengths = np.array([len(source) for source in sources], np.int32)
-        input_ids = np.zeros((len(sources), lengths.max()), np.int64)
+        input_ids = np.zeros((len(sources), max(width, int(lengths.max()))), np.int64)
         for row, source in zip(input_ids, sources, strict=True):
             row[: len(source)] = source
-        outputs = self._session.run_for(self._names, {"input_ids": input_ids, "lengths": lengths})
-        num_layers = len(self._names) // 2
-        keys, values = outputs[:num_layers], outputs[num_layers:]
-        for row, (slot, length) in enumerate(zip(slots, lengths.tolist(), strict=True)):
-            pairs = zip(keys, values, strict=True)
-            parts = [each[row, :, :length].ravel() for pair in pairs for each in pair]
-            self._cache.write(slot, 0, np.concatenate(parts).reshape(length, -1))
+        padded = self._bench.divided(*input_ids.shape)
+        binding = self._session.io_binding()
+        inputs = {"input_ids": host_buffer(input_ids), "lengths": host_buffer(lengths)}
+        for name, buffer in inputs.items():
+            binding.bind_input(name, "cpu", 0, buffer.dtype, buffer.shape, buffer.pointer)
+        for name, buffer in padded.named():
+            device, address = self._memory.device, self._memory.bound(buffer)
+            binding.bind_output(f"cross_{name}", device, 0, buffer.dtype, buffer.shape, address)
+        self._session.run_with_binding(binding)
+        for index, (slot, length) in enumerate(zip(slots, lengths.tolist(), strict=True)):
+            self._cache.copy_from(padded, index, slot, 0, length)
+        self._memory.synchronize()

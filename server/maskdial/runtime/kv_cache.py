@@ -1,7 +1,7 @@
 """KVCache: the keys and values of every running sequence, and the states of recurrent layers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +84,32 @@ class KVCache:
             for layer, buffer in enumerate(buffers):
                 yield f"{kind}.{layer}", buffer
 
+    def divided(self, slots: int, max_length: int) -> "KVCache":
+        """The beginning of its memory as a cache of other slots, whose content is undefined.
+
+        Raises:
+            IndexError: the memory is too small.
+        """
+        if slots * max_length > len(self.lengths) * self.max_length:
+            raise IndexError(
+                f"{slots} slots of {max_length} tokens lie outside a cache of "
+                f"{len(self.lengths)} slots of {self.max_length} tokens"
+            )
+
+        def shaped(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+            shapes = [(slots, each.shape[1], max_length, each.shape[3]) for each in buffers]
+            return tuple(
+                replace(each, shape=shape) for each, shape in zip(buffers, shapes, strict=True)
+            )
+
+        return replace(
+            self,
+            keys=shaped(self.keys),
+            values=shaped(self.values),
+            max_length=max_length,
+            lengths=np.zeros(slots, np.int64),
+        )
+
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copies the first tokens of one slot to another, the states, and the source text."""
         self.copy_tokens(source, target, 0, num_tokens)
@@ -102,7 +128,7 @@ class KVCache:
     ) -> None:
         """Copies tokens, as `copy_tokens` does, from a slot of another cache of the same memory.
 
-        It differs in nothing but the number of slots.
+        It differs in nothing but the number and the length of its slots.
         """
         other._check(source, start, num_tokens)
         self._check(target, start, num_tokens)

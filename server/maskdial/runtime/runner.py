@@ -358,15 +358,20 @@ class Runner:
             )
             self._bindings[key] = binding
             device = self._memory.device
-            for name, buffer in cache.named():
-                view = buffer[slot : slot + batch]
-                view = replace(view, pointer=self._memory.bound(view))
+            for name, view in self._views(cache, slot, batch):
                 binding.bind_input(f"past_{name}", device, view)
                 if f"present_{name}" in self._session.output_names:
                     binding.bind_output(f"present_{name}", device, view)
-            for name, buffer in () if self.cache.source is None else self.cache.source.named():
-                binding.bind_input(f"cross_{name}", device, buffer[slot : slot + batch])
+            if self.cache.source is not None:
+                for name, view in self._views(self.cache.source, slot, batch):
+                    binding.bind_input(f"cross_{name}", device, view)
         return self._bindings[key]
+
+    def _views(self, cache: KVCache, slot: int, batch: int) -> Iterator[tuple[str, Buffer]]:
+        """Some adjacent slots of a cache's arrays, by what ONNX Runtime takes for their address."""
+        for name, buffer in cache.named():
+            view = buffer[slot : slot + batch]
+            yield name, replace(view, pointer=self._memory.bound(view))
 
 
 class _Binding:

@@ -35,15 +35,25 @@ _PROBE = ("-m", "maskdial.runtime.providers.webgpu_probe")
 # Operators that compute shapes and positions, which are better off on the CPU: small integers,
 # which a pass needs there, or once at its beginning.
 _BOOKKEEPING = {
-    *("Add", "And", "Cast", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal", "Expand"),
-    *("Flatten", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max"),
+    *("Add", "And", "Cast", "Clip", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal"),
+    *(
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Max",
+    ),
     *("Min", "Mod", "Mul", "Not", "Or", "Range", "ReduceMax", "ReduceSum", "Reshape", "Shape"),
     *("Size", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
 }
 
 
 class WebGpuProvider(Provider):
-    """Runs masked bundles and causal ones, whose KV cache is in the memory of a GPU."""
+    """Runs bundles of all families, the KV cache in the memory of a GPU."""
 
     name = "webgpu"
     ort_name = "WebGpuExecutionProvider"
@@ -158,10 +168,6 @@ def _check_operators(bundle: Bundle) -> None:
         ConfigError: it cannot run the bundle.
     """
     manifest = bundle.manifest
-    if manifest.family == "encoder-decoder":
-        raise ConfigError(
-            f"model {bundle.label!r} has an encoder and a decoder, which only CPUs run"
-        )
     if manifest.kv is not None and manifest.kv.states:
         raise ConfigError(f"model {bundle.label!r} has recurrent layers, which only CPUs run")
 
