@@ -7,7 +7,9 @@ takes adapters.
 import hashlib
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,7 @@ _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_ALPHA = 8  # PEFT's default
 _NUM_TEXTS, _LONGEST = 6, 96
 TOLERANCE = 1e-4
 """Of float32, where logits are at most 10; beyond, it scales with them."""
@@ -162,6 +165,34 @@ def _check_kind(adapter: Path, settings: Mapping[str, Any]) -> None:
             raise ExportError(f"{adapter} has {setting}: {why}, so {remedy}")
     if settings.get("bias", "none") != "none":
         raise ExportError(f"{adapter} changes biases, so {remedy}")
+    for setting, kind_of, is_so in _TYPES:
+        if setting in settings and not is_so(settings[setting]):
+            raise ExportError(f"{setting} in {adapter / _CONFIG} is not {kind_of}")
+
+
+def _is_number(value: Any) -> bool:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) <= sys.float_info.max  # also compares integers of any size
+
+
+def _is_pattern(value: Any) -> bool:
+    """Whether names of layers, which are regular expressions, have numbers."""
+    if value is None:
+        return True
+    if not isinstance(value, dict) or not all(map(_is_number, value.values())):
+        return False
+    try:
+        return all(map(re.compile, value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+_TYPES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("lora_alpha", "a number", _is_number),
+    ("alpha_pattern", "an object of numbers by layers", _is_pattern),
+    ("use_rslora", "true or false", lambda value: isinstance(value, bool)),
+    ("base_model_name_or_path", "a name", lambda value: isinstance(value, str | None)),
+)
 
 
 def _matrices(
@@ -193,7 +224,7 @@ def _matrices(
         a, b = stored[f"{module}{_A}"], stored[f"{module}{_B}"]
         layer = _layer(adapter, own, projections)
         size = projections[layer]
-        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or not len(a):
             raise ExportError(f"the matrices of {own} in {adapter} do not fit together")
         if (size.num_inputs, size.num_outputs) != (a.shape[1], len(b)):
             raise ExportError(
@@ -235,7 +266,7 @@ def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
     """As PEFT has it (``LoraLayer.update_layer``)."""
     patterns = settings.get("alpha_pattern") or {}
     pattern = get_pattern_key(patterns.keys(), module)
-    alpha = float(patterns.get(pattern, settings.get("lora_alpha", rank)))
+    alpha = float(patterns.get(pattern, settings.get("lora_alpha", _ALPHA)))
     return alpha / (rank**0.5 if settings.get("use_rslora") else rank)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -171,6 +172,66 @@ def unknown(folder: Path) -> None:
     weights_of(folder, **{f"{name}.lora_{part}.weight": each for part, each in matrices.items()})
 
 
+def no_rank(folder: Path) -> None:
+    nothing = {"A": torch.zeros(0, 32), "B": torch.zeros(32, 0)}
+    weights_of(folder, **{f"{LAYER}.lora_{part}.weight": each for part, each in nothing.items()})
+
+
+def text_for_alpha(folder: Path) -> None:
+    settings_of(folder, lora_alpha="16")
+
+
+def no_alpha(folder: Path) -> None:
+    settings_of(folder, lora_alpha=None)
+
+
+def huge_alpha(folder: Path) -> None:
+    settings_of(folder, lora_alpha=10**400)
+
+
+def listed_alphas(folder: Path) -> None:
+    settings_of(folder, alpha_pattern=["q_proj"])
+
+
+def no_expression(folder: Path) -> None:
+    settings_of(folder, alpha_pattern={"(": 2})
+
+
+def numbered(folder: Path) -> None:
+    settings_of(folder, base_model_name_or_path=7)
+
+
+def no_targets(folder: Path) -> None:
+    settings_of(folder, target_modules=7)
+
+
+def nested(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("[" * 10**5)
+
+
+def header_of(folder: Path, size: int, text: bytes) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", size) + text)
+
+
+def no_header(folder: Path) -> None:
+    header_of(folder, 8, b"no json!")
+
+
+def bomb(folder: Path) -> None:
+    header_of(folder, 2**60, b"{}")
+
+
+def large_header(folder: Path) -> None:
+    """Of 100 MB, which a file without blocks has."""
+    header_of(folder, 10**8, b"{}")
+    with (folder / "adapter_model.safetensors").open("r+b") as file:
+        file.truncate(10**8 + 8)
+
+
+def short(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"abc")
+
+
 FAULTS: dict[Callable[[Path], None], str] = {
     dora: "use_dora: DoRA also scales each column",
     biased: "changes biases",
@@ -181,6 +242,19 @@ FAULTS: dict[Callable[[Path], None], str] = {
     half_gone: f"lacks {LAYER}.lora_B.weight",
     narrower: "was trained on another base: layer model.layers.0.self_attn.q_proj has 32 inputs",
     embedded: "weights that are no low-rank matrices, such as 'base_model.model.model.embed_tokens",
+    no_rank: "the matrices of model.layers.0.self_attn.q_proj",
+    text_for_alpha: "adapter_config.json is not a number",
+    no_alpha: "adapter_config.json is not a number",
+    huge_alpha: "adapter_config.json is not a number",
+    listed_alphas: "adapter_config.json is not an object of numbers by layers",
+    no_expression: "adapter_config.json is not an object of numbers by layers",
+    numbered: "adapter_config.json is not a name",
+    no_targets: "does not fit the model",
+    nested: "adapter_config.json is not valid JSON",
+    no_header: "is damaged or incomplete",
+    bomb: "is damaged: its header would have more than 8 MiB",
+    large_header: "is damaged: its header would have more than 8 MiB",
+    short: "is damaged or incomplete",
     unknown: "changes model.layers.9.self_attn.q_proj, which is none of the base's layers",
 }
 

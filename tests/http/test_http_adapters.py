@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
@@ -239,6 +240,35 @@ def test_adapters_that_cannot_be_loaded(root: Path, http: httpx.Client, fault: s
     assert reply.status_code == 400, reply.text
     assert why in reply.json()["error"]["message"]
     assert fault not in http.get("/v1/models").text
+    shutil.rmtree(folder)
+
+
+def as_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def sparse(file: Path) -> None:
+    """A terabyte, none of which is stored."""
+    os.truncate(file, 2**40)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (as_pipe, "adapter.safetensors is not a file"),
+        (sparse, "adapter.safetensors is larger than 4 GiB"),
+        (Path.unlink, "adapter.safetensors cannot be read: No such file or directory"),
+    ],
+)
+def test_weights_that_are_not_read(
+    root: Path, http: httpx.Client, spoil: Callable[[Path], None], why: str
+) -> None:
+    folder = broken(root, "unread")
+    spoil(folder / ADAPTER_WEIGHTS)
+    body = {"lora_name": "unread", "lora_path": "broken/unread", "base_model_name": "base"}
+    reply = http.post("/v1/load_lora_adapter", json=body)
+    assert (reply.status_code, why in reply.text) == (400, True), reply.text
     shutil.rmtree(folder)
 
 

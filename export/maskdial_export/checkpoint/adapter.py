@@ -1,5 +1,6 @@
 """Adapters that PEFT trained, such as LoRA: merged into the weights that they were trained for."""
 
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,22 @@ from maskdial_export.errors import ExportError, first_line
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of every name that PEFT saves
+# safetensors itself reads headers of 100 MB; the largest adapters name some thousand matrices.
+_MAX_HEADER_BYTES = 8 * 2**20
+_LENGTH = struct.Struct("<Q")
 
 
 def check_adapter(folder: Path, *, allow_pickle: bool) -> None:
     """Checks that a folder holds an adapter, without loading it.
 
     Raises:
-        ExportError: it does not, or its weights are a pickle and ``allow_pickle`` is not set.
+        ExportError: it does not, its weights are damaged, or they are a pickle and ``allow_pickle``
+            is not set.
     """
     if not read_json(folder / _CONFIG):
         raise ExportError(f"{folder} is not a PEFT adapter: it has no {_CONFIG}")
     if (folder / _WEIGHTS).is_file():
+        _check_header(folder / _WEIGHTS)
         return
     pickled = folder / "adapter_model.bin"
     if not pickled.is_file():
@@ -33,6 +39,23 @@ def check_adapter(folder: Path, *, allow_pickle: bool) -> None:
             f"the weights of {folder} are in {pickled.name}, a pickle, which can run code when "
             "loaded; convert it to safetensors, or pass --allow-pickle if you trust it"
         )
+
+
+def _check_header(path: Path) -> None:
+    """Raises: ExportError: it does not describe what is in the file."""
+    try:
+        with path.open("rb") as file:
+            length = file.read(_LENGTH.size)
+        if len(length) == _LENGTH.size and _LENGTH.unpack(length)[0] > _MAX_HEADER_BYTES:
+            raise ExportError(f"{path} is damaged: its header would have more than 8 MiB")
+        with safetensors.safe_open(path, "pt"):
+            pass
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise ExportError(
+            f"{path} is damaged or incomplete ({first_line(error)}); get it again"
+        ) from error
 
 
 def whole_weights(folder: Path) -> frozenset[str]:

@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ExportError(f"{path} is not a JSON object")

@@ -30,6 +30,7 @@ ADAPTER_MANIFEST: Literal["adapter.json"] = "adapter.json"
 ADAPTER_WEIGHTS: Literal["adapter.safetensors"] = "adapter.safetensors"
 
 _MAX_MANIFEST_BYTES = 2**20
+_MAX_WEIGHTS_BYTES = 2**32
 # safetensors' own limit is 100 MB; the largest adapters name some thousand matrices.
 _MAX_HEADER_BYTES = 8 * 2**20
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -146,8 +147,13 @@ def read_adapter(name: str, path: Path) -> AdapterBundle:
         BundleError: a file is missing, invalid or changed, or a number is not finite.
     """
     manifest = read_adapter_manifest(name, path)
+    file = path / ADAPTER_WEIGHTS
     try:
-        content = (path / ADAPTER_WEIGHTS).read_bytes()
+        if file.exists() and not file.is_file():  # reading a pipe would not end
+            raise BundleError(f"adapter {name!r}: {ADAPTER_WEIGHTS} is not a file")
+        if file.stat().st_size > _MAX_WEIGHTS_BYTES:
+            raise BundleError(f"adapter {name!r}: {ADAPTER_WEIGHTS} is larger than 4 GiB")
+        content = file.read_bytes()
     except OSError as error:
         raise BundleError(
             f"adapter {name!r}: {ADAPTER_WEIGHTS} cannot be read: {error.strerror}"
