@@ -9,6 +9,8 @@ from typing import Any
 
 import litellm
 
+# litellm takes "additionalProperties" out of schemas; the model would then write further properties
+# until its context ends.
 _TOOL = {
     "type": "function",
     "function": {
@@ -17,7 +19,7 @@ _TOOL = {
             "type": "object",
             "properties": {"city": {"enum": ["Paris", "Rome"]}},
             "required": ["city"],
-            "additionalProperties": False,
+            "maxProperties": 1,
         },
     },
 }
@@ -46,7 +48,7 @@ def main(url: str, model_name: str) -> None:
         )
         (call,) = reply.choices[0].message.tool_calls
         assert call.function.name == "weather"
-        assert json.loads(call.function.arguments)["city"] in {"Paris", "Rome"}
+        assert json.loads(call.function.arguments) in ({"city": "Paris"}, {"city": "Rome"})
         results = [
             *messages,
             reply.choices[0].message,

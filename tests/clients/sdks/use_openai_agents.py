@@ -81,15 +81,20 @@ async def call_each_tool(model: Model) -> None:
 
 
 async def answer_with_a_type(model: Model) -> None:
-    """The agent answers with an object of its output type: at once, or after a call."""
+    """The agent answers with an object of its output type: at once, or after a call or two.
+
+    The second turn chooses freely. A model that calls in all of them would fill its context, so the
+    third is offered no tool.
+    """
     agent = Agent(name="a", model=model, output_type=Answer)
     result = await Runner.run(agent, "Go.")
     assert isinstance(result.final_output, Answer), result.final_output
 
     _called.clear()
     settings = ModelSettings(tool_choice="weather", parallel_tool_calls=False, temperature=0)
-    calling = agent.clone(tools=[function_tool(weather)], model_settings=settings)
-    result = await Runner.run(calling, "Go.", max_turns=5)
+    tool = function_tool(weather, is_enabled=lambda _context, _agent: len(_called) < 2)
+    calling = agent.clone(tools=[tool], model_settings=settings)
+    result = await Runner.run(calling, "Go.", max_turns=3)
     assert _called
     assert isinstance(result.final_output, Answer), result.final_output
 
