@@ -22,8 +22,8 @@ class CausalModel(Model):
     tool calls and its reasoning are told from its text. ``defaults`` apply where a request leaves a
     field out. ``kv_cache_dtype`` is what the KV cache consists of. ``max_full_tokens`` tokens of a
     pass may see each other in both directions; 0 where passes know the causal mask only.
-    ``mask_token_id`` is what masks are, of a model that runs under both masks. ``kernel_library`` is
-    the file of the kernels, if it uses them.
+    ``mask_token_id`` is what masks are, of a model that runs under both masks. ``kernel_library``
+    is the file of the kernels, if it uses them.
     """
 
     engine: CausalEngine
