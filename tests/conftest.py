@@ -259,7 +259,7 @@ def hybrid(torch: ModuleType, made_once: MakeOnce) -> Path:
     return made_once("checkpoints/hybrid", lambda folder: make_hybrid(torch, folder))
 
 
-def make_hybrid(torch: ModuleType, folder: Path) -> None:
+def make_hybrid(torch: ModuleType, folder: Path, *, num_layers: int = 1) -> None:
     import transformers  # most tests do without
 
     torch.manual_seed(0)
@@ -267,7 +267,7 @@ def make_hybrid(torch: ModuleType, folder: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         intermediate_size=48,
@@ -291,6 +291,24 @@ def hybrid_bundle(hybrid: Path, made_once: MakeOnce) -> Path:
     from maskdial_export.export import export
 
     return made_once("bundles/dial", lambda folder: export(str(hybrid), folder, mask="both"))
+
+
+@pytest.fixture(scope="session")
+def deep_hybrid(torch: ModuleType, made_once: MakeOnce) -> Path:
+    """`hybrid` with three layers: in a single one, what a token's keys are does not depend on the
+    mask.
+    """
+    return made_once(
+        "checkpoints/deep_hybrid", lambda folder: make_hybrid(torch, folder, num_layers=3)
+    )
+
+
+@pytest.fixture(scope="session")
+def deep_hybrid_bundle(deep_hybrid: Path, made_once: MakeOnce) -> Path:
+    """The bundle of `deep_hybrid`, exported under both masks."""
+    from maskdial_export.export import export
+
+    return made_once("bundles/deep", lambda folder: export(str(deep_hybrid), folder, mask="both"))
 
 
 class FakeDeviceMemory:

@@ -14,6 +14,7 @@ from loadtests.engines import LoadedCausal
 from loadtests.measurement import Section, median, median_ratio, take_turns
 from loadtests.texts import TASKS
 from maskdial.causal.executor import Cache, DecodeAndPrefill, ModelRunner
+from maskdial.runtime.piece import Piece
 
 _QUESTION = "speed with and without drafts of 16 tokens, by the number of streams"
 _DRAFTS = 16
@@ -81,15 +82,15 @@ class ScriptedRunner:
         token_ids: NDArray[np.int64],
         lengths: NDArray[np.int64],
         rows: NDArray[np.int64],
-        pieces: list[tuple[int, NDArray[np.int64], int, int]],
+        pieces: list[Piece],
     ) -> NDArray[np.float32]:
         logits = np.array(together(token_ids, lengths, rows, pieces))
         for row, length in enumerate(lengths[rows].tolist()):
             self._direct(logits[row : row + 1], length)
         first = len(rows)
-        for _, piece, start, num_logits in pieces:
-            last = first + num_logits
-            self._direct(logits[first:last], start + len(piece) - num_logits)
+        for piece in pieces:
+            last = first + len(piece.rows)
+            self._direct(logits[first:last], piece.start + int(piece.rows[0]))
             first = last
         return logits
 

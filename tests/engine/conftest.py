@@ -40,6 +40,7 @@ from maskdial.kernels.logits import VocabularyKernels
 from maskdial.metrics import DraftKind, Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.logits import Logits
+from maskdial.runtime.piece import Piece
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from tests.engine_metrics import EngineMetrics, SteadyCosts
@@ -167,19 +168,19 @@ class WatchedRunner(Runner):
         token_ids: NDArray[np.int64],
         lengths: NDArray[np.int64],
         rows: NDArray[np.int64],
-        prompts: SequenceOf[tuple[int, NDArray[np.int64], int, int]],
+        pieces: SequenceOf[Piece],
     ) -> Logits:
         self.num_shared += 1
         self.num_decodes += 1
         self.largest_decode = max(self.largest_decode, len(token_ids))
-        read = [each for each in prompts if not _has_drafts(each)]
+        read = [each for each in pieces if not _has_drafts(each)]
         if len(read) > 1:
             self.num_joint_prefills += 1
-        for _, piece, start, _ in prompts:
-            self._check_end(start + len(piece))
+        for piece in pieces:
+            self._check_end(piece.start + len(piece.token_ids))
         for _ in read:
             self._count_prefill()
-        return self._decode_and_prefill(token_ids, lengths, rows, prompts)
+        return self._decode_and_prefill(token_ids, lengths, rows, pieces)
 
     def _check_end(self, end: int) -> None:
         self.furthest = max(self.furthest, end)
@@ -203,10 +204,9 @@ class WatchedRunner(Runner):
         return super().decode(token_ids, lengths, rows)
 
 
-def _has_drafts(piece: tuple[int, NDArray[np.int64], int, int]) -> bool:
+def _has_drafts(piece: Piece) -> bool:
     """Whether a piece of a text is its newest token and draft tokens, and not one of a prompt."""
-    _, token_ids, start, num_logits = piece
-    return start > 0 and num_logits == len(token_ids) > 1
+    return piece.start > 0 and len(piece.rows) == len(piece.token_ids) > 1
 
 
 class ListedCounter(Counter):

@@ -14,6 +14,7 @@ import transformers
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.kernels.installed import find_kernels
+from maskdial.runtime.piece import Piece
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.errors import ExportError
@@ -253,7 +254,7 @@ def test_the_kernels_compute_windows_and_recurrent_layers_without_padding(
         np.array([0, second[11]]),
         np.array([0, 11]),
         np.array([1]),
-        [(0, first[20:], 20, 13), (2, third, 0, 19)],
+        [Piece.of(0, first[20:], 20, 13), Piece.of(2, third, 0, 19)],
     )
     parts = np.split(copied(joined), [1, 14])
     for part, wanted in zip(parts, (whole[1][11:], whole[0][20:], whole[2]), strict=True):

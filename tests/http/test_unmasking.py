@@ -164,11 +164,12 @@ def test_prompts_that_cannot_be_unmasked_are_refused(http: httpx.Client) -> None
         assert reply.status_code == 422, reply.text
         return str(reply.json()["error"])
 
-    assert error(inputs=["a"]).startswith("inputs: under the full mask, a request has one prompt")
+    assert error(inputs=["a"]).startswith("inputs: a text is unmasked behind one prompt")
     assert error(inputs="a [MASK]", parameters={"max_new_tokens": 1}) == (
         "inputs: has a mask of its own; send texts with masks to /fill-mask"
     )
     chat = [{"role": "user", "content": "a"}]
-    assert error(messages=chat) == "messages: under the full mask, a text is written behind inputs"
+    assert error(messages=chat) == "messages: a text is unmasked behind inputs; send them"
     causal = error(inputs="a", mask="causal", parameters={"steps": 2})
-    assert causal == "parameters.steps: is for the full mask; set mask to full"
+    sentence = "parameters.steps: is for the full and the block mask; set mask to one of them"
+    assert causal == sentence

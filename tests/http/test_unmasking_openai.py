@@ -185,8 +185,8 @@ def test_seeds_reproduce_in_any_company(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("route", "body", "param", "sentence"),
     [
-        ("", {"prompt": ["a"]}, "prompt", "prompt: under the full mask, a request has one prompt"),
-        ("", {"max_tokens": 0, "echo": True}, "max_tokens", "max_tokens: must be at least 1 under"),
+        ("", {"prompt": ["a"]}, "prompt", "prompt: a text is unmasked behind one prompt"),
+        ("", {"max_tokens": 0, "echo": True}, "max_tokens", "max_tokens: must be at least 1 to"),
         ("", {"top_p": 0.5}, "top_p", "top_p: is for the causal mask; model 'dial' writes by"),
         ("", {"n": 2}, "n", "n: is for the causal mask"),
         ("", {"guided_regex": "a"}, "guided_regex", "guided_regex: is for the causal mask"),
@@ -205,7 +205,7 @@ def test_seeds_reproduce_in_any_company(http: httpx.Client) -> None:
             "chat/",
             {"messages": [*CHAT, {"role": "assistant", "content": "a", "reasoning": "b"}]},
             "messages",
-            "messages: under the full mask, messages have a role and a text",
+            "messages: where a text is unmasked, messages have a role and a text",
         ),
     ],
 )

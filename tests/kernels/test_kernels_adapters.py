@@ -19,6 +19,7 @@ from maskdial.kernels.adapters import PackedAdapter
 from maskdial.kernels.installed import Kernels
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import causal_logits, masked_logits
+from maskdial.runtime.piece import Piece
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from tests.adapters import random_matrices
@@ -256,7 +257,7 @@ def test_texts_of_several_adapters_in_one_pass(kernels: Kernels) -> None:
     both = runner.decode_and_prefill
     assert both is not None
     lengths = np.array([20, 7, 0, 0])
-    prompts = [(2, texts[2], 0, 1), (3, texts[3], 0, 1)]
+    prompts = [Piece.of(2, texts[2], 0), Piece.of(3, texts[3], 0)]
     mixed = np.array(both(np.full(4, 50), lengths, np.array([0, 1]), prompts))
     np.testing.assert_array_equal(
         mixed, [expected[0][1], expected[1][1], expected[2][0], expected[3][0]]

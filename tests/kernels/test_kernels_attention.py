@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 Floats = NDArray[np.float32]
 CACHE = ("past_key", "past_value")
 BLOCK = 128  # tokens whose values are added up as integers
-NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "sinks", "new", "rows")
+NAMES = ("qkv", "", "", *CACHE, "lengths", "longest", "cos", "sin", "sinks", "new", "ahead", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ def open_attention(
     *,
     fused: bool = True,
     packed: bool = False,
+    looks_ahead: bool = False,
     selects: bool = False,
     **changes: Any,
 ) -> Any:
@@ -97,12 +98,14 @@ def open_attention(
         threads: of the session.
         fused: whether queries, keys and values are one input, ``qkv``, or three.
         packed: whether the rows' tokens follow one another without padding; ``new`` counts them.
+        looks_ahead: whether ``ahead`` counts the later tokens that each one sees.
         selects: whether only the tokens ``rows`` attend.
         changes: attributes.
     """
     used = {"cos", "sin"} if shape.num_rotated else set()
     used |= {"sinks"} if shape.sinks else set()
     used |= {"new"} if packed else set()
+    used |= {"ahead"} if looks_ahead else set()
     used |= {"rows"} if selects else set()
     names = [*(NAMES[:3] if fused else ("q", "k", "v")), *NAMES[3:7]]
     names += [name if name in used else "" for name in NAMES[7:]]
@@ -111,7 +114,9 @@ def open_attention(
     attributes = {"num_heads": shape.heads, "kv_num_heads": shape.kv_heads, "scale": 0.0}
     attributes |= {"window": shape.window} | changes
     node = helper.make_node(shape.operator, names, ["y"], domain="maskdial", **attributes)
-    types: dict[str, int] = dict.fromkeys(("lengths", "longest", "new"), onnx.TensorProto.INT32)
+    types: dict[str, int] = dict.fromkeys(
+        ("lengths", "longest", "new", "ahead"), onnx.TensorProto.INT32
+    )
     types["rows"] = onnx.TensorProto.INT64
     types |= dict.fromkeys(CACHE, helper.np_dtype_to_tensor_dtype(shape.dtype))
     inputs = [
@@ -163,13 +168,15 @@ class Cache:
         lengths: list[int],
         *,
         new: list[int] | None = None,
+        ahead: NDArray[np.int32] | None = None,
         selected: NDArray[np.int64] | None = None,
     ) -> Floats:
         """A pass in place; ``lengths`` include the new tokens, which ``new`` counts if packed.
 
-        ``selected``: the tokens that attend, if not all.
+        ``ahead``: how many later tokens each one sees. ``selected``: the tokens that attend, if not
+        all.
         """
-        return self.run_apart({"qkv": qkv}, lengths, new=new, selected=selected)
+        return self.run_apart({"qkv": qkv}, lengths, new=new, ahead=ahead, selected=selected)
 
     def run_apart(
         self,
@@ -177,6 +184,7 @@ class Cache:
         lengths: list[int],
         *,
         new: list[int] | None = None,
+        ahead: NDArray[np.int32] | None = None,
         selected: NDArray[np.int64] | None = None,
     ) -> Floats:
         """The same with the queries, keys and values by the names of the session's inputs."""
@@ -189,6 +197,8 @@ class Cache:
         }
         if new is not None:
             feeds["new"] = np.array(new, np.int32)
+        if ahead is not None:
+            feeds["ahead"] = ahead
         if selected is not None:
             feeds["rows"] = selected
         for name, array in feeds.items():
@@ -209,8 +219,13 @@ def rounded(heads: Floats, max_integer: int) -> Floats:
     return np.asarray(integers * (peak / np.float32(max_integer)), np.float32)
 
 
-def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
-    """One text's attention in NumPy, and how far off rounding may be; qkv (length, columns)."""
+def expected(
+    shape: Shape, qkv: Floats, ahead: NDArray[np.int32] | int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
+    """One text's attention in NumPy, and how far off rounding may be; qkv (length, columns).
+
+    ``ahead``: how many later tokens each one sees.
+    """
     length = len(qkv)
     # In float32 up to the rounding to integers, so that none is rounded to its neighbor.
     parts = qkv.reshape(length, -1, shape.size).copy()
@@ -235,7 +250,8 @@ def expected(shape: Shape, qkv: Floats) -> tuple[NDArray[np.float64], NDArray[np
         )
     )
     scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(shape.size)
-    seen = np.tri(length, dtype=bool)
+    places = np.arange(length)
+    seen = places <= (places + ahead)[:, None]
     if shape.window:
         seen &= ~np.tri(length, k=-shape.window, dtype=bool)
     scores[:, ~seen] = -np.inf
@@ -444,6 +460,66 @@ def test_tokens_that_do_not_attend_change_nothing(
     np.testing.assert_array_equal(result[0], everything[0, selected])
     np.testing.assert_array_equal(some.key, full.key)
     np.testing.assert_array_equal(some.value, full.value)
+
+
+@each_cache
+def test_tokens_may_see_those_behind_them(kernels: Kernels, processor: str, shape: Shape) -> None:
+    """A whole prompt, a block after some tokens, two blocks, and a step, in one pass."""
+    rng = np.random.default_rng(0)
+    past, new = [0, 40, 150, 30], [140, 33, 60, 1]
+    blocks = [[140], [*[1] * 10, 23], [30, 30], [1]]
+    ahead = [
+        np.concatenate([np.arange(size)[::-1] for size in sizes]).astype(np.int32)
+        for sizes in blocks
+    ]
+    lengths = [a + b for a, b in zip(past, new, strict=True)]
+    texts = [rng.standard_normal((1, n, shape.columns), np.float32) for n in lengths]
+    packed, some = (
+        Cache(
+            open_attention(kernels.path, shape, 2, packed=True, looks_ahead=True, selects=each),
+            shape,
+            4,
+            256,
+        )
+        for each in (False, True)
+    )
+    alone = []
+    for row, text in enumerate(texts):
+        cache = Cache(
+            open_attention(kernels.path, shape, packed=True, looks_ahead=True), shape, 1, 256
+        )
+        if past[row]:
+            before = text[:, : past[row]]
+            none = np.zeros(past[row], np.int32)
+            cache.run(before, [past[row]], new=[past[row]], ahead=none)
+            for each in (packed, some):
+                each.key[row], each.value[row] = cache.key[0], cache.value[0]
+        tokens = text[:, past[row] :]
+        alone.append(cache.run(tokens, [lengths[row]], new=[new[row]], ahead=ahead[row])[0])
+        counts = np.concatenate([np.zeros(past[row], np.int32), ahead[row]])
+        exact, rounding = expected(shape, text[0], counts)
+        error = np.abs(alone[-1] - exact[past[row] :])
+        bound = rounding if isinstance(rounding, float) else rounding[past[row] :]
+        assert (error <= 1e-4 * np.abs(exact[past[row] :]) + 2e-5 + bound).all()
+    tokens = np.concatenate([t[:, s:] for t, s in zip(texts, past, strict=True)], axis=1)
+    counts = np.concatenate(ahead)
+    result = packed.run(tokens, lengths, new=new, ahead=counts)
+    np.testing.assert_array_equal(result[0], np.concatenate(alone))
+    selected = np.flatnonzero(rng.random(sum(new)) < 0.4)
+    part = some.run(tokens, lengths, new=new, ahead=counts, selected=selected)
+    np.testing.assert_array_equal(part[0], result[0, selected])
+
+
+@pytest.mark.parametrize("ahead", [[2, 0, 0], [1, 0, 1], [-1, 0, 0], [0, 0], [3, 2, 1]], ids=str)
+def test_tokens_that_see_beyond_their_row_are_errors(kernels: Kernels, ahead: list[int]) -> None:
+    session = open_attention(kernels.path, Shape(4, 4, 16, 16), packed=True, looks_ahead=True)
+    good = GOOD | {"qkv": np.zeros((1, 3, 12 * 16), np.float32), "new": np.array([2, 1], np.int32)}
+    session.run(None, good | {"ahead": np.array([1, 0, 0], np.int32)})
+    with pytest.raises(Exception, match=r"inputs of \w*CausalAttention do not fit: tokens ahead"):
+        session.run(None, good | {"ahead": np.array(ahead, np.int32)})
+    uneven = good | {"lengths": np.array([4, 5], np.int32), "new": np.array([3, 0], np.int32)}
+    with pytest.raises(Exception, match=r"inputs of \w*CausalAttention do not fit: tokens ahead"):
+        session.run(None, uneven | {"ahead": np.array([2, 0, 0], np.int32)})
 
 
 @pytest.mark.parametrize("rows", [[0, 3], [-1], [[0, 1]]])

@@ -15,6 +15,7 @@ from maskdial.kernels import rewrite as rewriting
 from maskdial.kernels.installed import Kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.runtime.piece import Piece
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from tests.kernels.encoder import LENGTHS, SIZE, Change, Encoder, feeds, kinds, rewritten
@@ -191,7 +192,7 @@ def test_a_causal_starter_gets_the_same_bits(
         passes = [np.array(each) for each in passes]
         assert runner.decode_and_prefill is not None
         together = runner.decode_and_prefill(
-            ids[:3], np.array([41, 0, 3]), np.array([2, 0]), [(1, ids[:9], 0, 1)]
+            ids[:3], np.array([41, 0, 3]), np.array([2, 0]), [Piece.of(1, ids[:9], 0)]
         )
         results.append([*passes, np.array(together)])
     for narrowed, plain in zip(*results, strict=True):

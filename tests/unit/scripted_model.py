@@ -21,6 +21,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.stream import TokenStream
 from maskdial.metrics import Metrics
+from maskdial.runtime.piece import Piece
 from tests.engine_metrics import EngineMetrics, SteadyCosts
 
 VOCAB = 64
@@ -137,18 +138,18 @@ class FakeRunner:
         token_ids: NDArray[np.int64],
         lengths: NDArray[np.int64],
         rows: NDArray[np.int64],
-        prompts: Sequence[tuple[int, NDArray[np.int64], int, int]],
+        pieces: Sequence[Piece],
     ) -> NDArray[np.float32]:
         self._begin("shared")
         logits = []
         for row in rows:
             self.cache.tokens[row, lengths[row]] = token_ids[row]
             logits.append(self._logits(row, lengths[row] + 1))
-        for slot, piece, start, num_logits in prompts:
-            end = start + len(piece)
-            self.num_read += len(piece)
-            self.cache.tokens[slot, start:end] = piece
-            logits += [self._logits(slot, end - i) for i in reversed(range(num_logits))]
+        for piece in pieces:
+            size = len(piece.token_ids)
+            self.num_read += size
+            self.cache.tokens[piece.slot, piece.start : piece.start + size] = piece.token_ids
+            logits += [self._logits(piece.slot, piece.start + row + 1) for row in piece.rows]
         return np.stack(logits)
 
     def warm_up(self) -> None:

@@ -39,6 +39,7 @@ SERVER = (
         "registry",
         "causal",
         "masked",
+        "unmasking",
         "engine",
         "responses_store",
         "config",

@@ -16,7 +16,7 @@ from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.sampler import Sample, Sampler, TokenSampler
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State
-from maskdial.causal.stream import ReplyChannel, TokenStream
+from maskdial.causal.stream import BlockStream, ReplyChannel, TokenStream
 from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, publish
@@ -145,6 +145,15 @@ class CausalEngine(Engine):
             OverloadedError: the queue is full.
             UnavailableError: the engine is draining or dead.
         """
+        channel = self._queue(sequence)
+        return TokenStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
+
+    def stream_blocks(self, sequence: Sequence, timeout: float | None = None) -> BlockStream:
+        """As `stream`, of a sequence with a ``block_text``."""
+        channel = self._queue(sequence)
+        return BlockStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
+
+    def _queue(self, sequence: Sequence) -> ReplyChannel:
         if not 1 <= sequence.num_prompt < self._max_length:
             raise ValidationError(
                 f"the prompt has {sequence.num_prompt} tokens; model {self._name!r} has a context "
@@ -164,7 +173,7 @@ class CausalEngine(Engine):
                 self._scheduler.add(sequence.search.beams[0])
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             self._changed.notify()
-        return TokenStream(channel, lambda reason: self._cancel(sequence, reason), timeout)
+        return channel
 
     @contextlib.asynccontextmanager
     async def streams(
@@ -223,7 +232,8 @@ class CausalEngine(Engine):
         now = time.perf_counter()
         fresh = [p.sequence for p in plan.prefills if p.start == p.sequence.num_reused]
         for sequence in fresh:
-            if self._prefix_cache is not None and not sequence.params.prompt_logprobs:
+            looks_up = not (sequence.params.prompt_logprobs or sequence.full_prompt)
+            if self._prefix_cache is not None and looks_up:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
         for sequence in (*fresh, *plan.awaiting_mask, *plan.encoding, *plan.decoding):
@@ -281,7 +291,7 @@ class CausalEngine(Engine):
     def _deliver(self, plan: Plan, replies: list[tuple[Sequence, Reply]]) -> None:
         """Ends a step: the scheduler takes note of it, and the readers get their events."""
         failed = [s for s, reply in replies if isinstance(reply, MaskdialError)]
-        finished = [s for s, reply in replies if isinstance(reply, TokenEvent) and reply.finish]
+        finished = [s for s, r in replies if not isinstance(r, MaskdialError) and r.finish]
         with self._changed:
             # Before the plan counts as done: no sibling inherits a prompt that was not prefilled.
             self._release(failed)
@@ -294,7 +304,7 @@ class CausalEngine(Engine):
             self._report()
         if self._speculation is not None:
             self._speculation.learn(finished)
-        self._metrics.generation_tokens.inc(sum(isinstance(r, TokenEvent) for _, r in replies))
+        self._metrics.generation_tokens.inc(sum(_num_new(reply) for _, reply in replies))
         publish(deliveries)
 
     def _release(self, sequences: Iterable[Sequence]) -> None:
@@ -364,6 +374,13 @@ class CausalEngine(Engine):
             self._metrics.cancelled[reason].inc()
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             return True
+
+
+def _num_new(reply: Reply) -> int:
+    """The tokens that a reply has."""
+    if isinstance(reply, MaskdialError):
+        return 0
+    return 1 if isinstance(reply, TokenEvent) else reply.num_new
 
 
 def _goes_on(sequence: Sequence) -> bool:

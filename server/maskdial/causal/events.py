@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from maskdial.errors import MaskdialError
+from maskdial.unmasking.text import TextSoFar
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
@@ -59,4 +60,17 @@ class TokenEvent:
     finish: Finish | None = None
 
 
-Reply = TokenEvent | MaskdialError
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """A pass over a text that is written block by block, with ``num_new`` tokens of blocks that it
+    has finished. The last one of a sequence carries its ``finish``, which has no text.
+    """
+
+    text: TextSoFar
+    num_new: int
+    finish: Finish | None = None
+
+
+Event = TokenEvent | BlockEvent
+
+Reply = Event | MaskdialError

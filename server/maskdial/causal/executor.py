@@ -19,6 +19,7 @@ from maskdial.errors import DeviceLostError, GenerationError
 from maskdial.metrics import ModelMetrics
 from maskdial.runtime.adapter import address_of
 from maskdial.runtime.logits import Logits
+from maskdial.runtime.piece import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class DecodeAndPrefill(Protocol):
         token_ids: NDArray[np.int64],
         lengths: NDArray[np.int64],
         rows: NDArray[np.int64],
-        prompts: list[tuple[int, NDArray[np.int64], int, int]],
+        pieces: list[Piece],
         /,
     ) -> Logits: ...
 
@@ -86,8 +87,8 @@ class Output:
 
     ``sequences`` get a token each: from ``logits``, float32 (num_sequences, vocab_size), or, with
     ``drafts``, the only one gets one or more, from the logits after its newest token and after each
-    draft token, (1 + num_drafts, vocab_size). With an ``error`` there are no logits, and the
-    sequences fail.
+    draft token, (1 + num_drafts, vocab_size). If the pass ``unmasks``, the only one fills masks,
+    from a row for each. With an ``error`` there are no logits, and the sequences fail.
 
     ``prefills`` are the chunks of prompts that the pass read; a chunk that does not complete its
     prompt gives its sequence no token. ``prompt_logprobs`` are those of a single chunk's tokens, if
@@ -99,6 +100,7 @@ class Output:
     drafts: tuple[int, ...] = ()
     prefills: tuple[Prefill, ...] = ()
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    unmasks: bool = False
     error: GenerationError | None = None
 
     def only(self, indices: list[int]) -> "Output":
@@ -179,7 +181,8 @@ class Executor:
             outputs.append(Output(plan.awaiting_mask, np.stack(held)))
         together = self._runner.decode_and_prefill
         behind = any(sequence.rewound for sequence in plan.decoding)
-        if together is not None and plan.decoding and (plan.prefills or plan.drafts or behind):
+        shares = bool(plan.decoding and (plan.prefills or plan.drafts or behind))
+        if together is not None and (shares or _looking_ahead(plan)):
             outputs += self._run_together(plan, together)
         else:
             if plan.drafts:
@@ -243,38 +246,59 @@ class Executor:
         token_ids = np.array([sequence.last_token_id for sequence in plan.rows], np.int64)
         lengths = np.array([sequence.num_computed for sequence in plan.rows], np.int64)
         drafts = plan.drafts or ((),) * len(decoding)
-        drafted = [i for i, draft in enumerate(drafts) if draft or decoding[i].rewound]
+        drafted = [
+            i
+            for i, draft in enumerate(drafts)
+            if draft or decoding[i].rewound or decoding[i].block_text is not None
+        ]
         steps = [i for i in range(len(decoding)) if i not in drafted]
         rows = np.array([plan.decoding_rows[i] for i in steps], np.int64)
-        pieces = [
-            (plan.decoding_rows[i], *_newest(decoding[i], drafts[i]), 1 + len(drafts[i]))
-            for i in drafted
-        ]
-        prompts = [(each.slot, _tokens(each), each.start, _num_logits(each)) for each in prefills]
-        for i, (slot, token_ids_of, start, _) in zip(drafted, pieces, strict=True):
-            self._keep_states(decoding[i], slot, start, start + len(token_ids_of))
-        num_tokens = len(steps) + sum(len(piece[1]) for piece in (*pieces, *prompts))
+        pieces = [_next_piece(plan.decoding_rows[i], decoding[i], drafts[i]) for i in drafted]
+        for i, piece in zip(drafted, pieces, strict=True):
+            end = piece.start + len(piece.token_ids)
+            self._keep_states(decoding[i], piece.slot, piece.start, end)
+        pieces += map(_reading, prefills)
+        num_tokens = len(steps) + sum(len(piece.token_ids) for piece in pieces)
         output = self._pass(
             (*decoding, *(each.sequence for each in prefills)),
             _Size(len(decoding) + len(prefills), num_tokens, num_tokens),
-            lambda: together(token_ids, lengths, rows, [*pieces, *prompts]),
+            lambda: together(token_ids, lengths, rows, pieces),
         )
         if output.error is not None:
-            # The pass may have changed states, which cannot be computed again.
-            if self._runner.cache.state_bytes:
-                return [output]
-            return [self._decode(plan), *([self._prefill(prefills)] if prefills else [])]
+            return self._run_apart(plan, output)
         outputs, end = [], len(steps)
         if steps:
             outputs.append(Output(tuple(decoding[i] for i in steps), output.logits[:end]))
-        for i in drafted:
-            start, end = end, end + 1 + len(drafts[i])
-            outputs.append(Output((decoding[i],), output.logits[start:end], drafts[i]))
+        for i, piece in zip(drafted, pieces, strict=False):
+            start, end = end, end + len(piece.rows)
+            unmasks = decoding[i].block_text is not None
+            logits = output.logits[start:end]
+            outputs.append(Output((decoding[i],), logits, drafts[i], unmasks=unmasks))
         if prefills:
             read = Output(output.sequences[len(decoding) :], output.logits[end:])
             outputs.append(self._note(prefills, read))
         for sequence, draft in zip(decoding, drafts, strict=True):
             self._forget_behind(sequence, 1 + len(draft))
+        return outputs
+
+    def _run_apart(self, plan: Plan, failed: Output) -> list[Output]:
+        """Passes for the steps and the prompts of a plan, after the one for both has failed; what
+        only that can compute fails.
+        """
+        # It may have changed states, which cannot be computed again.
+        if self._runner.cache.state_bytes:
+            return [failed]
+        outputs, lost = [], _looking_ahead(plan)
+        if lost:
+            outputs.append(replace(failed, sequences=tuple(lost)))
+        rows = tuple(row for row in plan.decoding_rows if plan.rows[row] not in lost)
+        if rows:
+            outputs.append(self._decode(replace(plan, decoding_rows=rows, drafts=())))
+        prefills = tuple(prefill for prefill in plan.prefills if prefill.sequence not in lost)
+        if prefills == plan.prefills and prefills:
+            outputs.append(self._prefill(prefills))
+        else:
+            outputs += [self._prefill((each,)) for each in prefills]
         return outputs
 
     def _keep_states(self, sequence: Sequence, slot: int, start: int, end: int) -> None:
@@ -362,7 +386,7 @@ class Executor:
 
     def _cache_blocks(self, prefill: Prefill) -> None:
         """Copies the whole blocks of a chunk to the prefix cache."""
-        if self._prefix_cache is None:
+        if self._prefix_cache is None or prefill.sequence.full_prompt:
             return
         size = self._prefix_cache.block_tokens
         first, end = prefill.start // size, (prefill.start + prefill.num_tokens) // size
@@ -409,6 +433,26 @@ def _newest(sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int
     """A sequence's tokens that are to be read, its draft tokens, and the position of the first."""
     start = sequence.num_computed
     return np.concatenate([sequence.token_ids[start:], np.array(drafts, np.int64)]), start
+
+
+def _looking_ahead(plan: Plan) -> list[Sequence]:
+    """The sequences of which a pass reads tokens that see later ones."""
+    blocks = [sequence for sequence in plan.decoding if sequence.block_text is not None]
+    prompts = [prefill.sequence for prefill in plan.prefills if prefill.sequence.full_prompt]
+    return blocks + prompts
+
+
+def _next_piece(slot: int, sequence: Sequence, drafts: tuple[int, ...]) -> Piece:
+    """A sequence's newest tokens and its draft tokens, or its block at work."""
+    if sequence.block_text is not None:
+        return sequence.block_text.piece(slot)
+    return Piece.of(slot, *_newest(sequence, drafts), 1 + len(drafts))
+
+
+def _reading(prefill: Prefill) -> Piece:
+    """A chunk of a prompt, or a whole one that is read in both directions."""
+    ahead = np.arange(prefill.num_tokens)[::-1] if prefill.sequence.full_prompt else None
+    return Piece.of(prefill.slot, _tokens(prefill), prefill.start, _num_logits(prefill), ahead)
 
 
 def _tokens(prefill: Prefill) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """CausalModel: a loaded causal or encoder-decoder model, with its engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.engine import CausalEngine
@@ -8,6 +9,8 @@ from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.engine.model import Model
+from maskdial.errors import ValidationError
+from maskdial.kernels.logits import VocabularyKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,10 @@ class CausalModel(Model):
     ``slots`` sequences run at once. ``max_length`` is the context in tokens, as configured;
     ``max_source_length`` that of the encoder, None if there is none. ``reply_format`` says how its
     tool calls and its reasoning are told from its text. ``defaults`` apply where a request leaves a
-    field out. ``kv_cache_dtype`` is what the KV cache consists of.
+    field out. ``kv_cache_dtype`` is what the KV cache consists of. ``max_full_tokens`` tokens of a
+    pass may see each other in both directions; 0 where passes know the causal mask only.
+    ``mask_token_id`` is what masks are, of a model that runs under both masks. ``kernel_library``
+    is the file of the kernels, if it uses them.
     """
 
     engine: CausalEngine
@@ -29,6 +35,28 @@ class CausalModel(Model):
     grammars: GrammarCompiler
     defaults: GenerationDefaults
     kv_cache_dtype: str
+    max_full_tokens: int
+    mask_token_id: int | None = field(default=None, kw_only=True)
+    kernel_library: Path | None = field(default=None, kw_only=True)
+
+    def check_looks_ahead(self, mask: str) -> None:
+        """Refuses a mask under which tokens see later ones, where passes know the causal one only.
+
+        Raises:
+            ValidationError: they do.
+        """
+        if not self.max_full_tokens:
+            raise ValidationError(
+                f"model {self.name!r} cannot write under the {mask} mask here; that takes the "
+                "kernels for the CPU, and layers that all attend to all tokens",
+                field="mask",
+            )
+
+    def vocabulary_kernels(self) -> VocabularyKernels | None:
+        """Kernels for rows of its logits, for one thread at a time; None if it uses none."""
+        if self.kernel_library is None:
+            return None
+        return VocabularyKernels(self.kernel_library, self.manifest.vocab_size)
 
     def stop(self) -> None:
         """Stops the engine at once, and the child processes with it."""

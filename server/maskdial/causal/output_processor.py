@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from maskdial.causal.beam_search import BeamSearch, Hypothesis
-from maskdial.causal.events import Reply
+from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Output
 from maskdial.causal.sampling.sampler import Sample, TokenSampler
 from maskdial.causal.sequence import Detokenizer, Sequence
@@ -71,11 +71,19 @@ class OutputProcessor:
                 replies += [(each, output.error) for each in _readers(output.sequences)]
                 continue
             _note_prompts(output)
+            if output.unmasks:
+                replies.append((output.sequences[0], self._unmask(output)))
+                continue
             searches = dict.fromkeys(s.search for s in output.sequences)
             for search in searches:
                 if isinstance(search, BeamSearch):
                     replies += self._search(search, output)
-            plain = [i for i, s in enumerate(output.sequences) if s.search is None]
+            # Those that are written block by block have read their prompts.
+            plain = [
+                i
+                for i, s in enumerate(output.sequences)
+                if s.search is None and s.block_text is None
+            ]
             if len(plain) < len(output.sequences):
                 output = output.only(plain)
             if output.drafts:
@@ -145,9 +153,23 @@ class OutputProcessor:
             (sample,) = self._sampler.sample(output.logits[i : i + 1], (sequence,))
             reply = self._accept(sequence, sample)
             replies.append((sequence, reply))
-            if isinstance(reply, MaskdialError) or reply.finish or reply.token_id != draft:
+            if not isinstance(reply, TokenEvent) or reply.finish or reply.token_id != draft:
                 break
         return replies
+
+    def _unmask(self, output: Output) -> Reply:
+        """What a pass over the block at work gives."""
+        (sequence,) = output.sequences
+        previous_at = sequence.last_token_at
+        try:
+            event = sequence.unmask(np.array(output.logits[: len(output.logits)]))
+        except MaskdialError:
+            return self._no_numbers()
+        if event.num_new and not previous_at:
+            self._metrics.time_to_first_token.observe(sequence.last_token_at - sequence.arrived_at)
+        elif event.num_new:
+            self._metrics.inter_token_latency.observe(sequence.last_token_at - previous_at)
+        return event
 
     def _accept(self, sequence: Sequence, sample: Sample | MaskdialError) -> Reply:
         if isinstance(sample, MaskdialError):

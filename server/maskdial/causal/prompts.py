@@ -65,6 +65,8 @@ async def read_prompts(
     reader = Seq2Seq(request, model) if has_encoder else DecoderOnly(request, model)
     params = await _read_words(_resolve_params(request, model, reader), model)
     beams = _resolve_beams(request, params, model, reader)
+    if request.full_prompt:
+        _check_looks_ahead(model, params)
     num_prompts = max(len(request.prompts), 1)
     check_num_texts(num_prompts, config)
     num_sequences = num_prompts * request.num_sequences
@@ -91,6 +93,13 @@ async def read_prompts(
     with model.metrics.tokenization_duration.time():
         texts = [prompt for prompt in given if isinstance(prompt, str)]
         tokenized, predicted = await offload(read, tokenizing_seconds([*texts, request.prediction]))
+    for index, tokens in enumerate(tokenized):
+        if request.full_prompt and len(tokens.ids) > model.max_full_tokens:
+            with about("prompts", index):
+                raise ValidationError(
+                    f"has {len(tokens.ids)} tokens; under the prefix mask a prompt is read in one "
+                    f"pass, of at most {model.max_full_tokens} (--prefill-chunk-tokens); shorten it"
+                )
     if request.describe_tokens and params.prompt_logprobs:
         num_read = sum(len(tokens.ids) for tokens in tokenized) * request.num_sequences
         _check_described(num_read + num_sequences * params.max_new_tokens, params)
@@ -115,6 +124,22 @@ async def read_prompts(
         )
         for prompt, tokens in zip(given, tokenized, strict=True)
     ]
+
+
+def _check_looks_ahead(model: CausalModel, params: SamplingParams) -> None:
+    if model.manifest.text_to_text is not None:
+        raise ValidationError(
+            f"model {model.name!r} reads its source text in both directions anyway; leave out the "
+            "prefix mask",
+            field="mask",
+        )
+    model.check_looks_ahead("prefix")
+    if params.prompt_logprobs:
+        raise ValidationError(
+            "under the prefix mask, each token of the prompt sees the next one, which has no "
+            "log-probability then; leave it out",
+            field="prompt_logprobs",
+        )
 
 
 async def _read_words(params: SamplingParams, model: CausalModel) -> SamplingParams:
@@ -259,6 +284,7 @@ def _make_sequences(
             reasoning=reasoning,
             prediction=predicted,
             adapter=adapter,
+            full_prompt=request.full_prompt,
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))

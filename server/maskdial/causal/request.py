@@ -153,6 +153,8 @@ class GenerationRequest:
         describe_tokens: whether the reply describes each token.
         prediction: a text that the reply is expected to be like. It changes how fast the reply
             comes, and nothing else.
+        full_prompt: whether prompts are read under the full mask, and the texts behind them under
+            the causal one (a prefix-LM).
     """
 
     prompts: Sequence[TextOrIds] = ()
@@ -172,3 +174,4 @@ class GenerationRequest:
     cache_salt: str = ""
     describe_tokens: bool = False
     prediction: str = ""
+    full_prompt: bool = False

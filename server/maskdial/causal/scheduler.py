@@ -50,7 +50,8 @@ class Scheduler:
     Args:
         slots: sequences that run at once.
         prefill_chunk_tokens: prompt tokens per step; the last chunk may have one more. Source texts
-            have as many with their padding, or one is longer.
+            have as many with their padding, or one is longer. A prompt whose tokens see each other
+            in both directions has no more.
         max_length: tokens that a slot holds.
         block_tokens: a divisor of the chunk. Prompts whose log-probabilities are requested are
             prefilled in chunks of this length.
@@ -84,6 +85,7 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._num_arrived = 0
         self._num_started = 0
+        self._turn = 0  # steps with passes over blocks
         self._shares = Shares()
         self._num_waiting_of: Counter[str] = Counter()  # by client
 
@@ -164,7 +166,7 @@ class Scheduler:
             restores=restores,
             awaiting_mask=tuple(s for s in self._active if s.state is State.HOLDING),
             rows=rows,
-            decoding_rows=tuple(i for i, s in enumerate(rows) if s.state is State.DECODING),
+            decoding_rows=tuple(self._decoding_rows(rows)),
             prefills=tuple(map(self._next_chunk, self._prefilling)),
             encoding=tuple(self._encoding),
         )
@@ -190,7 +192,10 @@ class Scheduler:
         Sequences that were released meanwhile are left alone.
         """
         for sequence in (*plan.decoding, *plan.awaiting_mask):
-            self._charge(sequence, max(sequence.num_new, 1), _GENERATED_COST)
+            if sequence.block_text is not None:
+                self._charge(sequence, sequence.block_text.num_read, _PROMPT_COST)
+            else:
+                self._charge(sequence, max(sequence.num_new, 1), _GENERATED_COST)
             _proceed(sequence)
         for prefill in plan.prefills:
             self._charge(prefill.sequence, prefill.num_tokens, _PROMPT_COST)
@@ -228,6 +233,28 @@ class Scheduler:
             self.release(sequence)
         for sequence in waiting:
             sequence.end()
+
+    def _decoding_rows(self, rows: tuple[Sequence, ...]) -> list[int]:
+        """The rows that decode in the next step, as indices.
+
+        Of those that are written block by block, as many as read no more tokens together than a
+        chunk of a prompt has, or one; those that have waited longest come first.
+        """
+        decoding = [i for i, s in enumerate(rows) if s.state is State.DECODING]
+        blocks = [i for i in decoding if rows[i].block_text is not None]
+        if not blocks:
+            return decoding
+        self._turn += 1
+        room, waiting = self._prefill_chunk_tokens, set[int]()
+        for i in sorted(blocks, key=lambda i: rows[i].last_turn):
+            text = rows[i].block_text
+            assert text is not None, "it is one of them"
+            if text.num_next > room:
+                waiting.add(i)
+                continue
+            room -= text.num_next
+            rows[i].take_turn(self._turn)
+        return [i for i in decoding if i not in waiting]
 
     def _admit(self) -> Iterator[Move]:
         """Starts the sequences that can start now; yields the copies of shared prompts."""
@@ -428,9 +455,9 @@ class Scheduler:
 
         It leaves two tokens or more to prefill, since a single one runs on another kernel (see
         `KVLayout.query_block`). A prompt whose log-probabilities are requested is prefilled in
-        full.
+        full, and so is one whose tokens see each other in both directions.
         """
-        if self._prefix_cache is None:
+        if self._prefix_cache is None or sequence.full_prompt:
             return ()
         if not sequence.block_keys:
             adapter = "" if sequence.adapter is None else sequence.adapter.digest
@@ -462,6 +489,8 @@ class Scheduler:
             yield Move(source, hole, highest.num_computed)
 
     def _next_chunk(self, sequence: Sequence) -> Prefill:
+        if sequence.full_prompt:
+            return Prefill(sequence, sequence.slot, 0, sequence.num_prompt)
         chunk = self._prefill_chunk_tokens
         if sequence.params.prompt_logprobs:
             chunk = self._block_tokens

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.events import Finish, FinishReason, PromptLogprob, TokenEvent
+from maskdial.causal.block_text import BlockText
+from maskdial.causal.events import BlockEvent, Finish, FinishReason, PromptLogprob, TokenEvent
 from maskdial.causal.sampling.mirostat import Mirostat
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning, ReasoningGate, StopMatcher
@@ -129,6 +130,10 @@ class Sequence:
         reasoning: what the text may begin with, and where no stop string is looked for.
         prediction: token ids of a text that its client expects.
         adapter: what the model has added to its weights for this text.
+        full_prompt: whether the prompt's tokens see each other in both directions. It is read in
+            one pass then, and shares no prefix with others.
+        block_text: what is written, of a sequence that is written block by block. Its logits are
+            those of masks.
     """
 
     def __init__(
@@ -146,8 +151,12 @@ class Sequence:
         reasoning: Reasoning | None = None,
         prediction: SequenceOf[int] = (),
         adapter: Adapter | None = None,
+        full_prompt: bool = False,
+        block_text: BlockText | None = None,
     ) -> None:
         self.params = params
+        self.full_prompt = full_prompt
+        self.block_text = block_text
         self.adapter = adapter
         self.priority = priority
         self.cache_salt = cache_salt
@@ -169,6 +178,8 @@ class Sequence:
         self.cancelled = False
         self.arrival = 0
         """Its number in the order of arrival."""
+        self.last_turn = 0
+        """The step of its last pass, of a sequence that is written block by block."""
         self.slot = -1
         self.num_computed = 0
         """Tokens in the KV cache."""
@@ -304,6 +315,10 @@ class Sequence:
         """Continues in another slot."""
         self.slot = slot
 
+    def take_turn(self, step: int) -> None:
+        """Counts a pass over its block at work."""
+        self.last_turn = step
+
     def prefill(self, num_tokens: int) -> None:
         """Counts prompt tokens that a pass has written to the KV cache."""
         self.num_computed += num_tokens
@@ -329,6 +344,8 @@ class Sequence:
             self._states_read = None
         if self._rewound_to is not None:
             self.num_computed = self._rewound_to
+        if self.block_text is not None:
+            self.num_computed = self.block_text.num_final
 
     @property
     def rewound(self) -> bool:
@@ -432,6 +449,24 @@ class Sequence:
             top=top,
             finish=None if reason is None else self._finish(reason, now),
         )
+
+    def unmask(self, logits: NDArray[np.float32]) -> BlockEvent:
+        """Fills masks by their logits, float32 (num_logits, vocab_size); what its reader receives.
+
+        Raises:
+            InferenceError: the logits are not finite.
+        """
+        assert self.block_text is not None, "it is written block by block"
+        now = time.perf_counter()
+        text = self.block_text.advance(logits)
+        new = text.tokens[self.num_generated :]
+        for token in new:
+            self._append(token.token)
+        if new:
+            self.first_token_at = self.first_token_at or now
+            self.last_token_at = now
+        reason: FinishReason = "eos_token" if text.ended else "length"
+        return BlockEvent(text, len(new), self._finish(reason, now) if text.finished else None)
 
     def _finish_reason(
         self, token_id: int, eos_token_ids: frozenset[int], max_length: int, *, forced: bool

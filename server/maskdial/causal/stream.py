@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
+from typing import Generic, TypeVar, cast
 
-from maskdial.causal.events import Reply, TokenEvent
+from maskdial.causal.events import BlockEvent, Event, Reply, TokenEvent
 from maskdial.errors import DeadlineError, MaskdialError
 from maskdial.metrics import CancelReason
+
+EventT = TypeVar("EventT", TokenEvent, BlockEvent)
 
 
 class ReplyChannel:
@@ -20,7 +23,7 @@ class ReplyChannel:
         """Takes a reply; called in ``loop`` only."""
         self._inbox.put_nowait(reply)
 
-    async def get(self) -> TokenEvent:
+    async def get(self) -> Event:
         """The next event.
 
         Raises:
@@ -32,7 +35,7 @@ class ReplyChannel:
         return reply
 
 
-class TokenStream:
+class EventStream(Generic[EventT]):
     """The events of one sequence, as an asynchronous iterator; the last one has ``finish``.
 
     Leaving early abandons the sequence: by `aclose`, by the end of an ``async with`` block, or by
@@ -55,10 +58,10 @@ class TokenStream:
         self._ended = False
         self._timer = None if timeout is None else channel.loop.call_later(timeout, self._expire)
 
-    def __aiter__(self) -> "TokenStream":
+    def __aiter__(self) -> "EventStream[EventT]":
         return self
 
-    async def __anext__(self) -> TokenEvent:
+    async def __anext__(self) -> EventT:
         if self._ended:
             raise StopAsyncIteration
         try:
@@ -71,7 +74,7 @@ class TokenStream:
             raise
         if event.finish is not None:
             self._end()
-        return event
+        return cast(EventT, event)
 
     async def aclose(self) -> None:
         """Abandons the sequence unless it has ended; may be called again."""
@@ -91,7 +94,7 @@ class TokenStream:
         if self._abandon("timeout"):
             self._channel.put(DeadlineError("the text was not finished within its timeout"))
 
-    async def __aenter__(self) -> "TokenStream":
+    async def __aenter__(self) -> "EventStream[EventT]":
         return self
 
     async def __aexit__(
@@ -103,6 +106,9 @@ class TokenStream:
         # Where one timeout covers several streams, the first to expire closes the others.
         self._leave("timeout" if isinstance(exc, DeadlineError) else "disconnect")
 
+
+TokenStream = EventStream[TokenEvent]
+BlockStream = EventStream[BlockEvent]
 
 NumberedEvent = tuple[int, TokenEvent]
 """The index of a stream, and its next event."""

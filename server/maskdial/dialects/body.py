@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, from_json
 
 from maskdial.bounds import Range
-from maskdial.bundle.manifest import Mask
 from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.engine.offload import offload
 from maskdial.errors import ValidationError, shortened
-from maskdial.registry.choice import ModelChoice
+from maskdial.registry.choice import ModelChoice, WrittenMask
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -91,13 +90,15 @@ class TaskBody(Wire):
 
     model: str | None = Field(
         None,
-        description="Model name; NAME:full or NAME:causal also says which attention mask. Default: "
-        "the only model that supports this task.",
+        description="Model name; NAME:full, NAME:causal, NAME:prefix or NAME:block also says which "
+        "attention mask. Default: the only model that supports this task.",
     )
-    mask: Mask | None = Field(
+    mask: WrittenMask | None = Field(
         None,
-        description="Attention mask, for models that have both. Default: the one that the task "
-        "needs; causal if both do it.",
+        description="Attention mask, for models that have both. To write texts also prefix: the "
+        "prompt is read under the full mask, and what is written under the causal one; or block: "
+        "as full, but tokens see what comes before their block, and not what comes behind it. "
+        "Default: the one that the task needs; causal if both do it.",
     )
     timeout: Annotated[float, Range(0.001, 86_400)] | None = Field(
         None,

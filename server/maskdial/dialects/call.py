@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
@@ -139,7 +140,17 @@ class Call(Generic[BodyT]):
         return await run.answer(request, model, self.server.config, self.deadline)
 
     async def generation(self, request: GenerationRequest, model: CausalModel) -> Generation:
-        """Admits a request to generate; see `Generation.prepare`."""
+        """Admits a request to generate, under the mask that is asked for; see
+        `Generation.prepare`.
+        """
+        mask = self.choice().mask
+        if mask == "block":
+            raise ValidationError(
+                "texts are written under the block mask by /generate, /v1/completions and "
+                "/v1/chat/completions",
+                field="mask",
+            )
+        request = replace(request, full_prompt=mask == "prefix")
         return await Generation.prepare(request, model, self.server.config, self.deadline)
 
     async def stream(

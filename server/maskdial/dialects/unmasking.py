@@ -1,6 +1,6 @@
 """Text by unmasking, as every dialect that writes under the full mask asks for it and reads it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,15 +9,19 @@ from pydantic import Field
 from maskdial.bounds import Range
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import IncrementalDecoder
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import Conversation
+from maskdial.causal.unmask import BlockRequest, BlockTask
 from maskdial.dialects.body import Wire
 from maskdial.dialects.call import Call
 from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
-from maskdial.masked.tasks.canvas import FilledToken
-from maskdial.masked.tasks.unmask import BLOCK_LENGTH, TextSoFar, UnmaskRequest
-from maskdial.masked.tasks.unmasking import Order
+from maskdial.masked.tasks.unmask import UnmaskRequest
+from maskdial.unmasking.canvas import FilledToken
+from maskdial.unmasking.text import BLOCK_LENGTH, TextPlan, TextPrompt, TextSoFar
+from maskdial.unmasking.unmasker import Order
 
 
 class UnmaskingFields(Wire):
@@ -25,28 +29,28 @@ class UnmaskingFields(Wire):
 
     block_length: Annotated[int, Range(1)] | None = Field(
         None,
-        description="Under the full mask, tokens that are unmasked before the next ones. Default: "
-        f"{BLOCK_LENGTH}.",
+        description="Under full and block masks, tokens that are unmasked before the next ones. "
+        f"Default: {BLOCK_LENGTH}.",
     )
     steps: Annotated[int, Range(1)] | None = Field(
         None,
-        description="Under the full mask, number of passes for the text. Default: one for each "
-        "token.",
+        description="Under full and block masks, number of passes for the text. Default: one for "
+        "each token.",
     )
     order: Order | None = Field(
         None,
-        description="Under the full mask, which tokens of a block are unmasked first. Default: "
-        "confidence.",
+        description="Under full and block masks, which tokens of a block are unmasked first. "
+        "Default: confidence.",
     )
     threshold: Annotated[float, Range(0, 1, above_low=True)] | None = Field(
         None,
-        description="Under the full mask, in place of steps: each pass unmasks all tokens that are "
-        "at least so probable, and at least one.",
+        description="Under full and block masks, in place of steps: each pass unmasks all tokens "
+        "that are at least so probable, and at least one.",
     )
     stream_unmasking: bool | None = Field(
         None,
-        description="Under the full mask, a stream also shows the tokens that each pass unmasks. "
-        "Default: false.",
+        description="Under full and block masks, a stream also shows the tokens that each pass "
+        "unmasks. Default: false.",
     )
 
     def check_causal(self) -> None:
@@ -56,7 +60,9 @@ class UnmaskingFields(Wire):
             ValidationError: one of them is given.
         """
         for name in self.given(*UnmaskingFields.model_fields):
-            raise ValidationError("is for the full mask; set mask to full", field=name)
+            raise ValidationError(
+                "is for the full and the block mask; set mask to one of them", field=name
+            )
 
     def check_shown(self, *, stream: bool) -> None:
         """Refuses changes to be shown in a reply that is not streamed.
@@ -70,6 +76,9 @@ class UnmaskingFields(Wire):
             )
 
 
+UnmaskingModel = MaskedModel | CausalModel
+
+
 @dataclass(frozen=True, slots=True)
 class UnmaskTask:
     """Text by unmasking as something that models can be asked for."""
@@ -80,18 +89,46 @@ class UnmaskTask:
         return UnmaskRequest.serves(manifest)
 
 
-UNMASK = UnmaskTask()
+def unmasks(call: Call[Any]) -> bool:
+    """Whether a text is to be unmasked."""
+    return call.choice().mask in ("full", "block")
+
+
+async def find_model(call: Call[Any]) -> UnmaskingModel:
+    """The model that is meant: of the masked family under the full mask, causal under the block
+    mask.
+    """
+    if call.choice().mask == "block":
+        return await call.causal(BlockTask())
+    return await call.masked(UnmaskTask())
+
+
+async def render(
+    model: UnmaskingModel, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> str:
+    """A conversation as a prompt, with its special tokens.
+
+    Raises:
+        ValidationError: the model has no template, or its template fails on them.
+    """
+    if isinstance(model, MaskedModel):
+        return await model.render(messages, variables)
+    return await Conversation(messages, variables=variables).render(model)
 
 
 async def parts(
-    call: Call[Any], model: MaskedModel, request: UnmaskRequest
+    call: Call[Any], model: UnmaskingModel, prompt: TextPrompt, plan: TextPlan
 ) -> AsyncIterator[Timed[TextSoFar]]:
     """The text after each of its blocks, or of its passes."""
-    part = await call.answer(request, model)
-    yield part
+    if isinstance(model, CausalModel):
+        async for written in BlockRequest(prompt, plan).write(model, call.deadline):
+            yield written
+        return
+    part = await call.answer(UnmaskRequest(prompt, plan), model)
+    yield Timed(part.content.text, part.timings)
     while part.content.rest is not None:
         part = await run.proceed(part.content.rest, model, call.deadline)
-        yield part
+        yield Timed(part.content.text, part.timings)
 
 
 class Written:
@@ -102,7 +139,7 @@ class Written:
         num_tokens: how many there are.
     """
 
-    def __init__(self, model: MaskedModel) -> None:
+    def __init__(self, model: UnmaskingModel) -> None:
         self.text = ""
         self.num_tokens = 0
         self._tokenizer = model.tokenizer
@@ -145,7 +182,7 @@ class Written:
         }
 
 
-def refuse_others(body: Wire, taken: tuple[str, ...], model: MaskedModel) -> None:
+def refuse_others(body: Wire, taken: tuple[str, ...], model: UnmaskingModel) -> None:
     """Refuses fields that mean nothing where a text is unmasked.
 
     Raises:

@@ -23,9 +23,11 @@ ATTENTION_OVER: dict[CacheInteger, str] = {
 }
 """The same over a KV cache of integers."""
 NEW_TOKENS_INPUT = 10
-"""The index of ``new_tokens`` among the inputs of ``CausalAttention``; ``rows`` follows."""
+"""The index of ``new_tokens`` among ``CausalAttention``'s inputs; ``ahead`` and ``rows`` follow."""
 NEW_TOKENS = "new_tokens"
 """The input with each row's number of tokens, of a causal graph whose rows have no padding."""
+AHEAD = "tokens_ahead"
+"""The input of such a graph with how many of the tokens behind it in its row each token sees."""
 LENGTHS = "lengths"
 """The input with each row's number of tokens, where padding follows them."""
 RECURRENT = frozenset({"CausalConv", "LinearAttention"})

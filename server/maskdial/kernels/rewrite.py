@@ -13,7 +13,8 @@ Unknown patterns are left unchanged.
 If attention and recurrent layers (`maskdial.kernels.recurrent`) alone read how a causal graph's
 tokens are divided into rows, the rewritten graph has another input, ``new_tokens`` int32 (batch,):
 it takes the tokens of all rows one after the other, (1, their sum), so that steps and prompts share
-a pass without padding.
+a pass without padding. With attention it also has ``tokens_ahead`` int32 (tokens,): how many of the
+tokens behind it in its row each one sees, 0 under the causal mask.
 
 A causal graph also gets a ``LogitsSummary`` (``src/logits_summary.cpp``).
 
@@ -36,6 +37,7 @@ from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.adapt import Adapting
 from maskdial.kernels.fuse import fuse_biases, fuse_products, fuse_rms_norms
 from maskdial.kernels.graph import (
+    AHEAD,
     ATTENTION,
     ATTENTION_OVER,
     DOMAIN,
@@ -284,9 +286,12 @@ def _pack_rows(graph: Graph) -> int:
     for node in graph.nodes:
         if node.op_type == ATTENTION:
             missing = NEW_TOKENS_INPUT - len(node.input)
-            node.input.extend([*[""] * missing, NEW_TOKENS])
+            node.input.extend([*[""] * missing, NEW_TOKENS, AHEAD])
     counts = helper.make_tensor_value_info(NEW_TOKENS, TensorProto.INT32, ["batch"])
     graph.proto.input.append(counts)
+    if ATTENTION in graph.kinds:
+        ahead = helper.make_tensor_value_info(AHEAD, TensorProto.INT32, ["tokens"])
+        graph.proto.input.append(ahead)
     graph.set_nodes(graph.nodes)
     return num_recurrent
 

@@ -3,13 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Literal, get_args
 
 from maskdial.bundle.manifest import Manifest, Mask
 from maskdial.errors import NotFoundError, ValidationError, shortened
 from maskdial.registry.entry import Entry
 from maskdial.registry.served import ServedModel, Task
 
-_MASKS: tuple[Mask, ...] = ("full", "causal")
+WrittenMask = Literal["full", "causal", "prefix", "block"]
+"""The masks that a request can name: those of graphs, and two that a causal graph writes under.
+``prefix``: the prompt's tokens see each other in both directions, those behind it what comes before
+them. ``block``: tokens are unmasked block by block, and see what comes before the block's end."""
+
+_MASKS: tuple[WrittenMask, ...] = get_args(WrittenMask)
+_OF_WRITING = ("prefix", "block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +26,10 @@ class ModelChoice:
     """
 
     name: str | None = None
-    mask: Mask | None = None
+    mask: WrittenMask | None = None
 
     @classmethod
-    def of(cls, name: str | None, mask: Mask | None = None) -> "ModelChoice":
+    def of(cls, name: str | None, mask: WrittenMask | None = None) -> "ModelChoice":
         """A choice by a name that may end in the mask, as in ``NAME:full``.
 
         Raises:
@@ -50,9 +57,19 @@ class ModelChoice:
             raise ValidationError('a task is one of a model; name it with "model"')
         return replace(self, name=f"{self.name}-{task}")
 
+    @property
+    def _graph(self) -> Mask | None:
+        """The mask of the graph that is wanted."""
+        return "causal" if self.mask == "prefix" or self.mask == "block" else self.mask
+
     def allows(self, manifest: Manifest) -> bool:
         """Whether a graph runs under the mask that is wanted."""
-        return self.mask in (None, manifest.mask)
+        return self._graph in (None, manifest.mask)
+
+    def serves(self, manifest: Manifest, task: Task) -> bool:
+        """Whether a graph does a task under the mask that is wanted."""
+        writes = task.name == "generate" or self.mask not in _OF_WRITING
+        return writes and self.allows(manifest) and task.serves(manifest)
 
 
 class Chooser:
@@ -90,7 +107,7 @@ class Chooser:
         """
 
         def serves(manifest: Manifest) -> bool:
-            return choice.allows(manifest) and (task is None or task.serves(manifest))
+            return choice.allows(manifest) if task is None else choice.serves(manifest, task)
 
         if choice.name is not None:
             entry = self.named(entries, choice.name)
@@ -117,7 +134,7 @@ class Chooser:
             ValidationError: none can do the task.
         """
         for model in models:
-            if choice.allows(model.manifest) and task.serves(model.manifest):
+            if choice.serves(model.manifest, task):
                 return model
         raise self._unable(name, [each.manifest for each in models], choice, task)
 
@@ -131,6 +148,8 @@ class Chooser:
                 f"model {name!r} does not run under the {choice.mask} mask; it has the {masks} one"
             )
         assert task is not None, "every model can be named"
+        if choice.mask in _OF_WRITING:
+            return ValidationError(f"the {choice.mask} mask is for writing texts, not {task.name}")
         tasks = dict.fromkeys(chain.from_iterable(map(self.tasks_of, allowed)))
         label = name if choice.mask is None else f"{name}:{choice.mask}"
         return ValidationError(f"model {label!r} cannot do {task.name}; it does {', '.join(tasks)}")

@@ -271,8 +271,11 @@ def _start_causal(
     if writes:
         reply_format = ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
     never: frozenset[int] = frozenset()
+    mask_token_id = None
     if writes and encoder is None:  # an encoder-decoder checkpoint names what it never writes
-        never = tokens_without_text(read_manifests(bundle.name, bundle.path))
+        manifests = read_manifests(bundle.name, bundle.path)
+        mask_token_id = next((m.special_tokens.mask for m in manifests if m.mask == "full"), None)
+        never = tokens_without_text(manifests)
         gaps = tokenizer.ids_without_token(manifest.vocab_size)
         never |= gaps.difference(manifest.special_tokens.eos)
     model_metrics = metrics.declare(bundle.label)
@@ -325,6 +328,9 @@ def _start_causal(
         if config.generation_config == "auto"
         else GenerationDefaults(),
         layout.element.name,
+        chunk_tokens if runner.looks_ahead and encoder is None else 0,
+        mask_token_id=mask_token_id,
+        kernel_library=None if options.kernels is None else options.kernels.path,
         kernels=session.kernels,
         projections=session.projections,
         prompts=_decision_prompts(bundle, chat_template, tokenizer, runner.max_length),
@@ -410,6 +416,7 @@ def _runner(
         # A last chunk is longer by one token rather than followed by a single one.
         max_tokens=max(chunk_tokens + 1 + num_drafted + num_again, num_golden),
         max_rows=max(slots, layout.query_block + 1) + num_drafted,
+        max_ahead=chunk_tokens,
         max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )

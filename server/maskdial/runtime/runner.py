@@ -12,6 +12,7 @@ from maskdial.kernels.logits import SUMMARY
 from maskdial.runtime.kv_cache import KVCache
 from maskdial.runtime.logits import DeviceLogits, Logits, SummarizedLogits
 from maskdial.runtime.memory import Buffer, HostMemory, Memory, Staging, host_buffer
+from maskdial.runtime.piece import Piece
 from maskdial.runtime.session import Session
 
 _TOTAL_LENGTH = "total_sequence_length"
@@ -19,6 +20,7 @@ _TOTAL_SOURCE_LENGTH = "total_source_length"
 _NEW_TOKENS = "new_tokens"
 _LENGTHS = "lengths"
 _ADAPTERS = "adapters"
+_AHEAD = "tokens_ahead"
 
 
 class Runner:
@@ -43,6 +45,8 @@ class Runner:
         vocab_size: the width of the logits.
         max_tokens: maximum number of tokens of one pass, padding included. Default: one full slot.
         max_rows: maximum number of rows of logits of one pass. Default: one full slot.
+        max_ahead: maximum number of tokens of one pass that see later ones, and are not a prompt's,
+            in addition to those and their rows of logits; of a graph that has such passes.
         max_source_length: maximum number of tokens of a source text, for the decoder of an
             encoder-decoder model, whose passes have one token per row.
         batch_sizes: the sizes that decode steps are padded to, ascending, in addition to ``slots``,
@@ -51,6 +55,7 @@ class Runner:
     Attributes:
         adapters: int64 (slots,), the address of each slot's adapter or 0, to be set before its
             passes; None if the graph takes none.
+        looks_ahead: whether tokens of a `Piece` may see later ones, in all layers.
 
     Raises:
         ConfigError: the memory is too small.
@@ -67,6 +72,7 @@ class Runner:
         vocab_size: int,
         max_tokens: int | None = None,
         max_rows: int | None = None,
+        max_ahead: int = 0,
         max_source_length: int | None = None,
         batch_sizes: Sequence[int] = (),
     ) -> None:
@@ -75,6 +81,9 @@ class Runner:
         self.slots = slots
         self.max_length = max_length
         self._packs = _NEW_TOKENS in session.input_names
+        self.looks_ahead = (
+            _AHEAD in session.input_names and not layout.states and not session.windows
+        )
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
         self.cache = KVCache.allocate(
@@ -86,6 +95,7 @@ class Runner:
             self._bench = KVCache.allocate(memory, layout, 1, max_length, None, session.windows)
         io = memory.of_passes
         beside = slots if self._packs else 0  # steps in the pass of a prompt
+        beside += max_ahead if self.looks_ahead else 0
         max_tokens = max((max_tokens or max_length) + beside, slots)
         max_rows = max((max_rows or max_length) + beside, slots)
         summarizes = SUMMARY.keys() <= set(session.output_names)
@@ -100,6 +110,7 @@ class Runner:
             _NEW_TOKENS: Staging(io, slots, np.int32),
             _LENGTHS: Staging(io, slots, np.int32),
             _ADAPTERS: Staging(io, slots, np.int64),
+            _AHEAD: Staging(io, max_tokens, np.int32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
         takes_adapters = _ADAPTERS in session.input_names
@@ -111,6 +122,7 @@ class Runner:
             if name in session.input_names
         }
         self._numbers = np.arange(slots)
+        self._none_ahead = np.zeros(max_tokens, np.int64)
         self._bindings: dict[tuple[bool, int, int], _Binding] = {}
 
     def prefill(
@@ -196,7 +208,7 @@ class Runner:
         token_ids: NDArray[np.int64],
         lengths: NDArray[np.int64],
         rows: NDArray[np.int64],
-        prompts: Sequence[tuple[int, NDArray[np.int64], int, int]],
+        pieces: Sequence[Piece],
     ) -> Logits:
         """A decode step and pieces of texts, in one pass.
 
@@ -205,16 +217,15 @@ class Runner:
             lengths: int64 (n,), as of `decode`.
             rows: int64 (num_rows,), the slots that decode, ascending, perhaps none; others are left
                 alone.
-            prompts: slot, token ids, start and number of logits of each piece, as of `prefill`; at
-                least one.
+            pieces: at least one.
 
         Returns:
-            Logits, float32 (num_logits, vocab_size), those of the rows and then of each prompt,
+            Logits, float32 (num_logits, vocab_size), those of the rows and then of each piece,
             valid until the next prefill.
         """
-        slots = (*rows.tolist(), *(prompt[0] for prompt in prompts))
+        slots = (*rows.tolist(), *(piece.slot for piece in pieces))
         first, last = min(slots), max(slots)
-        longest = max(len(prompt[1]) for prompt in prompts)
+        longest = max(len(piece.token_ids) for piece in pieces)
         input_ids = np.zeros((last - first + 1, longest), np.int64)
         starts = np.ones(len(input_ids), np.int64)  # of a row without tokens, anything
         num_tokens = np.zeros(len(input_ids), np.int64)
@@ -222,15 +233,20 @@ class Runner:
         starts[rows - first] = lengths[rows]
         num_tokens[rows - first] = 1
         wanted = [(rows - first) * longest]
-        for slot, piece, start, num_logits in prompts:
-            if start == 0:
-                self.cache.clear_states(slot)
-            row, size = slot - first, len(piece)
-            input_ids[row, :size] = piece
-            starts[row], num_tokens[row] = start, size
-            wanted.append(row * longest + np.arange(size - num_logits, size))
+        ahead = None
+        if any(piece.ahead is not None for piece in pieces):
+            ahead = np.zeros_like(input_ids)
+        for piece in pieces:
+            if piece.start == 0:
+                self.cache.clear_states(piece.slot)
+            row, size = piece.slot - first, len(piece.token_ids)
+            input_ids[row, :size] = piece.token_ids
+            starts[row], num_tokens[row] = piece.start, size
+            wanted.append(row * longest + piece.rows)
+            if ahead is not None and piece.ahead is not None:
+                ahead[row, :size] = piece.ahead
         flat = np.concatenate(wanted)
-        self._run(first, input_ids, starts, num_tokens, flat, self._prefill_logits)
+        self._run(first, input_ids, starts, num_tokens, flat, self._prefill_logits, ahead=ahead)
         took = np.flatnonzero(num_tokens)
         self.cache.lengths[first + took] = (starts + num_tokens)[took]
         return self._prefill_logits.first(len(flat))
@@ -291,6 +307,7 @@ class Runner:
         captured_size: int | None = None,
         taken: NDArray[np.bool_] | None = None,
         cache: KVCache | None = None,
+        ahead: NDArray[np.int64] | None = None,
     ) -> None:
         """One pass of ``input_ids`` (batch, longest), right-padded, in the slots from ``slot`` on.
 
@@ -298,7 +315,8 @@ class Runner:
         ``rows`` are the flat indices of the tokens to compute logits for. With a
         ``captured_size`` the pass is captured under that number, if the session captures passes.
         Rows that are not ``taken``, bool (batch,), are dummies, which change no states. The slots
-        are those of ``cache``, by default the runner's own.
+        are those of ``cache``, by default the runner's own. ``ahead`` (batch, longest) is that of
+        each piece.
         """
         last = starts + num_tokens - 1
         batch, position_ids = len(input_ids), starts[:, None] + np.arange(input_ids.shape[1])
@@ -306,6 +324,7 @@ class Runner:
             valid = np.arange(input_ids.shape[1]) < num_tokens[:, None]
             rows = (np.cumsum(valid) - 1)[rows]
             input_ids, position_ids = input_ids[valid][None], position_ids[valid][None]
+            ahead = None if ahead is None else ahead[valid]
         feeds = {
             "input_ids": input_ids,
             "position_ids": position_ids,
@@ -314,6 +333,8 @@ class Runner:
             _NEW_TOKENS: num_tokens,
             _LENGTHS: num_tokens if taken is None else num_tokens * taken,
         }
+        if ahead is not None:
+            feeds[_AHEAD] = ahead
         self._pass(slot, batch, int(last.max()) + 1, feeds, logits, captured_size, cache)
 
     def _pass(
@@ -336,6 +357,7 @@ class Runner:
             sources = self.cache.source.lengths[slot : slot + batch].clip(1)
             feeds["source_seqlens_k"] = sources - 1
             lengths[_TOTAL_SOURCE_LENGTH] = int(sources.max())
+        feeds.setdefault(_AHEAD, self._none_ahead[: feeds["input_ids"].size])
         if self.adapters is not None:
             feeds[_ADAPTERS] = self.adapters[slot : slot + batch]
         binding = self._binding(cache or self.cache, slot, batch)

@@ -22,6 +22,7 @@ from loadtests.engine import SHARES, first_token, seconds_of, speculation, split
 from loadtests.engine.rig import Recorder, Step
 from loadtests.engine.speculation import ScriptedRunner
 from loadtests.measurement import Section, median, median_ratio, take_turns
+from maskdial.runtime.piece import Piece
 
 VOCAB = 10
 
@@ -272,7 +273,7 @@ def test_several_streams_follow_a_script_in_one_pass() -> None:
     runner.follow([1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert runner.decode_and_prefill is not None
     none = np.array([5, 0, 2])
-    pieces = [(1, np.array([2, 3, 4]), 1, 3), (3, np.array([1, 2]), 0, 1)]
+    pieces = [Piece.of(1, np.array([2, 3, 4]), 1, 3), Piece.of(3, np.array([1, 2]), 0)]
     logits = runner.decode_and_prefill(none, np.array([4, 0, 1]), np.array([0]), pieces)
     assert logits.argmax(-1).tolist() == [6, 3, 4, 5, 3]
 

@@ -5,13 +5,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from maskdial.engine.logits import largest_indices, summarize
 from maskdial.errors import InferenceError
 from maskdial.kernels.build import library_path
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedResult
-from maskdial.masked.tasks.canvas import Blank, Block, Canvas, Draft
-from maskdial.masked.tasks.logits import largest_indices, summarize
-from maskdial.masked.tasks.unmasking import Order, Unmasker, Unmasking
+from maskdial.masked.tasks.unmasking import fill
+from maskdial.unmasking.canvas import Blank, Block, Canvas, Draft
+from maskdial.unmasking.unmasker import Order, Unmasker, Unmasking
 
 VOCAB = 300
 EXCLUDED = (0, 7, 8)
@@ -31,10 +32,10 @@ def rows(seed: int, num: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32
     return found
 
 
-def fill(how: Unmasking, kernels: VocabularyKernels | None) -> Canvas:
+def filled(how: Unmasking, kernels: VocabularyKernels | None) -> Canvas:
     positions = tuple(range(1, 10))
     canvas = Canvas([Draft((5,) * 11)], (Blank(positions),), (Block((0,), 4),), seed=3)
-    passes = Unmasker(how, EXCLUDED, kernels).run([canvas])
+    passes = fill(Unmasker(how, EXCLUDED, kernels), [canvas])
     inputs = next(passes)
     for step in range(100):
         results = [MaskedResult(rows(step, len(each.rows)), 0, 0, 1, 1) for each in inputs]
@@ -56,7 +57,7 @@ def fill(how: Unmasking, kernels: VocabularyKernels | None) -> Canvas:
     ],
 )
 def test_kernels_fill_masks_as_numpy_does(how: Unmasking, kernels: VocabularyKernels) -> None:
-    ours, plain = fill(how, kernels).drafts, fill(how, None).drafts
+    ours, plain = filled(how, kernels).drafts, filled(how, None).drafts
     assert [draft.input_ids for draft in ours] == [draft.input_ids for draft in plain]
     for ours_, plain_ in zip(ours, plain, strict=True):
         assert [(each.position, each.step) for each in ours_.filled] == [

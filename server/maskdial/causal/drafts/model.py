@@ -13,6 +13,7 @@ from maskdial.causal.executor import Cache, DecodeAndPrefill
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
 from maskdial.runtime.logits import Logits, SummarizedLogits
+from maskdial.runtime.piece import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class DraftModel:
             if not len(piece):
                 continue
             left -= len(piece)
-            pieces.append((place.slot, piece, start, 1))
+            pieces.append(Piece.of(place.slot, piece, start))
             place.num_read += len(piece)
             ended.append(sequence if place.num_read == sequence.num_tokens else None)
         if not pieces:

@@ -138,7 +138,8 @@ class Speculation:
 
     def note(self, plan: Plan, seconds: float) -> None:
         """Takes in a step that has run, in so many seconds, and whose tokens were appended."""
-        if not plan.prefills and plan.decoding:
+        blocks = any(sequence.block_text is not None for sequence in plan.decoding)
+        if not plan.prefills and plan.decoding and not blocks:
             num_rows = len(plan.decoding) + sum(map(len, plan.drafts))
             self._costs.observe(num_rows, seconds)
         for each in self._verified:
@@ -194,7 +195,7 @@ class Speculation:
 
     def _room(self, sequence: Sequence) -> int:
         """The number of draft tokens that are still wanted."""
-        if sequence.search is not None:
+        if sequence.search is not None or sequence.block_text is not None:
             return 0
         return min(
             self._max_drafts,

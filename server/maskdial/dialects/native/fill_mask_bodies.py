@@ -13,8 +13,8 @@ from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameter
 from maskdial.dialects.sampling import Seed
 from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointFillRequest
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
-from maskdial.masked.tasks.unmasking import Order, Unmasking
 from maskdial.score import ScoreRequest
+from maskdial.unmasking.unmasker import Order, Unmasking
 
 _MAX_CHARACTERS = 256
 _MAX_WORDS = 1024

@@ -15,6 +15,7 @@ from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import unmask
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
+from maskdial.dialects.unmasking import unmasks
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import (
@@ -58,7 +59,7 @@ GENERATE = GenerateTask()
 
 async def generate(call: Call[GenerateBody]) -> Response:
     """Continues a prompt or answers a conversation; with `"stream": true` as server-sent events,
-    one per token. With `"mask": "full"` a masked model writes by unmasking, block by block.
+    one per token. With `"mask": "full"` or `"block"` it writes by unmasking, block by block.
     """
     return await _answer(call, stream=bool(call.body.stream))
 
@@ -78,7 +79,7 @@ ROUTES = tuple(
 
 async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = False) -> Response:
     body = call.body
-    if call.choice().mask == "full":
+    if unmasks(call):
         return await unmask.answer(call, stream=stream, as_list=as_list)
     model = await call.causal(GENERATE)
     parameters = body.parameters or GenerateParameters()

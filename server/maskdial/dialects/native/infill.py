@@ -34,7 +34,7 @@ from maskdial.http.sse import Frames, data_frame
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointToken
 from maskdial.masked.tasks.infill import MAX_GAP, InfillRequest, gap_text
-from maskdial.masked.tasks.unmasking import Unmasking
+from maskdial.unmasking.unmasker import Unmasking
 
 _GAP = 8  # tokens, for masked models
 # Those that mean nothing where the likeliest tokens are chosen, and others

@@ -1,4 +1,4 @@
-"""`/generate` under the full mask: a masked model writes by unmasking, block by block."""
+"""`/generate` under the full and the block mask: a text is written by unmasking, block by block."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -7,15 +7,21 @@ from fastapi import Response
 
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
-from maskdial.dialects.unmasking import UNMASK, UnmaskingFields, Written, parts, refuse_others
+from maskdial.dialects.unmasking import (
+    UnmaskingFields,
+    UnmaskingModel,
+    Written,
+    find_model,
+    parts,
+    refuse_others,
+)
 from maskdial.engine.timing import Timed, Timings
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import encode_json, error_content, json_reply, timing_headers
 from maskdial.http.sse import Frames, data_frame
-from maskdial.masked.model import MaskedModel
-from maskdial.masked.tasks.canvas import FilledToken
-from maskdial.masked.tasks.unmask import TextSoFar, UnmaskRequest
-from maskdial.masked.tasks.unmasking import Unmasking
+from maskdial.unmasking.canvas import FilledToken
+from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar
+from maskdial.unmasking.unmasker import Unmasking
 
 _DEFAULT_NEW_TOKENS = 100
 _TAKEN = (
@@ -25,13 +31,13 @@ _TAKEN = (
 
 
 async def answer(call: Call[GenerateBody], *, stream: bool, as_list: bool) -> Response:
-    """Answers a body that asks for the full mask."""
-    model = await call.masked(UNMASK)
+    """Answers a body that asks for the full or the block mask."""
+    model = await find_model(call)
     parameters = call.body.parameters or GenerateParameters()
     parameters.check_shown(stream=stream)
-    request = _request(call.body, model)
+    plan = _plan(call.body, model)
     writer = _Writer(call.body, model)
-    texts = parts(call, model, request)
+    texts = parts(call, model, TextPrompt(call.body.prompt), plan)
     if stream:
         first = await anext(texts)  # what cannot be done is told before the stream begins
         return await call.stream(writer.frames(first, texts), _error_frame, {})
@@ -45,7 +51,7 @@ async def answer(call: Call[GenerateBody], *, stream: bool, as_list: bool) -> Re
 class _Writer:
     """Writes the replies to one body."""
 
-    def __init__(self, body: GenerateBody, model: MaskedModel) -> None:
+    def __init__(self, body: GenerateBody, model: UnmaskingModel) -> None:
         self._parameters = body.parameters or GenerateParameters()
         self._before = body.prompt if self._parameters.return_full_text else ""
         self._written = Written(model)
@@ -67,7 +73,7 @@ class _Writer:
         if self._parameters.stream_unmasking:
             events.append({"unmasked": self._written.changes(text)})
         for token, new in self._written.push(text):
-            ends = text.rest is None and self._written.num_tokens == len(text.tokens)
+            ends = text.finished and self._written.num_tokens == len(text.tokens)
             event = {
                 "index": self._written.num_tokens,
                 "token": self._token(token, new),
@@ -93,21 +99,18 @@ class _Writer:
         return self._written.describe(token) | {"text": new}
 
 
-def _request(body: GenerateBody, model: MaskedModel) -> UnmaskRequest:
+def _plan(body: GenerateBody, model: UnmaskingModel) -> TextPlan:
     parameters = body.parameters or GenerateParameters()
     if body.messages is not None:
-        raise ValidationError(
-            "under the full mask, a text is written behind inputs", field="messages"
-        )
+        raise ValidationError("a text is unmasked behind inputs; send them", field="messages")
     if body.batch:
         raise ValidationError(
-            "under the full mask, a request has one prompt; send a string, not a list",
+            "a text is unmasked behind one prompt; send a string, not a list",
             field="prompt",
         )
     refuse_others(parameters, _TAKEN, model)
     samples = parameters.do_sample is not False
-    return UnmaskRequest(
-        body.prompt,
+    return TextPlan(
         parameters.max_new_tokens or _DEFAULT_NEW_TOKENS,
         unmasking=Unmasking(
             parameters.order or "confidence",

@@ -33,8 +33,9 @@ from maskdial.dialects.openai.messages import Message, PredictionBody, check_ope
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
-from maskdial.dialects.unmasking import UNMASK
+from maskdial.dialects.unmasking import find_model, render, unmasks
 from maskdial.errors import ValidationError, about
+from maskdial.unmasking.text import TextPrompt
 
 _DEFAULT_UNMASKED = 100  # each mask is a row of every pass, so that a whole context takes long
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
@@ -318,13 +319,13 @@ def _finish_reason(reason: ReplyFinish) -> str:
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    if call.choice().mask == "full":
+    if unmasks(call):
         return await _unmask(call)
     return await answer(call, ChatWriter)
 
 
 async def _unmask(call: Call[ChatBody]) -> Response:
-    model = await call.masked(UNMASK)
+    model = await find_model(call)
     body = call.body
     for message in body.messages:
         if (
@@ -334,16 +335,17 @@ async def _unmask(call: Call[ChatBody]) -> Response:
             or message.reasoning_content
         ):
             raise ValidationError(
-                "under the full mask, messages have a role and a text", field="messages"
+                "where a text is unmasked, messages have a role and a text", field="messages"
             )
     with about("messages"):
-        prompt = await model.render(
+        prompt = await render(
+            model,
             [{"role": each.role, "content": each.content} for each in body.messages],
             body.chat_template_kwargs or {},
         )
     limit = body.max_completion_tokens or body.max_tokens or _DEFAULT_UNMASKED
-    request = unmask.request(body, prompt, limit, model, rendered=True)
-    return await unmask.answer(call, unmask.CHAT, request, model)
+    rendered = TextPrompt(prompt, rendered=True)
+    return await unmask.answer(call, unmask.CHAT, rendered, limit, model)
 
 
 # InferenceClient names a model that does not exist where the path names it.

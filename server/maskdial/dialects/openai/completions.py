@@ -32,8 +32,9 @@ from maskdial.dialects.openai.generation import FINISH_REASONS, answer
 from maskdial.dialects.openai.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
-from maskdial.dialects.unmasking import UNMASK
+from maskdial.dialects.unmasking import find_model, unmasks
 from maskdial.errors import ValidationError
+from maskdial.unmasking.text import TextPrompt
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -211,22 +212,21 @@ class _Described:
 
 async def completions(call: Call[CompletionsBody]) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
-    if call.choice().mask == "full":
+    if unmasks(call):
         return await _unmask(call)
     return await answer(call, CompletionsWriter)
 
 
 async def _unmask(call: Call[CompletionsBody]) -> Response:
-    model = await call.masked(UNMASK)
+    model = await find_model(call)
     body = call.body
     if body.batch:
-        raise ValidationError("under the full mask, a request has one prompt", field="prompt")
+        raise ValidationError("a text is unmasked behind one prompt", field="prompt")
     if body.max_tokens == 0:
-        raise ValidationError("must be at least 1 under the full mask, not 0", field="max_tokens")
+        raise ValidationError("must be at least 1 to unmask a text, not 0", field="max_tokens")
     (prompt,) = inputs_of(body.prompt)
     limit = body.max_tokens or _DEFAULT_MAX_TOKENS
-    request = unmask.request(body, prompt, limit, model)
-    return await unmask.answer(call, unmask.COMPLETION, request, model)
+    return await unmask.answer(call, unmask.COMPLETION, TextPrompt(prompt), limit, model)
 
 
 ROUTES = (

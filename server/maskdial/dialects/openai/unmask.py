@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions` under the full mask: texts by unmasking."""
+"""`/v1/completions` and `/v1/chat/completions` under the full and the block mask."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -6,19 +6,23 @@ from typing import Any, TypeVar
 
 from fastapi import Response
 
-from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.sampling.params import DEFAULTS
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.errors import error_frame
 from maskdial.dialects.openai.generation import DONE, reply_header
 from maskdial.dialects.openai.sampling import GenerationBody
-from maskdial.dialects.unmasking import UnmaskingFields, Written, parts, refuse_others
+from maskdial.dialects.unmasking import (
+    UnmaskingFields,
+    UnmaskingModel,
+    Written,
+    parts,
+    refuse_others,
+)
 from maskdial.engine.timing import Timed, Timings
 from maskdial.http.replies import encode_json, json_reply, timing_headers
 from maskdial.http.sse import Frames, data_frame
-from maskdial.masked.model import MaskedModel
-from maskdial.masked.tasks.unmask import TextSoFar, UnmaskRequest
-from maskdial.masked.tasks.unmasking import Unmasking
+from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar
+from maskdial.unmasking.unmasker import Unmasking
 
 _TAKEN = (
     *("model", "mask", "timeout", "prompt", "messages", "chat_template_kwargs"),
@@ -58,15 +62,8 @@ COMPLETION = ReplyForm("cmpl", "text_completion", "text_completion", chat=False)
 CHAT = ReplyForm("chatcmpl", "chat.completion", "chat.completion.chunk", chat=True)
 
 
-def request(
-    body: GenerationBody,
-    prompt: TextOrIds,
-    num_tokens: int,
-    model: MaskedModel,
-    *,
-    rendered: bool = False,
-) -> UnmaskRequest:
-    """The body as a request to a masked model.
+def plan(body: GenerationBody, num_tokens: int, model: UnmaskingModel) -> TextPlan:
+    """How a text is written, by the body.
 
     Raises:
         ValidationError: it asks for what only causal models do.
@@ -75,21 +72,23 @@ def request(
     given = body.given(*type(body).model_fields)
     idle = (name for name in given if given[name] is False or given[name] == _NOTHING.get(name))
     refuse_others(body, (*_TAKEN, *idle), model)
-    return UnmaskRequest(
-        prompt,
+    return TextPlan(
         num_tokens,
         unmasking=Unmasking(body.order or "confidence", body.threshold, body.temperature or 0.0),
-        rendered=rendered,
         each_pass=bool(body.stream_unmasking),
         **body.given("block_length", "steps", "seed"),
     )
 
 
 async def answer(
-    call: Call[BodyT], form: ReplyForm, request: UnmaskRequest, model: MaskedModel
+    call: Call[BodyT],
+    form: ReplyForm,
+    prompt: TextPrompt,
+    num_tokens: int,
+    model: UnmaskingModel,
 ) -> Response:
     """Answers a body as one reply, or as a stream whose chunks have a finished block each."""
-    texts = parts(call, model, request)
+    texts = parts(call, model, prompt, plan(call.body, num_tokens, model))
     if call.body.stream:
         first = await anext(texts)  # what cannot be done is told before the stream begins
         return await call.stream(_frames(call.body, form, model, first, texts), error_frame, {})
@@ -110,7 +109,7 @@ async def answer(
 async def _frames(
     body: GenerationBody,
     form: ReplyForm,
-    model: MaskedModel,
+    model: UnmaskingModel,
     first: Timed[TextSoFar],
     others: AsyncIterator[Timed[TextSoFar]],
 ) -> Frames:
@@ -121,10 +120,10 @@ async def _frames(
     def chunk() -> bytes:
         unmasked = {"unmasked": written.changes(text)} if body.stream_unmasking else {}
         new = "".join(piece for _, piece in written.push(text))
-        if text.rest is None:
+        if text.finished:
             new += written.finish()
         choice = form.part(new, first=text is first.content)
-        reason = _reason(text) if text.rest is None else None
+        reason = _reason(text) if text.finished else None
         content = header | {
             "choices": [
                 {"index": 0} | choice | {"logprobs": None, "finish_reason": reason} | unmasked

@@ -1,6 +1,6 @@
 // The operator CausalAttention(query, key?, value?, cached_key, cached_value, seqlens_k,
 //                              total_sequence_length, cosines?, sines?, sinks?, new_tokens?,
-//                              rows?) -> y
+//                              ahead?, rows?) -> y
 //
 //   query         float (batch, length, num_heads * head_size), or followed by key and value in
 //                 the same rows, which are missing then
@@ -16,6 +16,8 @@
 //   sinks         float (num_heads): for each head, the score of one more key, which has no value
 //   new_tokens    int32 (batch): the new tokens of each row. The query is then (1, their sum, ...),
 //                 all rows' tokens one after the other, without padding; a row may have none.
+//   ahead         int32 (tokens), with new_tokens: how many of the tokens behind it in its row each token
+//                 of the query sees as well; none sees less far than the one before it
 //   rows          int64 (n), with new_tokens: the tokens of the query that attend, in any order. y is then
 //                 (1, n, ...); keys and values of all are stored.
 //   num_heads, kv_num_heads, scale   attributes
@@ -85,7 +87,7 @@ class Attention {
     return {name,
             {kFloat, optional(kFloat), optional(kFloat), kCache, kCache, kInt32, kInt32,
              optional(kFloat), optional(kFloat), optional(kFloat), optional(kInt32),
-             optional(kInt64)},
+             optional(kInt32), optional(kInt64)},
             {kFloat}};
   }
 
@@ -120,6 +122,7 @@ class Attention {
     bool all_attend = true;
     bool tasks_store = false;  // whether each task puts its own tokens into the cache
     size_t num_parts = 1;      // of a group's query heads, which attend as tasks of their own
+    const int32_t* ahead = nullptr;  // null if no token sees a later one
     const int64_t* selected;  // those that attend otherwise
     size_t num_selected;
     float* out;
@@ -162,7 +165,7 @@ class Attention {
         divide_selected(tokens_per_task);
       }
       const auto num_keys = [&](const Task& task) {
-        return rows[task.row].num_past + task.stop - num_skipped(task);
+        return num_seen(task) - num_skipped(task);
       };
       std::stable_sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) {
         return num_keys(a) > num_keys(b);
@@ -290,6 +293,14 @@ class Attention {
                              half, to);
     }
 
+    // Keys up to the last that its tokens see.
+    size_t num_seen(const Task& task) const {
+      const Row& row = rows[task.row];
+      const size_t later =
+          ahead == nullptr ? 0 : static_cast<size_t>(ahead[row.first + task.stop - 1]);
+      return row.num_past + task.stop + later;
+    }
+
     // Keys that come before all that its tokens see.
     size_t num_skipped(const Task& task) const {
       const size_t seen = rows[task.row].num_past + task.start + 1, window = op->window_;
@@ -305,8 +316,7 @@ class Attention {
       const size_t skipped = num_skipped(task);
       const Element* keys =
           key + cache(task.row, index % op->kv_heads_) + skipped * width(head_size);
-      const size_t num_keys =
-          std::min(kKeyBlock, rows[task.row].num_past + task.stop - skipped);
+      const size_t num_keys = std::min(kKeyBlock, num_seen(task) - skipped);
       return {reinterpret_cast<const uint8_t*>(keys),
               num_keys * width(head_size) * sizeof(Element)};
     }
@@ -331,6 +341,7 @@ class Attention {
           .head_size = size,
           .first_length = row.num_past + task.start + 1 - skipped,
           .window = op->window_,
+          .ahead = ahead == nullptr ? nullptr : ahead + row.first + task.start,
           .sinks = sinks == nullptr ? nullptr : sinks + first_head,
           .out = to,
           .out_stride = out_stride(),
@@ -388,7 +399,8 @@ class Attention {
       require(query.dim(0) == 1, "batch sizes");
       divide_packed(new_tokens, lengths, key.dim(0), pass);
     }
-    read_selected(Tensor::input(api_, context, 11, true), new_tokens, pass);
+    read_ahead(Tensor::input(api_, context, 11, true), new_tokens, pass);
+    read_selected(Tensor::input(api_, context, 12, true), new_tokens, pass);
     const Tensor sinks = Tensor::input(api_, context, 9, true);
     require(!sinks.given() || (sinks.type == kFloat && sinks.size() == kv_heads_ * group_), "sinks");
     pass.sinks = sinks.floats();
@@ -454,6 +466,24 @@ class Attention {
     pass.new_stride = keys;
     pass.new_key = key.floats();
     pass.new_value = value.floats();
+  }
+
+  static void read_ahead(const Tensor& ahead, const Tensor& new_tokens, Pass& pass) {
+    if (!ahead.given()) return;
+    require(new_tokens.data != nullptr && ahead.type == kInt32 && ahead.size() == pass.num_tokens,
+            "tokens ahead");
+    const auto* counts = static_cast<const int32_t*>(ahead.data);
+    if (std::all_of(counts, counts + pass.num_tokens, [](int32_t count) { return count == 0; })) return;
+    pass.ahead = counts;
+    for (const Row& row : pass.rows) {
+      size_t seen = 0;
+      for (size_t token = 0; token < row.num_new; ++token) {
+        const int32_t count = counts[row.first + token];
+        require(count >= 0 && token + 1 + static_cast<size_t>(count) <= row.num_new, "tokens ahead");
+        require(token + 1 + static_cast<size_t>(count) >= seen, "tokens ahead");
+        seen = token + 1 + static_cast<size_t>(count);
+      }
+    }
   }
 
   static void read_selected(const Tensor& selected, const Tensor& new_tokens, Pass& pass) {

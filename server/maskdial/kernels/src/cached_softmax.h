@@ -120,8 +120,7 @@ void attend_int8(const Queries& queries, const Int8Head& head, float* scratch) {
                          nullptr,
                          last ? values.block(0, kValueBlock) : keys.block(start + count, kKeyPanel)};
     // The rows before see none of these keys.
-    const size_t first =
-        start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
+    const size_t first = queries.first_row(start);
     multiply<kKeyPanel>(head.rows + first * size, queries.num_rows - first, panel,
                         head.factors + first, {scratch + first * stride + start, stride, kKeyPanel});
   }
@@ -144,7 +143,7 @@ void attend_int16(const Queries& queries, const Int16Head& head, float* scratch)
     const bool last = start + count == longest;
     Prefetch next = last ? values.block(0, kValueBlock) : keys.block(start + count, kKeyBlock);
     // The rows before see none of these keys.
-    size_t row = start < queries.first_length ? 0 : (start - queries.first_length + 1) * queries.group;
+    size_t row = queries.first_row(start);
     for (; row < queries.num_rows; row += kPairRows, next = {}) {
       const size_t some = queries.num_rows - row < kPairRows ? queries.num_rows - row : kPairRows;
       multiply_pairs<kPairRows>(

@@ -156,16 +156,30 @@ constexpr size_t kSkipStep = 128;
 // or all if that is 0, of the first first_length + r / group keys.
 struct Queries {
   size_t num_rows, group, head_size, first_length, window;
+  // [num_rows / group]: how many later keys each token sees; or null, for none. None sees less far than
+  // the one before it.
+  const int32_t* ahead;
   const float* sinks;  // [group]: for each head, the score of one more key without a value; or null
   float* out;  // [num_rows / group][out_stride], in each row [group][head_size]
   size_t out_stride;
   Prefetch after;  // read after them; fetched over a cache of integers only
 
-  size_t length(size_t row) const { return first_length + row / group; }
+  size_t length(size_t row) const {
+    const size_t token = row / group;
+    return first_length + token + (ahead == nullptr ? 0 : static_cast<size_t>(ahead[token]));
+  }
   size_t longest() const { return length(num_rows - 1); }
   // The first key that a row sees.
   size_t begin(size_t row) const {
-    return window == 0 || length(row) <= window ? 0 : length(row) - window;
+    const size_t own = first_length + row / group;
+    return window == 0 || own <= window ? 0 : own - window;
+  }
+  // The first row that sees a key, which the last one does.
+  size_t first_row(size_t key) const {
+    if (ahead == nullptr) return key < first_length ? 0 : (key - first_length + 1) * group;
+    size_t row = 0;
+    while (length(row) <= key) row += group;
+    return row;
   }
   // The floats of scratch memory: scores, a block of transposed keys, and a factor per value.
   size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }

@@ -19,7 +19,6 @@ from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks import passes
-from maskdial.masked.tasks.canvas import Blank, Block, Canvas, Draft
 from maskdial.masked.tasks.fill_mask import check_masks_kept, mask_positions, write_masks
 from maskdial.masked.tasks.passes import Passes
 from maskdial.masked.tasks.pseudo_likelihood import Masking, log_probability, maskings
@@ -31,7 +30,9 @@ from maskdial.masked.tasks.task import (
     Truncation,
     read_texts,
 )
-from maskdial.masked.tasks.unmasking import MAX_WAVE, Unmasker, Unmasking
+from maskdial.masked.tasks.unmasking import MAX_WAVE, fill
+from maskdial.unmasking.canvas import Blank, Block, Canvas, Draft
+from maskdial.unmasking.unmasker import Unmasker, Unmasking
 
 Targets = Sequence[Sequence[str] | None]
 """For each blank of a text, the words that may stand there; None for any token."""
@@ -298,7 +299,7 @@ def rank_fillings(
     def run() -> Passes[list[list[JointFilling]]]:
         never = tokenizer.special_ids | tokenizer.ids_without_token(vocab_size)
         unmasker = Unmasker(unmasking, never, model.vocabulary_kernels())
-        yield from unmasker.run(everything)
+        yield from fill(unmasker, everything)
         answers = []
         for variants in canvases:
             ranked = yield from _ranked(variants, tokenizer)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.engine.logits import largest_indices, log_normalizer
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.masked.tasks.logits import largest_indices, log_normalizer
 from maskdial.masked.tasks.task import (
     REFUSE,
     Reading,

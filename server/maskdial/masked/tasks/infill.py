@@ -26,7 +26,7 @@ from maskdial.masked.tasks.fill_jointly import (
 )
 from maskdial.masked.tasks.fill_mask import mask_positions, write_masks
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
-from maskdial.masked.tasks.unmasking import Unmasking
+from maskdial.unmasking.unmasker import Unmasking
 
 MAX_GAP = 32
 

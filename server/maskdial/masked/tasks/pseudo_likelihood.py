@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.engine.logits import log_normalizer
 from maskdial.masked.request import MaskedInput
-from maskdial.masked.tasks.logits import log_normalizer
 
 
 @dataclass(frozen=True, slots=True)

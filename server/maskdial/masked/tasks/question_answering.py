@@ -22,9 +22,10 @@ from tokenizers import Encoding
 
 from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.tokenizer import shorten, split_up
+from maskdial.engine.logits import largest_indices
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
-from maskdial.masked.tasks.logits import count_windows, finite, largest_indices, softmax
+from maskdial.masked.tasks.logits import count_windows, finite, softmax
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest, masked_input
 
 # transformers' defaults

@@ -1,0 +1,110 @@
+"""Text by unmasking over the KV cache, block by block: a request, admitted and run."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.texts import tokenizing_seconds
+from maskdial.causal.block_text import BlockText
+from maskdial.causal.model import CausalModel
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence
+from maskdial.engine.offload import offload
+from maskdial.engine.timing import Deadline, Timed, Timings
+from maskdial.errors import ValidationError
+from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar, UnmaskedText
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTask:
+    """Text by unmasking under the block mask as something that models can be asked for."""
+
+    name: str = "generate"
+
+    def serves(self, manifest: Manifest) -> bool:
+        return manifest.task == "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRequest:
+    """A prompt, and how a text is written behind it."""
+
+    prompt: TextPrompt
+    plan: TextPlan
+
+    def check(self, model: CausalModel) -> None:
+        """Refuses what the model cannot do.
+
+        Raises:
+            ValidationError: ``field`` says what.
+        """
+        if model.manifest.text_to_text is not None:
+            raise ValidationError(
+                f"model {model.name!r} has an encoder and writes token by token; leave out the "
+                "block mask",
+                field="mask",
+            )
+        if model.mask_token_id is None:
+            raise ValidationError(
+                f"model {model.name!r} fills no masks, so it cannot write under the block mask; "
+                "export it with both masks (maskdial export --mask both)",
+                field="mask",
+            )
+        model.check_looks_ahead("block")
+        self.plan.check()
+        longest = (model.max_full_tokens - 1) // 2
+        if max(self.plan.lengths) > longest:
+            raise ValidationError(
+                f"must be at most {longest}: a pass reads two blocks, and {model.max_full_tokens} "
+                "tokens (--prefill-chunk-tokens)",
+                field="block_length",
+            )
+
+    async def write(
+        self, model: CausalModel, deadline: Deadline
+    ) -> AsyncIterator[Timed[TextSoFar]]:
+        """The text after each of its blocks, or of its passes.
+
+        Raises:
+            ValidationError: the model cannot do what is asked.
+            OverloadedError: the queue is full.
+            DeadlineError: the time is up.
+        """
+        self.check(model)
+        model.engine.check_room(1)
+        text = self.prompt.text
+        seconds = tokenizing_seconds([text] if isinstance(text, str) else [])
+        with model.metrics.tokenization_duration.time():
+            sequence = await offload(lambda: self._sequence(model), seconds, deadline)
+        stream = model.engine.stream_blocks(sequence, deadline.remaining())
+        async with stream:
+            with deadline.explained():
+                async for event in stream:
+                    if event.num_new or event.finish or self.plan.each_pass:
+                        finish = event.finish
+                        timings = Timings(0.0, 0.0, 0)
+                        if finish is not None:
+                            timings = Timings(
+                                finish.queue_seconds,
+                                finish.inference_seconds,
+                                sequence.num_prompt + finish.generated_tokens,
+                            )
+                        yield Timed(event.text, timings)
+
+    def _sequence(self, model: CausalModel) -> Sequence:
+        mask = model.mask_token_id
+        assert mask is not None, "it was checked"
+        before, after = self.prompt.ids(model, self.plan.num_tokens, model.max_length, mask)
+        text = UnmaskedText(self.plan, before, after, model, mask, model.vocabulary_kernels())
+        unmasking = self.plan.unmasking
+        return Sequence(
+            before,
+            SamplingParams(
+                max_new_tokens=self.plan.num_tokens,
+                do_sample=unmasking.samples,
+                temperature=unmasking.temperature,
+            ),
+            seed=text.seed,
+            adapter=model.adapter,
+            block_text=BlockText(text),
+        )
