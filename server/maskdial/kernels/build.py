@@ -31,7 +31,8 @@ _FLAGS = (
     # Some compilers trap undefined behavior of C++ in the inner loops.
     "-fno-sanitize=all",
 )
-_SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# Optimized less: at -O3 the compiler takes minutes for each instruction set.
+_SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _PROCESSORS = {
     "x86_64": {
         "scalar": (),
