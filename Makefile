@@ -26,6 +26,13 @@ CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installe
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
+# The kernels, as hatch_build.py builds them; where that fails, the editable install says why.
+ifeq ($(shell uname -sm),Linux x86_64)
+COMPILE := PYTHONPATH=server $(BIN)/python -c \
+	"from maskdial.kernels.build import build, library_path as path; path().exists() or build()" 2>/dev/null
+else
+COMPILE := true
+endif
 
 # An environment does not survive the move of its checkout, nor the removal of its Python: its programs
 # name both. What they say then is "not found", and make's 127.
@@ -81,7 +88,7 @@ test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
 
 test-zoo: $(DEV)
-	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads" $(ARGS)
+	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads or repeat" $(ARGS)
 
 test-webgpu: $(DEV)
 	$(PYTEST) tests/webgpu -m "webgpu or not webgpu" $(ARGS)
@@ -140,6 +147,8 @@ $(TEST): $(PROJECTS) constraints.txt | $(BIN)/pip
 
 $(DEV): $(PROJECTS) constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
+	# pip keeps one core busy; the kernels are compiled meanwhile.
+	$(COMPILE) & $(PIP) install -c constraints.txt --group dev; status=$$?; wait; exit $$status
 	$(PIP) install -c constraints.txt -e ".[export]" --group dev
 	# The tests compare with them. The first asks for an older transformers, with which it would not be compared.
 	$(PIP) install -c constraints.txt --no-deps gliner gliner2

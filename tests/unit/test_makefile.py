@@ -39,7 +39,11 @@ def write_program(programs: Path, name: str) -> None:
 
 
 def make(folder: Path, *goals: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *goals], cwd=folder, capture_output=True, text=True, timeout=60)
+    # The options of a make that runs the tests are not those of this one.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *goals], cwd=folder, capture_output=True, text=True, timeout=60, env=variables
+    )
 
 
 def test_a_good_environment_is_used(checkout: Path) -> None:
