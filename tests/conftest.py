@@ -101,17 +101,23 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.meta_path.insert(0, plugin)
 
 
+def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
 @pytest.fixture(scope="session")
-def traced_once() -> Iterator[dict[str, Any]]:
-    """The traces of this process: see `tests.traces`."""
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The traces of this run: see `tests.traces`."""
     from tests.traces import quick_traces  # most tests do without torch
 
-    with quick_traces() as traces:
+    with quick_traces(folder_of_run(tmp_path_factory) / "traces") as traces:
         yield traces
 
 
 @pytest.fixture(scope="session")
-def torch(traced_once: dict[str, Any]) -> ModuleType:
+def torch(traces: Any) -> ModuleType:
     """torch, on one thread and with quick exports: for tiny models, and others run beside these."""
     return importlib.import_module("torch")
 
@@ -237,9 +243,7 @@ MakeOnce = Callable[[str, Callable[[Path], object]], Path]
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
     """The folder of a name, made by the given function in the first process that asks for it."""
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # of all processes of this run
+    root = folder_of_run(tmp_path_factory)
 
     def get(name: str, make: Callable[[Path], object]) -> Path:
         folder, partial = root / name, root / f"{name}.partial"

@@ -4,35 +4,71 @@ import contextlib
 import functools
 import gc
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from filelock import FileLock
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from maskdial_export.model import Checkpoint
-
-Traces = dict[str, ir.Model]
 
 MAX_BYTES = 2**24  # of a checkpoint whose trace is kept
 FOLDER = re.compile(r'"_name_or_path": "[^"]*"')  # the same model has a new one in each test
 
 
+class Traces:
+    """What was traced, in a folder that the processes of a run share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, name: str, trace: Callable[[], ir.Model | None]) -> ir.Model | None:
+        """A graph of one's own: that of the name, or else a traced one, which gets the name.
+
+        Either names what the optimization adds in the same way, so a bundle's bytes are the same.
+        """
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / name
+        with FileLock(f"{path}.lock"):
+            if path.is_file():
+                kept: ir.Model = ir.from_proto(onnx.ModelProto.FromString(path.read_bytes()))
+                return kept
+            traced = trace()
+            if traced is None:
+                return None
+            path.write_bytes(ir.to_proto(traced).SerializeToString())
+            return traced.clone()
+
+    @contextlib.contextmanager
+    def anew(self) -> Iterator[None]:
+        """Nothing was traced yet inside the block, and nobody else gets what is traced there."""
+        folder = self._folder
+        with tempfile.TemporaryDirectory() as name:
+            self._folder = Path(name)
+            try:
+                yield
+            finally:
+                self._folder = folder
+
+
 @contextlib.contextmanager
-def quick_traces() -> Iterator[Traces]:
+def quick_traces(folder: Path) -> Iterator[Traces]:
     """Makes torch quick for tiny models: one thread, a garbage collector with less to do.
 
     The collector would go through all of torch's and transformers' objects many times a trace,
     a third of its time. Another sixth goes into the table of torch's operators, which each trace
     makes anew, and a fourteenth is lost by a cache of the operators' shapes. And a checkpoint is
-    traced once a process, whatever its folder and the precisions of its bundles. Every use gets a
-    copy of the graph; where a test has cleared the dictionary that it is given, they are traced
-    again.
+    traced once a run, whatever its folder and the precisions of its bundles: the graphs are kept in
+    the folder.
     """
-    traces: Traces = {}
+    traces = Traces(folder)
     torch.set_num_threads(1)
     thresholds = gc.get_threshold()
     gc.freeze()
@@ -53,12 +89,7 @@ def _once(part: str, trace: Callable[[Checkpoint], ir.Model | None], traces: Tra
         key = fingerprint(checkpoint)
         if key is None:
             return trace(checkpoint)
-        if (name := f"{part} of {key}") not in traces:
-            traced = trace(checkpoint)
-            if traced is None:
-                return None
-            traces[name] = traced
-        return traces[name].clone()
+        return traces.get(f"{part}-{key}", lambda: trace(checkpoint))
 
     return trace_once
 

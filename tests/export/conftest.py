@@ -1,7 +1,7 @@
 """Tiny checkpoints of every architecture with random weights, and their bundles.
 
-Tracing takes most of an export's time, so a process traces each checkpoint once (`tests.traces`)
-and a run exports each bundle once, in whichever of its processes asks first (`made_once`).
+Tracing takes most of an export's time, so a run traces each checkpoint once (`tests.traces`) and
+exports each bundle once, in whichever of its processes asks first (`made_once`).
 """
 
 import argparse

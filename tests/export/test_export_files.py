@@ -17,6 +17,7 @@ from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.registry.loading import read_chat_template
 from maskdial_export.export import export
+from tests.traces import Traces
 
 Bundle = Callable[[str], Path]
 
@@ -154,11 +155,14 @@ def test_old_checkpoint(old_checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_export_into_an_empty_folder(
-    bundle: Bundle, checkpoint: Bundle, traced_once: dict[str, Any], tmp_path: Path
+    bundle: Bundle,
+    checkpoint: Bundle,
+    traces: Traces,
+    tmp_path: Path,
 ) -> None:
     """The same checkpoint gives the same bundle, and an empty folder may wait for it."""
     expected = load_bundle("bert", bundle("bert")).manifest
-    traced_once.clear()
-    manifest = export(str(checkpoint("bert")), tmp_path)
+    with traces.anew():
+        manifest = export(str(checkpoint("bert")), tmp_path)
     assert manifest == expected
     assert load_bundle("bert", tmp_path).manifest == manifest

@@ -19,6 +19,7 @@ from maskdial_export.session import CausalSession, MaskedSession
 from maskdial_export.tracing.attention import CausalAttention
 from maskdial_export.tracing.survey import survey
 from tests.export.zoo import EXPERTS, GROUPED, LOCAL_EXPERTS, SHAPE
+from tests.traces import Traces
 
 WINDOW = 120
 LONG = {"max_position_embeddings": 256}
@@ -86,10 +87,12 @@ def test_windows_that_only_a_mask_applies(
 
 @pytest.mark.parametrize("name", BY_MASK)
 def test_a_window_that_is_lost_is_found(
-    name: str, tmp_path: Path, save: Callable[..., Path], traced_once: dict[str, Any]
+    name: str,
+    tmp_path: Path,
+    save: Callable[..., Path],
+    traces: Traces,
 ) -> None:
     """It is larger than the short texts."""
-    traced_once.clear()
     folder = save(*BY_MASK[name])
     attend = CausalAttention.__call__
 
@@ -99,11 +102,11 @@ def test_a_window_that_is_lost_is_found(
         return attend(self, *arguments, sliding_window=1000, **others)
 
     with (
+        traces.anew(),
         mock.patch.object(CausalAttention, "__call__", without_window),
         pytest.raises(ExportError, match="torch disagree on a text of 144 tokens"),
     ):
         export(str(folder), tmp_path / "bundle")
-    traced_once.clear()  # or others get the graph without the window
 
 
 def test_windows_of_both_kinds_are_surveyed() -> None:

@@ -26,6 +26,7 @@ from maskdial_export.errors import ExportError, first_line
 from maskdial_export.export import export
 from maskdial_export.tracing.causal import kv_layout
 from maskdial_export.tracing.survey import survey
+from tests.traces import Traces
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -326,7 +327,7 @@ def test_trace_that_fails(
     checkpoint: New,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    traced_once: dict[str, Any],
+    traces: Traces,
 ) -> None:
     """One sentence; torch would print its unfinished graph and a report with escape codes."""
 
@@ -334,8 +335,10 @@ def test_trace_that_fails(
         return hidden if hidden.sum() > 0 else -hidden
 
     monkeypatch.setattr(BertPredictionHeadTransform, "forward", branch)
-    traced_once.clear()
-    with pytest.raises(ExportError, match=r"takes different paths for different values") as caught:
+    with (
+        traces.anew(),
+        pytest.raises(ExportError, match=r"takes different paths for different values") as caught,
+    ):
         export(str(checkpoint("bert")), tmp_path / "bundle")
     assert "\x1b" not in caught.value.message
     assert "def forward" not in capfd.readouterr().err
