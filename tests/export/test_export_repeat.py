@@ -69,12 +69,18 @@ def description(graph: ir.Graph) -> list[Any]:
     ("name", "settings", "first", "period"),
     [
         ("llama", {}, 1, 1),
-        ("gpt2", {}, 1, 1),
+        pytest.param("gpt2", {}, 1, 1, marks=pytest.mark.zoo),
         ("bert", {}, 1, 1),
         # Every other layer attends locally
         ("gemma2", {"num_hidden_layers": 7}, 1, 2),
         # Every other layer has no rotation
-        ("smollm3", {"num_hidden_layers": 7, "no_rope_layers": [1, 0, 1, 0, 1, 0, 1]}, 1, 2),
+        pytest.param(
+            "smollm3",
+            {"num_hidden_layers": 7, "no_rope_layers": [1, 0, 1, 0, 1, 0, 1]},
+            1,
+            2,
+            marks=pytest.mark.zoo,
+        ),
         # Every third layer attends globally, and rotates otherwise; the second computes a mask
         ("modernbert", {"num_hidden_layers": 10}, 1, 3),
     ],

@@ -271,7 +271,6 @@ CAUSAL: Mapping[str, Specimen] = {
         "Gemma3ForCausalLM",
         GROUPED | LOCAL_GLOBAL | {"query_pre_attn_scalar": 24},
         "local and global layers with rotary tables of their own",
-        quick=True,
     ),
     "cohere2": Specimen(
         "Cohere2ForCausalLM",
@@ -797,7 +796,7 @@ FILL_MASK: Mapping[str, Specimen] = {
     "distilbert": Specimen("DistilBertForMaskedLM", DISTILLED, quick=True),
     "electra": Specimen("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}, quick=True),
     "xlm-roberta": Specimen(
-        "XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}, quick=True
+        "XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}
     ),
     "modernbert": Specimen("ModernBertForMaskedLM", MODERN, "local and global layers", quick=True),
     "ultrabert": Specimen("UltrabertForMaskedLM", ULTRA, "local and global layers"),
@@ -1017,7 +1016,6 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "deberta-v2-token-classify": Specimen(
         "DebertaV2ForTokenClassification",
         DEBERTA_V2 | {"num_hidden_layers": 1, "id2label": TAGS},
-        quick=True,
     ),
     "electra-detect": Specimen(
         "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens", quick=True
