@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent
 _CHAT = "chat"
 _PLAIN = "plain"
 _EMBED = "embed"
-_TIMEOUT = 300  # seconds for one client
+_TIMEOUT = 1800  # seconds for one client: far more than any takes, also on a machine that is busy
 # Clients that would report home, look up prices, or ask a hub
 _OFFLINE = {
     "HAYSTACK_TELEMETRY_ENABLED": "False",
