@@ -295,7 +295,7 @@ def test_a_text_whose_reader_leaves_gives_up_its_slot(server: Any, http: httpx.C
         ),
         (
             {"mask": "prefix", "model": "starter", "inputs": "a " * 70},
-            "inputs: has 70 tokens; under the prefix mask a prompt is read in one pass, of at most",
+            "the prompt has 72 tokens; under the prefix mask it is read in one pass, of at most 64",
         ),
         (
             {"mask": "prefix", "inputs": "a", "parameters": {"decoder_input_details": True}},
@@ -331,7 +331,7 @@ def test_a_text_whose_reader_leaves_gives_up_its_slot(server: Any, http: httpx.C
         ),
         (
             {"mask": "block", "model": "dial:causal", "inputs": "a"},
-            "model: model 'dial' contradicts the mask 'block'; give one of them",
+            "model 'dial' contradicts the mask 'block'; give one of them",
         ),
     ],
 )
@@ -343,9 +343,9 @@ def test_what_cannot_be_written_is_refused(
 
 def test_other_tasks_know_no_masks_of_writing(http: httpx.Client) -> None:
     refused = post(http, 422, "/score", mask="prefix", inputs=[PROMPT])
-    assert refused["error"] == "model: the prefix mask is for writing texts, not score"
+    assert refused["error"] == "the prefix mask is for writing texts, not score"
     refused = post(http, 422, "/fill-mask", model="dial:block", inputs="a[MASK]")
-    assert refused["error"] == "model: the block mask is for writing texts, not fill-mask"
+    assert refused["error"] == "the block mask is for writing texts, not fill-mask"
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
     refused = post(http, 400, "/v1/messages", model="dial:block", **body)
     assert "written under the block mask by /generate" in refused["error"]["message"]
