@@ -251,7 +251,12 @@ def test_copies_of_a_prefix_prompt_are_read_once(http: httpx.Client) -> None:
 
 
 def test_streams_send_a_block_when_it_is_done(http: httpx.Client) -> None:
-    parameters = {"max_new_tokens": 12, "block_length": 4, "steps": 6, "order": "entropy"}
+    parameters: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "block_length": 4,
+        "steps": 6,
+        "order": "entropy",
+    }
     body = {"model": "dial:block", "inputs": PROMPT, "parameters": parameters}
     whole = write(http, "block", **parameters)
     generated = metric(http, "maskdial_generation_tokens_total", model="dial")
