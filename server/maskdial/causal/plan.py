@@ -71,8 +71,8 @@ class Plan:
     encode.
 
     ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, or
-    whose block at work waits for its turn, are dummy rows of the decode pass: it writes a token to a position that the row's next real token
-    overwrites, and returns no logits for them.
+    whose block at work waits for its turn, are dummy rows of the decode pass: it writes a token to
+    a position that the row's next real token overwrites, and returns no logits for them.
     """
 
     forks: tuple[Fork, ...] = ()
