@@ -19,11 +19,11 @@ class TaskOptions(TypedDict, total=False):
 
     ``deadline`` is the request's timeout on the server, in seconds: past it the server gives up and
     the client raises DeadlineError. Keep the client's own ``timeout`` longer than that. ``mask`` is
-    the attention mask, for models that have both.
+    the attention mask, for models that have both; to generate also ``prefix`` and ``block``.
     """
 
     deadline: float | None
-    mask: Literal["full", "causal"] | None
+    mask: Literal["full", "causal", "prefix", "block"] | None
 
 
 class TextOptions(TaskOptions, total=False):

@@ -251,8 +251,12 @@ def test_copies_of_a_prefix_prompt_are_read_once(http: httpx.Client) -> None:
 
 
 def test_streams_send_a_block_when_it_is_done(http: httpx.Client) -> None:
-    parameters: dict[str, Any] = {"max_new_tokens": 12, "block_length": 4, "steps": 6}
-    parameters["order"] = "entropy"
+    parameters: dict[str, Any] = {
+        "max_new_tokens": 12,
+        "block_length": 4,
+        "steps": 6,
+        "order": "entropy",
+    }
     body = {"model": "dial:block", "inputs": PROMPT, "parameters": parameters}
     whole = write(http, "block", **parameters)
     generated = metric(http, "maskdial_generation_tokens_total", model="dial")
@@ -296,7 +300,7 @@ def test_a_text_whose_reader_leaves_gives_up_its_slot(server: Any, http: httpx.C
         ),
         (
             {"mask": "prefix", "model": "starter", "inputs": "a " * 70},
-            "inputs: has 70 tokens; under the prefix mask a prompt is read in one pass, of at most",
+            "the prompt has 72 tokens; under the prefix mask it is read in one pass, of at most 64",
         ),
         (
             {"mask": "prefix", "inputs": "a", "parameters": {"decoder_input_details": True}},
@@ -332,7 +336,7 @@ def test_a_text_whose_reader_leaves_gives_up_its_slot(server: Any, http: httpx.C
         ),
         (
             {"mask": "block", "model": "dial:causal", "inputs": "a"},
-            "model: model 'dial' contradicts the mask 'block'; give one of them",
+            "model 'dial' contradicts the mask 'block'; give one of them",
         ),
     ],
 )
@@ -344,9 +348,9 @@ def test_what_cannot_be_written_is_refused(
 
 def test_other_tasks_know_no_masks_of_writing(http: httpx.Client) -> None:
     refused = post(http, 422, "/score", mask="prefix", inputs=[PROMPT])
-    assert refused["error"] == "model: the prefix mask is for writing texts, not score"
+    assert refused["error"] == "the prefix mask is for writing texts, not score"
     refused = post(http, 422, "/fill-mask", model="dial:block", inputs="a[MASK]")
-    assert refused["error"] == "model: the block mask is for writing texts, not fill-mask"
+    assert refused["error"] == "the block mask is for writing texts, not fill-mask"
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
     refused = post(http, 400, "/v1/messages", model="dial:block", **body)
     assert "written under the block mask by /generate" in refused["error"]["message"]

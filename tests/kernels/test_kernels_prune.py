@@ -174,7 +174,7 @@ def test_a_causal_starter_gets_the_same_bits(
         assert layout is not None
         graph = onnx.load_from_string(rewrite(bundle.graph, kv_cache).model).graph
         attention = [node for node in graph.node if node.op_type.endswith("CausalAttention")][-1]
-        assert len(attention.input) == (12 if narrows else 11)
+        assert len(attention.input) == (13 if narrows else 12)
         vocab_size = bundle.manifest.vocab_size
         runner = Runner(
             session,

@@ -70,9 +70,9 @@ class Plan:
     """One step: copy the forks, the moves, the loads and the states, then decode, then prefill or
     encode.
 
-    ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, are
-    dummy rows of the decode pass: it writes a token to a position that the row's next real token
-    overwrites, and returns no logits for them.
+    ``rows`` are the sequences of slots 0..n-1. Those that are still prefilling, or hold logits, or
+    whose block at work waits for its turn, are dummy rows of the decode pass: it writes a token to
+    a position that the row's next real token overwrites, and returns no logits for them.
     """
 
     forks: tuple[Fork, ...] = ()

@@ -97,8 +97,9 @@ async def read_prompts(
         if request.full_prompt and len(tokens.ids) > model.max_full_tokens:
             with about("prompts", index):
                 raise ValidationError(
-                    f"has {len(tokens.ids)} tokens; under the prefix mask a prompt is read in one "
-                    f"pass, of at most {model.max_full_tokens} (--prefill-chunk-tokens); shorten it"
+                    f"the prompt has {len(tokens.ids)} tokens; under the prefix mask it is read in "
+                    f"one pass, of at most {model.max_full_tokens} (--prefill-chunk-tokens); "
+                    "shorten it"
                 )
     if request.describe_tokens and params.prompt_logprobs:
         num_read = sum(len(tokens.ids) for tokens in tokenized) * request.num_sequences

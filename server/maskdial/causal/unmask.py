@@ -1,7 +1,7 @@
 """Text by unmasking over the KV cache, block by block: a request, admitted and run."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.texts import tokenizing_seconds
@@ -32,11 +32,11 @@ class BlockRequest:
     prompt: TextPrompt
     plan: TextPlan
 
-    def check(self, model: CausalModel) -> None:
-        """Refuses what the model cannot do.
+    def checked(self, model: CausalModel) -> "BlockRequest":
+        """The request with blocks of a length that the model's passes have room for.
 
         Raises:
-            ValidationError: ``field`` says what.
+            ValidationError: the model cannot do what is asked; ``field`` says what.
         """
         if model.manifest.text_to_text is not None:
             raise ValidationError(
@@ -53,12 +53,16 @@ class BlockRequest:
         model.check_looks_ahead("block")
         self.plan.check()
         longest = (model.max_full_tokens - 1) // 2
-        if max(self.plan.lengths) > longest:
+        if (self.plan.block_length or 0) > longest:
             raise ValidationError(
                 f"must be at most {longest}: a pass reads two blocks, and {model.max_full_tokens} "
                 "tokens (--prefill-chunk-tokens)",
                 field="block_length",
             )
+        length = min(max(self.plan.lengths), longest)
+        plan = replace(self.plan, block_length=length)
+        plan.check()
+        return replace(self, plan=plan)
 
     async def write(
         self, model: CausalModel, deadline: Deadline
@@ -70,12 +74,12 @@ class BlockRequest:
             OverloadedError: the queue is full.
             DeadlineError: the time is up.
         """
-        self.check(model)
+        request = self.checked(model)
         model.engine.check_room(1)
         text = self.prompt.text
         seconds = tokenizing_seconds([text] if isinstance(text, str) else [])
         with model.metrics.tokenization_duration.time():
-            sequence = await offload(lambda: self._sequence(model), seconds, deadline)
+            sequence = await offload(lambda: request._sequence(model), seconds, deadline)
         stream = model.engine.stream_blocks(sequence, deadline.remaining())
         async with stream:
             with deadline.explained():

@@ -78,6 +78,41 @@ def test_a_failing_chunk_ends_its_own_prompt_only(
         asyncio.run(main())
 
 
+def test_a_prompt_read_in_both_directions_fails_with_the_pass_that_it_shares(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is read in one piece, and there is no other pass that computes it."""
+
+    async def main() -> None:
+        runner = FakeRunner(slots=3, shares_passes=True)
+        bench = Bench(runner, overlaps=False)
+        decoding = bench.read(make_sequence([1], 30))
+        await bench.step(3)
+        runner.passes.clear()
+        read, lost = (make_sequence(range(30), 5) for _ in range(2))
+        read.full_prompt = lost.full_prompt = True
+        reader = bench.read(read)
+        await bench.step(2)
+        assert runner.passes == ["shared", "decode"]
+
+        def fail_shared(kind: str) -> None:
+            if kind == "shared":
+                raise RuntimeError("out of cheese")
+
+        runner.on_pass = fail_shared
+        loser = bench.read(lost)
+        await bench.step()
+        runner.on_pass = lambda kind: None
+        with pytest.raises(GenerationError, match="out of cheese"):
+            await loser.task
+        await bench.run_dry()
+        assert reader.token_ids == expected_tokens(range(30), 5)
+        assert decoding.token_ids == expected_tokens([1], 30)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
 def test_logits_that_are_no_numbers_end_their_own_sequence_only(overlaps: bool) -> None:
     async def main() -> None:
         bench = Bench(FakeRunner(slots=3, nan_after=6), overlaps=overlaps)
