@@ -54,7 +54,7 @@ class KVCache:
         """Allocates the cache, and one for source texts if these have a length.
 
         Raises:
-            ConfigError: the memory is too small; if it holds a slot, the message says what would fit.
+            ConfigError: the memory is too small; if it holds a slot, the error says what would fit.
         """
         source = None
         if max_source_length is not None:
