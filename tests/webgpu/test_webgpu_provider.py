@@ -116,6 +116,20 @@ def test_weights_that_no_buffer_holds_are_refused(int8: bool, tmp_path: Path) ->
         rewrite_for_webgpu(tmp_path / "model.onnx", lambda: True, 15_999)
 
 
+def test_rows_are_not_flattened_on_the_cpu(hybrid_bundle: Path) -> None:
+    """A float graph of a Llama leaves nothing else to it."""
+    graph = load_bundle("mine", hybrid_bundle).graph
+
+    def reshaped(model: onnx.ModelProto) -> list[str]:
+        return [node.input[0] for node in model.graph.node if node.op_type == "Reshape"]
+
+    before = reshaped(onnx.load(graph, load_external_data=False))
+    after = reshaped(onnx.load_from_string(rewrite_for_webgpu(graph, lambda: True)))
+    assert "rows" in before
+    before.remove("rows")
+    assert after == before
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("software")
 class TestAdapter:

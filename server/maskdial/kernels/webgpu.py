@@ -3,6 +3,7 @@
 - ``FusedMatMul``, which multiplies by the transposed embeddings, becomes ``Gemm``.
 - Products of int8 weights become ``MatMul`` of the floats that they stand for, which ONNX Runtime
   computes when it loads the graph. Inputs are not rounded.
+- ``rows`` are gathered as they are: flattening them would be left to the CPU, as 64-bit integers.
 - Attention is rewritten by `maskdial.kernels.webgpu_attention`.
 
 Weights that are larger than any buffer are refused.
@@ -51,6 +52,7 @@ def rewrite_for_webgpu(
         raise BundleError("WebGPU's attention ignores the cap of its scores (softcap)")
     _rewrite_int8_products(view)
     _rewrite_products(view)
+    _take_rows(view)
     rewrite_attention(view, attends)
     if max_buffer_bytes is not None:
         _check_weights(view, max_buffer_bytes)
@@ -119,6 +121,20 @@ def _rewrite_products(graph: Graph) -> None:
             source, (product,) = before.input[0], after[0].output
             replacements[id(after[0])] = None
         replacements[id(node)] = helper.make_node("Gemm", [source, weight], [product], **attributes)
+    graph.replace(replacements)
+
+
+def _take_rows(graph: Graph) -> None:
+    """Removes what flattens ``rows``, which have one dimension."""
+    replacements: dict[int, NodeProto | None] = {}
+    for node in graph.users("rows"):
+        if node.op_type != "Reshape" or graph.integers(node.input[1]) != [-1]:
+            continue
+        for user in graph.users(node.output[0]):
+            for index, name in enumerate(user.input):
+                if name == node.output[0]:
+                    user.input[index] = "rows"
+        replacements[id(node)] = None
     graph.replace(replacements)
 
 
