@@ -324,6 +324,7 @@ class FakeDeviceMemory:
 
     device = "cpu"
     on_host = False
+    max_buffer_bytes = None
     stream = 0
 
     def __init__(self, num_bytes: int = 2**30, *, binds_views: bool = True) -> None:

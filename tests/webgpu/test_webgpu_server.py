@@ -158,7 +158,7 @@ def test_long_passes_that_the_device_computes_wrongly_are_refused(
     hybrid_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the golden check says if the probe did not find it."""
-    assert webgpu.probe() == Device(attends=False, has_half=False)
+    assert not webgpu.probe().attends
     monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
     causal, full = load_bundles("dial", hybrid_bundle)
     config = load_config({"provider": "webgpu", "slots": 1, "threads": 1})

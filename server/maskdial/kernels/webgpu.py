@@ -3,12 +3,16 @@
 - ``FusedMatMul``, which multiplies by the transposed embeddings, becomes ``Gemm``.
 - Products of int8 weights become ``MatMul`` of the floats that they stand for, which ONNX Runtime
   computes when it loads the graph. Inputs are not rounded.
+- ``rows`` are gathered as they are: flattening them would be left to the CPU, as 64-bit integers.
 - Attention is rewritten by `maskdial.kernels.webgpu_attention`.
+
+Weights that are larger than any buffer are refused.
 
 The graph on disk stays as it is, and so do the graphs for copies, which are built here as well.
 """
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -24,16 +28,20 @@ _PREFIX = "webgpu."
 _Value = tuple[str, int, list[str | int]]  # name, element type and shape
 
 
-def rewrite_for_webgpu(graph: Path, attends: Callable[[], bool]) -> bytes:
+def rewrite_for_webgpu(
+    graph: Path, attends: Callable[[], bool], max_buffer_bytes: int | None = None
+) -> bytes:
     """The serialized graph; its external data stays where it is.
 
     Args:
         graph: to be rewritten.
         attends: whether the adapter computes ``MultiHeadAttention`` rightly, at all lengths; asked
             if the graph has it.
+        max_buffer_bytes: the size of the adapter's largest buffer, if it is known.
 
     Raises:
-        BundleError: the file is not a graph, or has attention that WebGPU lacks.
+        BundleError: the file is not a graph, has attention that WebGPU lacks, or a weight that no
+            buffer of the adapter holds.
     """
     try:
         model = onnx.load(graph, load_external_data=False)
@@ -44,9 +52,31 @@ def rewrite_for_webgpu(graph: Path, attends: Callable[[], bool]) -> bytes:
         raise BundleError("WebGPU's attention ignores the cap of its scores (softcap)")
     _rewrite_int8_products(view)
     _rewrite_products(view)
+    _take_rows(view)
     rewrite_attention(view, attends)
+    if max_buffer_bytes is not None:
+        _check_weights(view, max_buffer_bytes)
     serialized: bytes = model.SerializeToString()
     return serialized
+
+
+def _check_weights(graph: Graph, limit: int) -> None:
+    """Refuses weights that one buffer cannot hold.
+
+    Raises:
+        BundleError: there is one.
+    """
+    # ONNX Runtime computes the floats of int8 weights when it loads the graph.
+    of_floats = {node.input[0] for node in graph.nodes if node.op_type == "Cast"}
+    for weight in graph.proto.initializer:
+        element = TensorProto.FLOAT if weight.name in of_floats else weight.data_type
+        num_bytes = prod(weight.dims) * helper.tensor_dtype_to_np_dtype(element).itemsize
+        if num_bytes > limit:
+            raise BundleError(
+                f"the weight {weight.name!r} takes {num_bytes / 1e6:.2f} MB, and the GPU's largest "
+                f"buffer holds {limit / 1e6:.2f} MB; export the model in a lower precision, or "
+                "serve it with --provider cpu"
+            )
 
 
 def _rewrite_int8_products(graph: Graph) -> None:
@@ -91,6 +121,20 @@ def _rewrite_products(graph: Graph) -> None:
             source, (product,) = before.input[0], after[0].output
             replacements[id(after[0])] = None
         replacements[id(node)] = helper.make_node("Gemm", [source, weight], [product], **attributes)
+    graph.replace(replacements)
+
+
+def _take_rows(graph: Graph) -> None:
+    """Removes what flattens ``rows``, which have one dimension."""
+    replacements: dict[int, NodeProto | None] = {}
+    for node in graph.users("rows"):
+        if node.op_type != "Reshape" or graph.integers(node.input[1]) != [-1]:
+            continue
+        for user in graph.users(node.output[0]):
+            for index, name in enumerate(user.input):
+                if name == node.output[0]:
+                    user.input[index] = "rows"
+        replacements[id(node)] = None
     graph.replace(replacements)
 
 

@@ -403,7 +403,7 @@ def _runner(
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
         source_length = max(source_length, num_golden)
-    slots = _plan_slots(bundle, config, placement, layout, context + (source_length or 0))
+    slots = _plan_slots(bundle, config, placement, layout, context, source_length or 0)
     # Where drafts were wrong, recurrent layers read the right ones again.
     num_again = slots * max_drafts if layout.states else 0
     return Runner(
@@ -437,7 +437,12 @@ def _causal_session(
 
 
 def _plan_slots(
-    bundle: Bundle, config: Config, placement: Placement, layout: KVLayout, max_length: int
+    bundle: Bundle,
+    config: Config,
+    placement: Placement,
+    layout: KVLayout,
+    max_length: int,
+    max_source_length: int,
 ) -> int:
     """The number of slots, once the weights are loaded.
 
@@ -455,6 +460,8 @@ def _plan_slots(
             asked=config.slots,
             max_slots=placement.provider.slots,
             budget=budget,
+            max_source_length=max_source_length,
+            max_buffer_bytes=placement.memory.max_buffer_bytes,
         )
     except ConfigError as error:
         raise ConfigError(f"model {bundle.label!r}: {error.message}") from error

@@ -26,6 +26,7 @@ class CudaMemory:
     device = "cuda"
     on_host = False
     binds_views = True
+    max_buffer_bytes = None
 
     def __init__(self) -> None:
         self._runtime = _cuda_runtime()

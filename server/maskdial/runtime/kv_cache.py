@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,17 +54,29 @@ class KVCache:
         """Allocates the cache, and one for source texts if these have a length.
 
         Raises:
-            ConfigError: the memory is too small.
+            ConfigError: the memory is too small; if it holds a slot, the error says what would fit.
         """
         source = None
         if max_source_length is not None:
             source = cls.allocate(memory, layout, slots, max_source_length)
-        shapes = [(slots, each.num_heads, max_length, layout.width(each)) for each in layout.layers]
-        dtype, floats = layout.element, np.dtype(np.float32)
-        keys = tuple(memory.allocate(shape, dtype) for shape in shapes)
-        values = tuple(memory.allocate(shape, dtype) for shape in shapes)
-        states = tuple(memory.allocate((slots, *each), floats) for each in layout.states)
-        lengths = np.zeros(slots, np.int64)
+        wanted: list[tuple[tuple[int, ...], np.dtype[Any]]] = [
+            ((slots, each.num_heads, max_length, layout.width(each)), layout.element)
+            for each in (*layout.layers, *layout.layers)
+        ]
+        wanted += [((slots, *each), np.dtype(np.float32)) for each in layout.states]
+        buffers: list[Buffer] = []
+        for shape, dtype in wanted:
+            try:
+                buffers.append(memory.allocate(shape, dtype))
+            except ConfigError as error:
+                held = sum(each.num_bytes for each in buffers)
+                room = _Room.of_cache(layout, max_length, held, "no more than {} can be allocated")
+                if held < room.slot_bytes:
+                    raise
+                raise room.refusal(slots) from error
+        layers, lengths = len(layout.layers), np.zeros(slots, np.int64)
+        keys, values = tuple(buffers[:layers]), tuple(buffers[layers : 2 * layers])
+        states = tuple(buffers[2 * layers :])
         return cls(keys, values, states, layout, max_length, lengths, memory, source, windows or {})
 
     @property
@@ -294,7 +306,14 @@ _MIN_CONTEXT = 8  # tokens, as of --max-context
 
 
 def plan_slots(
-    layout: KVLayout, max_length: int, *, asked: int | None, max_slots: int, budget: int | None
+    layout: KVLayout,
+    max_length: int,
+    *,
+    asked: int | None,
+    max_slots: int,
+    budget: int | None,
+    max_source_length: int = 0,
+    max_buffer_bytes: int | None = None,
 ) -> int:
     """The number of slots of a KV cache.
 
@@ -304,28 +323,84 @@ def plan_slots(
         asked: the number of slots, None to let the memory decide.
         max_slots: the number of slots if none was asked for and the memory suffices.
         budget: size of the cache in bytes; None for no limit.
+        max_source_length: number of tokens of a source text, which a slot holds beside them.
+        max_buffer_bytes: size of the largest allocation, which has the keys of one layer, or its
+            values; None for no limit.
 
     Raises:
         ConfigError: the slots do not fit; the message says what would.
     """
     slots = asked or max_slots
-    if budget is None:
-        return slots
-    slot_bytes = max_length * layout.bytes_per_token + layout.state_bytes
-    fitting = budget // slot_bytes
-    if fitting >= slots or (fitting and asked is None):
-        return min(fitting, slots)
-    needed = asked or 1
-    ways = [f"--slots {fitting}"] if fitting else []
-    left = budget // needed - layout.state_bytes
-    fitting_length = left // layout.bytes_per_token if layout.bytes_per_token else 0
-    if fitting_length >= _MIN_CONTEXT:
-        ways.append(f"--max-context {fitting_length}")
-    raise ConfigError(
-        f"a KV cache of {needed} slot{'s' if needed > 1 else ''} of {max_length} tokens takes "
-        f"{_size(needed * slot_bytes)}, and {_size(budget)} may be used: "
-        + (f"{' or '.join(ways)} would fit" if ways else "not even a short text would fit")
-    )
+    if budget is not None:
+        room = _Room.of_cache(layout, max_length + max_source_length, budget)
+        slots = room.plan(asked, slots)
+    if max_buffer_bytes is not None and layout.layers:
+        token = max(each.num_heads * layout.width(each) for each in layout.layers)
+        room = _Room(
+            what="a buffer",
+            length=max(max_length, max_source_length),
+            token_bytes=token * layout.element.itemsize,
+            limit=max_buffer_bytes,
+            holds="the GPU's largest one holds {}",
+        )
+        slots = room.plan(asked, slots)
+    return slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A limit for what all slots take together.
+
+    Attributes:
+        what: what takes it.
+        length: number of tokens of a slot.
+        token_bytes: what each of them takes.
+        limit: in bytes.
+        holds: says the limit in an error, for its size.
+        fixed_bytes: what a slot takes besides.
+    """
+
+    what: str
+    length: int
+    token_bytes: int
+    limit: int
+    holds: str
+    fixed_bytes: int = 0
+
+    @classmethod
+    def of_cache(
+        cls, layout: KVLayout, length: int, limit: int, holds: str = "{} may be used"
+    ) -> "_Room":
+        return cls("a KV cache", length, layout.bytes_per_token, limit, holds, layout.state_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.length * self.token_bytes + self.fixed_bytes
+
+    def plan(self, asked: int | None, slots: int) -> int:
+        """How many slots fit, at most ``slots``.
+
+        Raises:
+            ConfigError: not as many as were asked for, or none.
+        """
+        fitting = self.limit // self.slot_bytes
+        if fitting >= slots or (fitting and asked is None):
+            return min(fitting, slots)
+        raise self.refusal(asked or 1)
+
+    def refusal(self, slots: int) -> ConfigError:
+        """That so many slots do not fit, and what would."""
+        fitting = self.limit // self.slot_bytes
+        ways = [f"--slots {fitting}"] if fitting else []
+        left = self.limit // slots - self.fixed_bytes
+        fitting_length = left // self.token_bytes if self.token_bytes else 0
+        if fitting_length >= _MIN_CONTEXT:
+            ways.append(f"--max-context {fitting_length}")
+        return ConfigError(
+            f"{self.what} of {slots} slot{'s' if slots > 1 else ''} of {self.length} tokens takes "
+            f"{_size(slots * self.slot_bytes)}, and {self.holds.format(_size(self.limit))}: "
+            + (f"{' or '.join(ways)} would fit" if ways else "not even a short text would fit")
+        )
 
 
 def _size(num_bytes: int) -> str:

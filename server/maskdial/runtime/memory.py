@@ -78,6 +78,10 @@ class Memory(Protocol):
         """Whether ONNX Runtime can be given a buffer that begins within an allocation."""
 
     @property
+    def max_buffer_bytes(self) -> int | None:
+        """The size of the largest allocation; None if there is no limit, or it is not known."""
+
+    @property
     def of_passes(self) -> "Memory":
         """Where passes read their small inputs and write logits: this memory, or main memory."""
 
@@ -142,6 +146,7 @@ class HostMemory:
     device = "cpu"
     on_host = True
     binds_views = True
+    max_buffer_bytes = None
     stream = 0
     _all: ClassVar["weakref.WeakSet[HostMemory]"] = weakref.WeakSet()
 

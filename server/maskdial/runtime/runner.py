@@ -86,13 +86,14 @@ class Runner:
         )
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
+        # The bench is a slot at the beginning of an allocation, for prompts of other slots.
+        bench = None
+        if not memory.binds_views and slots > 1 and max_source_length is None:
+            bench = KVCache.allocate(memory, layout, 1, max_length, None, session.windows)
         self.cache = KVCache.allocate(
             memory, layout, slots, max_length, max_source_length, session.windows
         )
-        # The bench is a slot at the beginning of an allocation, for prompts of other slots.
-        self._bench = self.cache
-        if not memory.binds_views and slots > 1:
-            self._bench = KVCache.allocate(memory, layout, 1, max_length, None, session.windows)
+        self._bench = bench or self.cache
         io = memory.of_passes
         beside = slots if self._packs else 0  # steps in the pass of a prompt
         beside += max_ahead if self.looks_ahead else 0

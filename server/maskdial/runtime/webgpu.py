@@ -33,6 +33,7 @@ class WebGpuMemory:
         devices: of the plug-in, registered with ONNX Runtime.
         graphs: `maskdial.kernels.webgpu.copy_graphs`.
         turn: held while the device is in use, since sessions share its queue.
+        max_buffer_bytes: the size of the device's largest buffer, if it is known.
     """
 
     device = "webgpu"
@@ -45,7 +46,9 @@ class WebGpuMemory:
         devices: Sequence[ort.OrtEpDevice],
         graphs: Mapping[str, bytes],
         turn: AbstractContextManager[Any],
+        max_buffer_bytes: int | None,
     ) -> None:
+        self.max_buffer_bytes = max_buffer_bytes
         self._turn = turn
         settings = ort.SessionOptions()
         settings.log_severity_level = _ERRORS_ONLY

@@ -1,5 +1,7 @@
 """How many slots fit into a budget, and what is said when they don't."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial.errors import ConfigError
 from maskdial.runtime.kv_cache import KVCache, plan_slots
-from maskdial.runtime.memory import HostMemory
+from maskdial.runtime.memory import HostMemory, Memory
 
 LAYOUT = KVLayout(layers=(Heads(4, 16),) * 2, dtype="float16")
 TOKEN = 2 * 2 * 4 * 16 * 2  # bytes
@@ -89,3 +91,47 @@ def test_a_model_with_states_only_needs_no_room_for_tokens() -> None:
     with pytest.raises(ConfigError, match=r"and 0\.4 MB|would fit") as refusal:
         plan_slots(layout, 10**6, asked=11, max_slots=64, budget=4000)
     assert "--slots 10 would fit" in refusal.value.message
+
+
+def test_a_buffer_has_the_keys_of_one_layer() -> None:
+    """The largest layer counts, and the longer of a slot's two caches."""
+    layout = KVLayout(layers=(Heads(1, 16), Heads(4, 16)), dtype="float16")
+    key = 4 * 16 * 2  # bytes of a token
+
+    def plan(asked: int | None, buffer: int, source: int = 0) -> int:
+        return plan_slots(
+            layout,
+            1000,
+            asked=asked,
+            max_slots=64,
+            budget=None,
+            max_source_length=source,
+            max_buffer_bytes=buffer * key,
+        )
+
+    assert plan(None, 64_000) == 64
+    assert plan(None, 3999) == 3
+    assert plan(None, 3999, source=2000) == 1
+    assert plan(3, 3999) == 3
+    with pytest.raises(ConfigError) as refusal:
+        plan(4, 3999)
+    assert refusal.value.message == (
+        "a buffer of 4 slots of 1000 tokens takes 0.5 MB, and the GPU's largest one holds 0.5 MB: "
+        "--slots 3 or --max-context 999 would fit"
+    )
+    with pytest.raises(ConfigError, match=r"1 slot of 2000 tokens .*: --max-context 1999 would"):
+        plan(None, 1999, source=2000)
+
+
+def test_memory_that_ends_says_how_much_there_was(device_memory: Callable[..., Memory]) -> None:
+    """Four of a cache's eight arrays were allocated, each of 4 slots of 100 tokens."""
+    layout = KVLayout(layers=(Heads(4, 16),) * 4, dtype="float16")
+    memory = device_memory(4 * 4 * 100 * 4 * 16 * 2 + 1000)
+    with pytest.raises(ConfigError) as refusal:
+        KVCache.allocate(memory, layout, 4, 100)
+    assert refusal.value.message == (
+        "a KV cache of 4 slots of 100 tokens takes 0.4 MB, and no more than 0.2 MB can be "
+        "allocated: --slots 2 or --max-context 50 would fit"
+    )
+    memory = device_memory(4 * 4 * 100 * 4 * 16 * 2 + 1000)
+    KVCache.allocate(memory, layout, 2, 100)

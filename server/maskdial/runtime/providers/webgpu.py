@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from maskdial.bundle.bundle import Bundle
 from maskdial.errors import BundleError, ConfigError, DeviceLostError
 from maskdial.runtime.providers.plugin import devices_of
 from maskdial.runtime.providers.provider import Provider
-from maskdial.runtime.providers.webgpu_probe import Device
+from maskdial.runtime.providers.webgpu_probe import Device, find_max_buffer_bytes
 from maskdial.runtime.webgpu import WebGpuMemory
 
 _log = logging.getLogger(__name__)
@@ -113,7 +114,8 @@ class WebGpuProvider(Provider):
     def memory(self) -> WebGpuMemory:
         from maskdial.kernels.webgpu import copy_graphs  # needs onnx, which is optional
 
-        return WebGpuMemory(self.devices(), copy_graphs(), self.turn)
+        limit = probe().max_buffer_bytes
+        return WebGpuMemory(self.devices(), copy_graphs(), self.turn, limit)
 
     def devices(self) -> list[ort.OrtEpDevice]:
         found = self._all_devices()
@@ -127,7 +129,7 @@ class WebGpuProvider(Provider):
     def rewrite(self, graph: Path) -> bytes:
         from maskdial.kernels.webgpu import rewrite_for_webgpu  # needs onnx, which is optional
 
-        return rewrite_for_webgpu(graph, lambda: probe().attends)
+        return rewrite_for_webgpu(graph, lambda: probe().attends, probe().max_buffer_bytes)
 
     def check_split(self, graph: Path, on_cpu: Sequence[str], total: int) -> None:
         within = sorted(kind for kind in on_cpu if kind not in _BOOKKEEPING)
@@ -186,9 +188,11 @@ def probe() -> Device:
         raise ConfigError(
             f"the GPU does not answer WebGPU within {_TIMEOUT} seconds; check its driver"
         ) from error
-    if done.returncode == 0:
-        return Device(**json.loads(done.stdout.splitlines()[-1]))
-    report = " ".join(done.stderr.decode(errors="replace").split())[-_REPORT:]
+    report = done.stderr.decode(errors="replace")
+    if done.stdout:
+        found = Device(**json.loads(done.stdout.splitlines()[-1]))
+        return replace(found, max_buffer_bytes=find_max_buffer_bytes(report))
+    report = " ".join(report.split())[-_REPORT:]
     how = f"ends with signal {-done.returncode}" if done.returncode < 0 else "fails"
     raise ConfigError(
         f"a process that uses the GPU through WebGPU {how} ({report}); check its driver (on "

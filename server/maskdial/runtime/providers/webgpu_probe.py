@@ -1,10 +1,13 @@
 """Uses a WebGPU device, to find out what it computes; run as a module, in a process of its own.
 
-A driver may end the process that loads it. The last line of the output is a `Device` as JSON.
+A driver may end the process that loads it. The last line of the output is a `Device` as JSON; the
+size of the largest buffer has to be read from the errors.
 """
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +18,8 @@ from numpy.typing import NDArray
 _LENGTH, _HEADS, _HEAD_DIM = 40, 2, 64
 """The shader for long passes is used from 32 tokens on; heads of 64 are the commonest."""
 _TOLERANCE = 1e-3
-_FATAL_ONLY = 4
+_TOO_LARGE = 2**38  # elements of 4 bytes: no device has such a buffer
+_ERRORS_ONLY, _FATAL_ONLY = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,12 @@ class Device:
     Attributes:
         attends: whether attention over passes of 32 tokens and more is right.
         has_half: whether its shaders have half precision.
+        max_buffer_bytes: the size of the largest buffer, if it is known.
     """
 
     attends: bool
     has_half: bool
+    max_buffer_bytes: int | None = None
 
 
 def examine() -> Device:
@@ -42,7 +48,7 @@ def examine() -> Device:
     from maskdial.kernels.webgpu_attention import attention_check, half_check
 
     name = plugin.get_ep_name()
-    ort.set_default_logger_severity(_FATAL_ONLY)
+    ort.set_default_logger_severity(_ERRORS_ONLY)
     ort.register_execution_provider_library(name, plugin.get_library_path())
     devices = [each for each in ort.get_ep_devices() if each.ep_name == name]
     devices.sort(key=lambda each: each.device.type.name != "GPU")
@@ -55,6 +61,22 @@ def examine() -> Device:
     (found,) = session.run(None, feeds)
     attends = bool(np.abs(found - wanted).max() <= _TOLERANCE)
     return Device(attends, _computes(half_check(), settings))
+
+
+def provoke_limit() -> None:
+    """Has ONNX Runtime report the size of the largest buffer, to the standard error output.
+
+    Python cannot ask it for the limits of a device, but it says which one a request is beyond.
+    """
+    for _ in range(2):  # the first one is not checked, and fails in the driver
+        with suppress(Exception):  # ONNX Runtime's exceptions share no other base
+            ort.OrtValue.ortvalue_from_shape_and_type((_TOO_LARGE,), np.float32, "webgpu")
+
+
+def find_max_buffer_bytes(report: str) -> int | None:
+    """The size that `provoke_limit` had reported; None if it was not."""
+    found = re.search(r"max buffer size limit \((\d+)\)", report)
+    return int(found[1]) if found else None
 
 
 def _check_copies() -> None:
@@ -93,4 +115,5 @@ def _computes(graph: bytes, settings: ort.SessionOptions) -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(examine())))
+    print(json.dumps(asdict(examine())), flush=True)
+    provoke_limit()  # what was found counts, even if the driver crashes
