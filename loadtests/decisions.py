@@ -22,7 +22,13 @@ import psutil
 from rich.console import Console
 
 from loadtests import add_number, add_seed, names_of
-from loadtests.checkpoints import build_checkpoint, causal_words, masked_words, new_folder
+from loadtests.checkpoints import (
+    MASKED_WORDS,
+    build_checkpoint,
+    causal_words,
+    masked_words,
+    new_folder,
+)
 from loadtests.compare.setup import Shape, find
 from loadtests.engines import load_served
 from loadtests.measurement import (
@@ -43,13 +49,14 @@ from maskdial.engine.timing import Deadline
 from maskdial.registry.served import ServedModel
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
     from transformers.pipelines import DecisionPipeline
 
 DESCRIPTION = (
     "Measure questions about a text: our engine, and transformers' DecisionPipeline in float32, "
     "each on one thread and by its processor time. Models have random weights in real shapes."
 )
-_SHAPES = ("bert-base", "135m", "tiny-bert", "tiny-llama")
+_SHAPES = ("bert-base", "135m", "modernbert-base", "tiny-bert", "tiny-llama")
 _OPTIONS, _OPTION_WORDS, _QUESTION_WORDS = 4, 2, 16
 _OURS, _THEIRS, _TEXTS = "ours", "pipeline", "ours, by the options' texts"
 _ASKED = "{% for option in question.options %} {{ question.labels[loop.index0] }}{{ option }}"
@@ -59,6 +66,23 @@ _TEMPLATES = {
     + "{% endfor %} [SEP]<|mark|>",
     "causal": "{{ state }}\n{{ question.instructions }}" + _ASKED + "\n{% endfor %}\n<|mark|>",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _ModernBert(Shape):
+    """ModernBERT's, with the vocabulary of our BERT."""
+
+    @property
+    def config(self) -> "PreTrainedConfig":
+        from transformers import ModernBertConfig
+
+        special = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
+        return ModernBertConfig(
+            vocab_size=MASKED_WORDS, bos_token_id=2, eos_token_id=3, **special, **self.measures
+        )
+
+
+_MODERN = _ModernBert("modernbert-base", "masked", "ModernBERT-base", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +147,8 @@ def main(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     console = Console()
     sections = []
-    for shape in find(args.shapes):
+    for name in args.shapes:
+        shape = _MODERN if name == _MODERN.name else find((name,))[0]
         section = asyncio.run(_measure(shape, args))
         section.show(console)
         sections.append(section)

@@ -338,11 +338,11 @@ def test_a_task_by_request_is_an_adapter_of_its_name(
     body = {"model": "jina", "inputs": texts[:1], "parameters": {"task": "separation"}}
     native = httpx.post(f"{server.url}/embed", json=body).json()
     np.testing.assert_array_equal(native, alone["separation"][:1])
-    for faulty, status, words in (
+    for changes, status, words in (
         ({"model": "jina", "task": "matching"}, 404, "no model 'jina-matching' here"),
         ({"task": "separation"}, 422, 'a task is one of a model; name it with "model"'),
     ):
-        reply = httpx.post(f"{server.url}/embed", json={"inputs": "a"} | faulty)
+        reply = httpx.post(f"{server.url}/embed", json={"inputs": "a"} | changes)
         assert reply.status_code == status
         assert words in reply.json()["error"]
     server.stop()

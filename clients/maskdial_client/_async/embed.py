@@ -42,10 +42,12 @@ class EmbedParameters(PromptOptions, total=False):
 
     ``normalize`` scales vectors to length 1. ``dimensions`` truncates them to that many components,
     and normalizes them again. ``output_dtype`` makes bytes or bits of them, as whole numbers.
+    ``task`` is what they are for: the server's model or adapter ``MODEL-TASK`` computes them.
     """
 
     normalize: bool | None
     dimensions: int | None
+    task: str | None
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None
 
 
