@@ -192,7 +192,7 @@ class Models:
         self, entry: Entry, folder: Path, lease: Lease, *, anew: bool = False
     ) -> LoadedAdapter:
         loaded = await self._adapters.open(entry, folder, lease.models, anew=anew)
-        entry.manifests, entry.failure = loaded.manifests, None
+        entry.manifests, entry.failure = loaded.adapted, None
         self._note(entry)
         return loaded
 
