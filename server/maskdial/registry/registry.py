@@ -381,7 +381,8 @@ class Models:
         lease = await self._lease(owner)
         try:
             entry = known or self._add(name, folder)
-            entry.base, entry.manifests = owner, owner.manifests
+            if entry.base is not owner:  # else it serves what it has until the new version is there
+                entry.base, entry.manifests = owner, owner.manifests
             try:
                 await self._open_adapter(entry, folder, lease, anew=True)
             except BaseException:
