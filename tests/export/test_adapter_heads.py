@@ -187,19 +187,15 @@ def test_heads_of_one_base_share_passes(
         assert running.result() == alone[0]
         assert unloading.result().status_code == 200
     server.stop()
+    check_fit(tmp_path / "bundles" / "three")
 
 
-def test_a_head_that_does_not_fit(base: Any, tmp_path: Path, export_adapter: Any) -> None:
-    source, bundle = base("bert")
-    train_head(source, tmp_path / "adapter", CLASSIFY, 3, 3, **QUERY_VALUE, **POOLED)
-    dest = tmp_path / "dest"
-    code, line = export_adapter(tmp_path / "adapter", dest, "--base", bundle)
-    assert code == 0, line
+def check_fit(dest: Path) -> None:
+    """A head is refused for another base, or if its manifest has other labels."""
     adapter = read_adapter("mine", dest)
     settings, content = adapter.manifest.head, adapter.head
     assert settings is not None
     assert content is not None
-    assert Head("mine", settings, content, 32)(np.zeros((1, 32), np.float32)).shape == (3,)
     fewer = settings.model_copy(update={"labels": ("a", "b")})
     for its, graph, columns, why in (
         (fewer, content, 32, r"logits of shape \(3,\), and its manifest 2 labels"),
@@ -213,12 +209,10 @@ def test_a_head_that_does_not_fit(base: Any, tmp_path: Path, export_adapter: Any
 
 
 @pytest.mark.parametrize(
-    ("name", "auto", "lora", "rows"),
+    ("name", "lora", "rows"),
     [
-        ("roberta", CLASSIFY, QUERY_VALUE, "first"),
-        ("distilbert", CLASSIFY, {"target_modules": ["q_lin"]}, "first"),
-        ("modernbert", TAG, {"target_modules": ["Wqkv"], "modules_to_save": ["head"]}, "all"),
-        ("qwen3", CLASSIFY, {"target_modules": ["q_proj", "v_proj"]}, "last"),
+        ("roberta", QUERY_VALUE, "first"),
+        ("qwen3", {"target_modules": ["q_proj", "v_proj"]}, "last"),
     ],
 )
 def test_heads_of_other_architectures(
@@ -226,14 +220,11 @@ def test_heads_of_other_architectures(
     tmp_path: Path,
     export_adapter: Any,
     name: str,
-    auto: str,
     lora: dict[str, Any],
     rows: str,
 ) -> None:
     source, bundle = base(name)
-    if name == "distilbert":
-        lora = lora | {"modules_to_save": ["pre_classifier", "classifier"]}
-    train_head(source, tmp_path / "adapter", auto, 3, 4, **lora)
+    train_head(source, tmp_path / "adapter", CLASSIFY, 3, 4, **lora)
     dest = tmp_path / "dest"
     code, line = export_adapter(tmp_path / "adapter", dest, "--base", bundle)
     assert code == 0, line
@@ -286,7 +277,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
 def test_heads_that_are_refused(
     base: Any, bundle: New, tmp_path: Path, export_adapter: Any
 ) -> None:
-    source, features = base("bert")
+    source, features = base("bert", "int8")
     good = tmp_path / "good"
     train_head(source, good, CLASSIFY, 3, 3, **QUERY_VALUE, **POOLED)
     for number, (spoil, why) in enumerate(FAULTS.items()):
