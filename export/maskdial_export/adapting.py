@@ -9,23 +9,27 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import safetensors
 import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from peft.utils.other import get_pattern_key
 from rich.console import Console
+from transformers import PreTrainedModel
 
 import maskdial
 from maskdial.bundle.adapter import (
+    ADAPTER_HEAD,
     ADAPTER_MANIFEST,
     ADAPTER_WEIGHTS,
+    AdapterHead,
     AdapterManifest,
     AdapterParity,
     LowRank,
@@ -34,7 +38,8 @@ from maskdial.bundle.adapter import (
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.adapters import PackedAdapter
-from maskdial.kernels.installed import Kernels, find_kernels
+from maskdial.kernels.installed import find_kernels
+from maskdial.runtime.head import Head
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.adapter import check_adapter
@@ -45,6 +50,7 @@ from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.phase import finding, phase
+from maskdial_export.tracing import adapter_head
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -115,13 +121,25 @@ def export_adapter(
             if not session.projections:
                 raise ExportError(f"{base} does not name its layers; export it again")
             half = bundle.manifest.precision != "fp32"
-            matrices = _matrices(adapter, settings, session.projections, half=half)
+            head_task = _head_task(bundle, settings)
+            stored = _read(adapter)
+            modules, others = _modules(adapter, stored, session.projections, head_task is not None)
+            matrices = {
+                layer: _low_rank(
+                    adapter, settings, stored, module, session.projections[layer], half
+                )
+                for layer, module in modules.items()
+            }
         with phase(console, "Comparing with PEFT"):
             name = checkpoint or settings.get("base_model_name_or_path")
             if not name:
                 raise ExportError("the adapter names no base; give its checkpoint by --checkpoint")
             source = _find(str(name), bundle)
-            parity = _compare(source, adapter, bundle, session, kernels, matrices)
+            packed = PackedAdapter(kernels.path)
+            for layer, each in matrices.items():
+                packed.add(each, session.projections[layer])
+            made = _Made(adapter, bundle, session, packed.address if matrices else 0)
+            head, parity = made.compare(source, head_task, others)
         finding(
             console, f"logits differ by {parity.difference:.2g} (at most {parity.tolerance:.2g})"
         )
@@ -134,8 +152,9 @@ def export_adapter(
             base=bundle.manifest.source,
             base_sha256=bundle.manifest.source_sha256,
             dtype="float16" if half else "float32",
-            rank=max(len(each.a) for each in matrices.values()),
+            rank=max((len(each.a) for each in matrices.values()), default=0),
             num_layers=len(matrices),
+            head=None if head is None else head.settings,
             tool_versions={
                 "maskdial": maskdial.__version__,
                 **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
@@ -144,6 +163,8 @@ def export_adapter(
             weights_sha256=hashlib.sha256(content).hexdigest(),
         )
         _write(folder / ADAPTER_WEIGHTS, content)
+        if head is not None:
+            _write(folder / ADAPTER_HEAD, head.content)
         _write(folder / ADAPTER_MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
     return manifest
 
@@ -195,57 +216,93 @@ _TYPES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
 )
 
 
-def _matrices(
-    adapter: Path,
-    settings: Mapping[str, Any],
-    projections: Mapping[str, Projection],
-    *,
-    half: bool,
-) -> dict[str, LowRank]:
-    """The adapter's matrices by the base's layers, scaled."""
-    stored: dict[str, Any] = {}
+def _head_task(bundle: Bundle, settings: Mapping[str, Any]) -> adapter_head.HeadTask | None:
+    """The task of the head that an adapter brings for hidden states; None if it brings none."""
+    kind = settings.get("task_type")
+    if bundle.manifest.task != "embed-all" or not isinstance(kind, str):
+        return None
+    return adapter_head.TASKS.get(kind)
+
+
+def _read(adapter: Path) -> dict[str, NDArray[np.float32]]:
+    """The adapter's weights by their names, without what PEFT puts before each."""
+    stored = {}
     with safetensors.safe_open(adapter / _WEIGHTS, "pt") as file:
         for key in file.keys():  # noqa: SIM118
-            stored[key] = file.get_tensor(key).float().numpy()
+            stored[key.removeprefix(_PREFIX)] = file.get_tensor(key).float().numpy()
+    return stored
+
+
+def _modules(
+    adapter: Path,
+    stored: Mapping[str, NDArray[np.float32]],
+    projections: Mapping[str, Projection],
+    has_head: bool,
+) -> tuple[dict[str, str], set[str]]:
+    """The modules that have low-rank matrices by the base's layers, and what belongs to the head:
+    other modules and weights.
+    """
     modules = sorted({key.removesuffix(_A) for key in stored if key.endswith(_A)})
     others = stored.keys() - {f"{each}{part}" for each in modules for part in (_A, _B)}
-    if others:
+    if others and not has_head:
         raise ExportError(
-            f"{adapter} has weights that are no low-rank matrices, such as {min(others)!r}, so "
-            "merge it with maskdial export --adapter"
+            f"{adapter} has weights that are no low-rank matrices, such as "
+            f"{_PREFIX + min(others)!r}, so merge it with maskdial export --adapter; the head of a "
+            "classifier is applied at run time to a base that was exported with --task embed-all"
         )
-    if not modules:
+    if not modules and not others:
         raise ExportError(f"{adapter / _WEIGHTS} has no low-rank matrices")
     found = {}
     for module in modules:
-        own = module.removeprefix(_PREFIX)
         if f"{module}{_B}" not in stored:
-            raise ExportError(f"{adapter} lacks {module}{_B}")
-        a, b = stored[f"{module}{_A}"], stored[f"{module}{_B}"]
-        layer = _layer(adapter, own, projections)
-        size = projections[layer]
-        if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or not len(a):
-            raise ExportError(f"the matrices of {own} in {adapter} do not fit together")
-        if (size.num_inputs, size.num_outputs) != (a.shape[1], len(b)):
-            raise ExportError(
-                f"{adapter} was trained on another base: layer {layer} has {size.num_inputs} "
-                f"inputs and {size.num_outputs} outputs, and its matrices fit {a.shape[1]} and "
-                f"{len(b)}"
-            )
-        b = (_scale(settings, own, len(a)) * b).T
-        dtype = np.float16 if half else np.float32
-        with np.errstate(over="ignore"):
-            low_rank = LowRank(a.astype(dtype), np.ascontiguousarray(b, dtype))
-        if not all(np.isfinite(each).all() for each in low_rank):
-            raise ExportError(
-                f"the matrices of {own} in {adapter} have numbers that are not finite"
-                + (", or too large for float16" if half else "")
-            )
-        found[layer] = low_rank
-    return found
+            raise ExportError(f"{adapter} lacks {_PREFIX}{module}{_B}")
+        layer = _layer(module, projections)
+        if layer is not None:
+            found[layer] = module
+        elif has_head:
+            others.add(module)
+        else:
+            raise ExportError(_no_layer(adapter, module))
+    return found, others
 
 
-def _layer(adapter: Path, module: str, projections: Mapping[str, Projection]) -> str:
+def _no_layer(adapter: Path, name: str) -> str:
+    return (
+        f"{adapter} changes {name}, which is none of the base's layers that an adapter can change "
+        "at run time; merge it with maskdial export --adapter"
+    )
+
+
+def _low_rank(
+    adapter: Path,
+    settings: Mapping[str, Any],
+    stored: Mapping[str, NDArray[np.float32]],
+    module: str,
+    size: Projection,
+    half: bool,
+) -> LowRank:
+    """A module's matrices, scaled."""
+    a, b = stored[f"{module}{_A}"], stored[f"{module}{_B}"]
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or not len(a):
+        raise ExportError(f"the matrices of {module} in {adapter} do not fit together")
+    if (size.num_inputs, size.num_outputs) != (a.shape[1], len(b)):
+        raise ExportError(
+            f"{adapter} was trained on another base: layer {module} has {size.num_inputs} inputs "
+            f"and {size.num_outputs} outputs, and its matrices fit {a.shape[1]} and {len(b)}"
+        )
+    b = (_scale(settings, module, len(a)) * b).T
+    dtype = np.float16 if half else np.float32
+    with np.errstate(over="ignore"):
+        low_rank = LowRank(a.astype(dtype), np.ascontiguousarray(b, dtype))
+    if not all(np.isfinite(each).all() for each in low_rank):
+        raise ExportError(
+            f"the matrices of {module} in {adapter} have numbers that are not finite"
+            + (", or too large for float16" if half else "")
+        )
+    return low_rank
+
+
+def _layer(module: str, projections: Mapping[str, Projection]) -> str | None:
     """The base's layer of a module. Models with heads have a prefix that those without lack."""
     if module in projections:
         return module
@@ -254,12 +311,7 @@ def _layer(adapter: Path, module: str, projections: Mapping[str, Projection]) ->
         for layer in projections
         if layer.endswith(f".{module}") or module.endswith(f".{layer}")
     ]
-    if len(found) != 1:
-        raise ExportError(
-            f"{adapter} changes {module}, which is none of the base's layers that an adapter can "
-            "change at run time; merge it with maskdial export --adapter"
-        )
-    return found[0]
+    return found[0] if len(found) == 1 else None
 
 
 def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
@@ -293,46 +345,100 @@ def _find(name: str, bundle: Bundle) -> Source:
     )
 
 
-def _compare(
-    source: Source,
-    adapter: Path,
-    bundle: Bundle,
-    session: Session,
-    kernels: Kernels,
-    matrices: Mapping[str, LowRank],
-) -> AdapterParity:
-    """Compares the base with the adapter, as the server runs it, with PEFT.
+@dataclass(frozen=True, slots=True)
+class _OwnHead:
+    """A head that an adapter brings: what the manifest says of it, and its graph."""
 
-    Raises:
-        ExportError: they differ by more than the tolerance.
-    """
-    packed = PackedAdapter(kernels.path)
-    for layer, each in matrices.items():
-        packed.add(each, session.projections[layer])
-    before = load_checkpoint(source)
-    passages = read_sample(None).passages()[:_NUM_TEXTS]
-    longest = min(before.max_length, _LONGEST)
-    texts = [np.array(before.tokenizer.encode(text).ids[:longest]) for text in passages]
-    plain = _torch(before, texts)
-    computed = _computed(session, bundle, texts, 0)
-    adapted = _torch(load_checkpoint(replace(source, adapter=adapter)), texts)
-    with_adapter = _computed(session, bundle, texts, packed.address)
-    if bundle.manifest.precision == "fp32":
-        peak = max(float(np.abs(each).max()) for each in adapted)
-        tolerance = TOLERANCE * max(1.0, peak / 10)
-        pairs = zip(adapted, with_adapter, strict=True)
-        difference = max(float(np.abs(left - right).max()) for left, right in pairs)
-        parity = AdapterParity(tolerance=tolerance, difference=difference)
-    else:
-        own = _spread(plain, computed)
-        difference = _spread(adapted, with_adapter)
-        parity = AdapterParity(tolerance=max(_MORE * own, _LEAST), difference=difference, base=own)
-    if not parity.difference <= parity.tolerance:  # also if it is NaN
-        raise ExportError(
-            f"the base with {adapter} differs from PEFT by {difference:.2g}, more than the "
-            f"tolerance of {parity.tolerance:.2g}; merge it with maskdial export --adapter"
+    settings: AdapterHead
+    content: bytes
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, task: adapter_head.HeadTask, labels: adapter_head.Labels
+    ) -> tuple["_OwnHead", adapter_head.AdapterHead]:
+        """That of a model, which loses its body."""
+        module = adapter_head.AdapterHead(model)
+        rows = module.read_rows(task)
+        content = ir.to_proto(module.trace(rows)).SerializeToString()
+        settings = AdapterHead(
+            task=task,
+            labels=labels.names,
+            problem_type=labels.problem_type,
+            rows=rows,
+            sha256=hashlib.sha256(content).hexdigest(),
         )
-    return parity
+        return cls(settings, content), module
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An adapter's matrices on the base, as the server runs it."""
+
+    adapter: Path
+    bundle: Bundle
+    session: Session
+    address: int
+
+    def compare(
+        self, source: Source, task: adapter_head.HeadTask | None, others: Collection[str]
+    ) -> tuple[_OwnHead | None, AdapterParity]:
+        """Compares it with PEFT, with the head that it brings.
+
+        Args:
+            source: the checkpoint of the base.
+            task: that of the head; None for no head.
+            others: modules and weights of the adapter that have to be the head's.
+
+        Raises:
+            ExportError: they differ by more than the tolerance, or ``others`` has more.
+        """
+        before = load_checkpoint(source)
+        passages = read_sample(None).passages()[:_NUM_TEXTS]
+        longest = min(before.max_length, _LONGEST)
+        texts = [np.array(before.tokenizer.encode(text).ids[:longest]) for text in passages]
+        computed = _computed(self.session, self.bundle, texts, self.address)
+        if task is None:
+            adapted = _torch(load_checkpoint(replace(source, adapter=self.adapter)), texts)
+            return None, self._parity(before, texts, adapted, computed)
+        labels = adapter_head.read_labels(self.adapter, source.path)
+        own = source.with_head(self.adapter, task, len(labels.names))
+        checkpoint = load_checkpoint(own)
+        adapted = _torch(checkpoint, texts)
+        head, module = _OwnHead.of(checkpoint.model, task, labels)
+        for name in sorted(others):
+            if not module.covers(name):
+                raise ExportError(_no_layer(self.adapter, name))
+        columns = computed[0].shape[1]
+        loaded = Head(self.adapter.name, head.settings, head.content, columns)
+        logits = [loaded(hidden[list(loaded.rows(len(hidden)))]) for hidden in computed]
+        return head, self._parity(before, texts, adapted, logits)
+
+    def _parity(
+        self,
+        before: Checkpoint,
+        texts: Sequence[Ids],
+        expected: Sequence[Floats],
+        found: Sequence[Floats],
+    ) -> AdapterParity:
+        """Raises: ExportError: what is found differs from PEFT by more than the tolerance."""
+        if self.bundle.manifest.precision == "fp32":
+            peak = max(float(np.abs(each).max()) for each in expected)
+            tolerance = TOLERANCE * max(1.0, peak / 10)
+            pairs = zip(expected, found, strict=True)
+            difference = max(float(np.abs(left - right).max()) for left, right in pairs)
+            parity = AdapterParity(tolerance=tolerance, difference=difference)
+        else:
+            plain = _torch(before, texts)
+            own = _spread(plain, _computed(self.session, self.bundle, texts, 0))
+            difference = _spread(expected, found)
+            tolerance = max(_MORE * own, _LEAST)
+            parity = AdapterParity(tolerance=tolerance, difference=difference, base=own)
+        if not parity.difference <= parity.tolerance:  # also if it is NaN
+            raise ExportError(
+                f"the base with {self.adapter} differs from PEFT by {difference:.2g}, more than "
+                f"the tolerance of {parity.tolerance:.2g}; merge it with maskdial export --adapter"
+            )
+        return parity
 
 
 def _spread(expected: Sequence[Floats], actual: Sequence[Floats]) -> float:

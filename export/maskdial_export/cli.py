@@ -282,10 +282,13 @@ def run_adapter(args: argparse.Namespace) -> int:
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous)
+    head = ""
+    if manifest.head is not None:
+        head = f"{manifest.head.task} with {len(manifest.head.labels)} labels, "
     say(
         console,
-        f"{args.dest}: rank {manifest.rank} in {manifest.num_layers} layers of {manifest.base}, "
-        f"{manifest.dtype}, within {manifest.parity.difference:.1e} of PEFT",
+        f"{args.dest}: {head}rank {manifest.rank} in {manifest.num_layers} layers of "
+        f"{manifest.base}, {manifest.dtype}, within {manifest.parity.difference:.1e} of PEFT",
     )
     return 0
 

@@ -1,6 +1,7 @@
 """Low-rank adapters over HTTP: loaded and unloaded while the server runs, named as models."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ import openai
 import pytest
 
 from maskdial import dialects
-from maskdial.bundle.adapter import ADAPTER_WEIGHTS
+from maskdial.bundle.adapter import ADAPTER_HEAD, ADAPTER_WEIGHTS, AdapterHead
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.installed import find_kernels
@@ -227,7 +228,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "huge": ({"content": header(shape=[2**40, 2**40])}, "is not a matrix within it"),
     "negative": ({"content": header(shape=[-4, -256])}, "is not a matrix within it"),
     "dtype": ({"content": header(dtype="F64")}, "is not a matrix within it"),
-    "empty": ({"content": struct.pack("<Q", 2) + b"{}"}, "has not an a and a b of each layer"),
+    "empty": ({"content": struct.pack("<Q", 2) + b"{}"}, "adapter.safetensors has no matrices"),
+    "half": (
+        {"content": pack_tensors({"model.a": np.zeros((4, 256), np.float16)})},
+        "has not an a and a b of each layer",
+    ),
 }
 
 
@@ -267,6 +272,28 @@ def test_weights_that_are_not_read(
     folder = broken(root, "unread")
     spoil(folder / ADAPTER_WEIGHTS)
     body = {"lora_name": "unread", "lora_path": "broken/unread", "base_model_name": "base"}
+    reply = http.post("/v1/load_lora_adapter", json=body)
+    assert (reply.status_code, why in reply.text) == (400, True), reply.text
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "head.onnx cannot be read: No such file or directory"),
+        (b"another", "head.onnx has changed since it was exported"),
+        (b"head", "model 'base' does not return; export that with --task embed-all"),
+    ],
+)
+def test_heads_that_cannot_be_loaded(
+    root: Path, http: httpx.Client, content: bytes | None, why: str
+) -> None:
+    digest = hashlib.sha256(b"head").hexdigest()
+    head = AdapterHead(task="classify", labels=("a",), rows="first", sha256=digest)
+    folder = broken(root, "headed", head=head)
+    if content is not None:
+        (folder / ADAPTER_HEAD).write_bytes(content)
+    body = {"lora_name": "headed", "lora_path": "broken/headed", "base_model_name": "base"}
     reply = http.post("/v1/load_lora_adapter", json=body)
     assert (reply.status_code, why in reply.text) == (400, True), reply.text
     shutil.rmtree(folder)

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_DECISION_MAPPING_NA
 
 from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
-from maskdial_export.checkpoint.architectures import has_two_parts, settle
+from maskdial_export.checkpoint.architectures import has_two_parts, settle, text_class
 from maskdial_export.checkpoint.config import check_config
 from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
@@ -36,7 +36,8 @@ class Source:
     """A checkpoint folder, with the class to load and the task to export for.
 
     ``both_ways``: whether the full mask takes the place of a causal model's own. ``adapter`` is the
-    folder of a PEFT adapter to merge into the weights. ``own_code``: what the checkpoint brings to
+    folder of a PEFT adapter to merge into the weights, ``num_labels`` are those of a head that it
+    brings. ``own_code``: what the checkpoint brings to
     run that is not run. ``table`` is the folder of a table of static embeddings. ``finder`` is the
     folder of a GLiNER model whose encoder of labels this is; ``path`` has its tokenizer only.
     ``gguf`` are the files that the folder was restored from.
@@ -48,6 +49,7 @@ class Source:
     task: TaskName
     both_ways: bool = False
     adapter: Path | None = None
+    num_labels: int | None = None
     own_code: str | None = None
     table: Path | None = None
     finder: Path | None = None
@@ -58,6 +60,20 @@ class Source:
         if has_two_parts(self.architecture):
             return "encoder-decoder"
         return "causal" if self.task == "generate" else "masked"
+
+    def with_head(self, adapter: Path, task: TaskName, num_labels: int) -> "Source":
+        """The same model with an adapter, and with the head that it brings.
+
+        Raises:
+            ExportError: the model has no class for the task.
+        """
+        model_type = str(self.read_json("config.json").get("model_type"))
+        architecture = text_class(task, model_type)
+        if architecture is None:
+            raise ExportError(f"{model_type} models have no head for {task}")
+        return replace(
+            self, adapter=adapter, task=task, architecture=architecture, num_labels=num_labels
+        )
 
     def under(self, mask: Mask) -> "Source":
         """The same model under another attention mask.

@@ -95,6 +95,7 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
         with _text_alone(source, model_class) if wraps else nullcontext():
             model, info = load(
                 **({} if finds else _stored(source, model_class)),
+                **({} if source.num_labels is None else {"num_labels": source.num_labels}),
                 dtype=torch.float32,
                 attn_implementation="eager",
                 trust_remote_code=False,
@@ -105,10 +106,10 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
         raise
     except Exception as error:  # transformers raises many types for damaged files
         raise ExportError(f"{source.name} cannot be loaded: {first_line(error)}") from error
-    _check_shapes(source, info["mismatched_keys"])
-    missing = info["missing_keys"]
+    replaced = frozenset() if source.adapter is None else whole_weights(source.adapter)
+    _check_shapes(source, [each for each in info["mismatched_keys"] if each[0] not in replaced])
+    missing = info["missing_keys"] - replaced
     if source.adapter is not None:
-        missing -= whole_weights(source.adapter)
         model = merge_adapter(model, source.adapter)
     model.eval()
     _check_scales(source, info["unexpected_keys"])

@@ -6,6 +6,8 @@ A folder holds::
     adapter.safetensors   ``LAYER.a`` (rank, inputs) and ``LAYER.b`` (rank, outputs), float16 or
                           float32: the layer's result gets ``(x a^T) b`` added. Scales are folded
                           into ``b``
+    head.onnx             if the adapter has a head of its own: what it makes of the base's hidden
+                          states (`AdapterHead`)
 
 Layers have the names that the base's checkpoint gives its modules, as the bundle's graph does.
 """
@@ -24,13 +26,15 @@ import pydantic
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from maskdial.bundle.manifest import Manifest, ProblemType
 from maskdial.errors import BundleError
 
 ADAPTER_MANIFEST: Literal["adapter.json"] = "adapter.json"
 ADAPTER_WEIGHTS: Literal["adapter.safetensors"] = "adapter.safetensors"
+ADAPTER_HEAD: Literal["head.onnx"] = "head.onnx"
 
 _MAX_MANIFEST_BYTES = 2**20
-_MAX_WEIGHTS_BYTES = 2**32
+_MAX_FILE_BYTES = 2**32
 # safetensors' own limit is 100 MB; the largest adapters name some thousand matrices.
 _MAX_HEADER_BYTES = 8 * 2**20
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -82,6 +86,28 @@ class AdapterParity(BaseModel):
     base: float | None = None
 
 
+class AdapterHead(BaseModel):
+    """A head of an adapter's own, for a base of the task embed-all.
+
+    Its graph takes ``hidden``, float32 (num_rows, hidden_size), the hidden states of one text, and
+    returns ``logits``, float32: (num_labels,) for classify, (num_rows, num_labels) for
+    token-classify. ``rows`` are the tokens that a classifier reads.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Literal["classify", "token-classify"]
+    labels: tuple[str, ...] = Field(min_length=1)
+    problem_type: ProblemType | None = None
+    rows: Literal["first", "last", "all"]
+    sha256: str
+
+    def on(self, base: Manifest) -> Manifest:
+        """The manifest of the base with this head in place of its own output."""
+        changes = {"task": self.task, "labels": self.labels, "problem_type": self.problem_type}
+        return base.model_copy(update={**changes, "embedding": None})
+
+
 class AdapterManifest(BaseModel):
     """``adapter.json``."""
 
@@ -92,8 +118,9 @@ class AdapterManifest(BaseModel):
     base: str = Field(description="the base's source, for messages")
     base_sha256: str = Field(description="the base's `Manifest.source_sha256`")
     dtype: Literal["float16", "float32"]
-    rank: int = Field(gt=0, description="the largest of its layers")
-    num_layers: int = Field(gt=0)
+    rank: int = Field(ge=0, description="the largest of its layers; 0 if it has a head only")
+    num_layers: int = Field(ge=0)
+    head: AdapterHead | None = None
     tool_versions: dict[str, str]
     parity: AdapterParity
     weights_sha256: str
@@ -101,17 +128,19 @@ class AdapterManifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AdapterBundle:
-    """An adapter that was read and verified."""
+    """An adapter that was read and verified. ``head`` is the content of its graph."""
 
     name: str
     path: Path
     manifest: AdapterManifest
     matrices: Mapping[str, LowRank]
+    head: bytes | None = None
 
     @property
     def num_bytes(self) -> int:
-        """The size of its matrices."""
-        return sum(each.a.nbytes + each.b.nbytes for each in self.matrices.values())
+        """The size of its matrices and its head."""
+        size = sum(each.a.nbytes + each.b.nbytes for each in self.matrices.values())
+        return size + len(self.head or b"")
 
 
 def read_adapter_manifest(name: str, path: Path) -> AdapterManifest:
@@ -147,29 +176,39 @@ def read_adapter(name: str, path: Path) -> AdapterBundle:
         BundleError: a file is missing, invalid or changed, or a number is not finite.
     """
     manifest = read_adapter_manifest(name, path)
-    file = path / ADAPTER_WEIGHTS
+    content = _content(name, path / ADAPTER_WEIGHTS, manifest.weights_sha256)
+    matrices = _matrices(name, content)
+    if manifest.head is None:
+        if not matrices:
+            raise BundleError(f"adapter {name!r}: {ADAPTER_WEIGHTS} has no matrices")
+        return AdapterBundle(name, path, manifest, matrices)
+    head = _content(name, path / ADAPTER_HEAD, manifest.head.sha256)
+    return AdapterBundle(name, path, manifest, matrices, head)
+
+
+def _content(name: str, file: Path, sha256: str) -> bytes:
+    """Raises: BundleError: it cannot be read, or is not what was exported."""
     try:
         if file.exists() and not file.is_file():  # reading a pipe would not end
-            raise BundleError(f"adapter {name!r}: {ADAPTER_WEIGHTS} is not a file")
-        if file.stat().st_size > _MAX_WEIGHTS_BYTES:
-            raise BundleError(f"adapter {name!r}: {ADAPTER_WEIGHTS} is larger than 4 GiB")
+            raise BundleError(f"adapter {name!r}: {file.name} is not a file")
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise BundleError(f"adapter {name!r}: {file.name} is larger than 4 GiB")
         content = file.read_bytes()
     except OSError as error:
         raise BundleError(
-            f"adapter {name!r}: {ADAPTER_WEIGHTS} cannot be read: {error.strerror}"
+            f"adapter {name!r}: {file.name} cannot be read: {error.strerror}"
         ) from error
-    if hashlib.sha256(content).hexdigest() != manifest.weights_sha256:
+    if hashlib.sha256(content).hexdigest() != sha256:
         raise BundleError(
-            f"adapter {name!r}: {ADAPTER_WEIGHTS} has changed since it was exported (SHA-256 "
-            "differs)"
+            f"adapter {name!r}: {file.name} has changed since it was exported (SHA-256 differs)"
         )
-    return AdapterBundle(name, path, manifest, _matrices(name, content))
+    return content
 
 
 def _matrices(name: str, content: bytes) -> dict[str, LowRank]:
     tensors = _tensors(name, content)
     layers = {key.removesuffix(".a") for key in tensors if key.endswith(".a")}
-    if tensors.keys() != {f"{layer}.{part}" for layer in layers for part in "ab"} or not layers:
+    if tensors.keys() != {f"{layer}.{part}" for layer in layers for part in "ab"}:
         raise BundleError(f"adapter {name!r}: {ADAPTER_WEIGHTS} has not an a and a b of each layer")
     found = {}
     for layer in sorted(layers):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from maskdial.config import Config
@@ -10,8 +11,9 @@ from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, T, Timed, Timings
 from maskdial.errors import DeadlineError
 from maskdial.masked.model import MaskedModel
-from maskdial.masked.request import MaskedResult
+from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.task import Reading, TaskRequest
+from maskdial.runtime.adapter import Adapter
 
 
 async def answer(
@@ -59,7 +61,10 @@ async def proceed(
     while True:
         try:
             results = await model.engine.submit_many(
-                reading.inputs, deadline.remaining(), model.adapter, further=further
+                _for_head(reading.inputs, model.adapter),
+                deadline.remaining(),
+                model.adapter,
+                further=further,
             )
         except DeadlineError as error:
             raise deadline.missed() from error
@@ -68,6 +73,17 @@ async def proceed(
         if not isinstance(content, Reading):
             return Timed(content, timings)
         reading, further = content, True
+
+
+def _for_head(inputs: Sequence[MaskedInput], adapter: Adapter | None) -> Sequence[MaskedInput]:
+    """Inputs whose hidden states become logits by the adapter's head, if it has one."""
+    if adapter is None or adapter.head is None:
+        return inputs
+    head = adapter.head
+    return [
+        replace(each, rows=each.rows or tuple(head.rows(each.length)), reduce=head)
+        for each in inputs
+    ]
 
 
 def _timings(reading: Reading[T], results: Sequence[MaskedResult]) -> Timings:

@@ -111,7 +111,16 @@ def _load(name: str, folder: Path, models: Sequence[ServedModel], config: Config
             raise BundleError(f"adapter {name!r}: model {base!r} {_why_none(model)}")
     kernels = find_kernels(config.kernels)
     assert kernels is not None, "only models with the kernels have projections"
-    return load_adapter(bundle, kernels, [model.projections for model in models], base)
+    projections = [model.projections for model in models]
+    return load_adapter(bundle, kernels, projections, base, _columns(models))
+
+
+def _columns(models: Sequence[ServedModel]) -> int | None:
+    """The columns of the hidden states that a base returns; None if it returns something else."""
+    (manifest, *others) = [model.manifest for model in models]
+    if others or manifest.task != "embed-all" or manifest.embedding is None:
+        return None
+    return manifest.embedding.dimension
 
 
 def _why_none(model: ServedModel) -> str:

@@ -97,6 +97,14 @@ class LoadedAdapter:
     def __post_init__(self) -> None:
         self.idle.set()
 
+    @property
+    def adapted(self) -> tuple[Manifest, ...]:
+        """The base's manifests, of which a head of the adapter's own changes the task."""
+        head = self.adapter.head
+        if head is None:
+            return self.manifests
+        return tuple(head.settings.on(each) for each in self.manifests)
+
     def fits(self, models: Sequence[ServedModel]) -> bool:
         """Whether it was loaded for these models of its base, and not for a version before."""
         others = [model.manifest for model in models]
@@ -140,8 +148,12 @@ class Lease:
         self._adapter = loaded
         self.name = name
         self.models = tuple(
-            replace(model, bundle=replace(model.bundle, name=name), adapter=loaded.adapter)
-            for model in self.models
+            replace(
+                model,
+                bundle=replace(model.bundle, name=name, manifest=manifest),
+                adapter=loaded.adapter,
+            )
+            for model, manifest in zip(self.models, loaded.adapted, strict=True)
         )
 
     def release(self) -> None:
@@ -182,7 +194,7 @@ class Entry:
         failure: why the last load failed; None if it did not.
         failed_at: when it did, by `time.monotonic`.
         base: of an adapter, the entry of its base, whose version its requests lease. The adapter
-            has no version of its own; its ``manifests`` are the base's.
+            has no version of its own; its ``manifests`` are the base's, unless it has a head.
         adapter: what is loaded of it.
     """
 

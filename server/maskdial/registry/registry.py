@@ -192,7 +192,7 @@ class Models:
         self, entry: Entry, folder: Path, lease: Lease, *, anew: bool = False
     ) -> LoadedAdapter:
         loaded = await self._adapters.open(entry, folder, lease.models, anew=anew)
-        entry.manifests, entry.failure = loaded.manifests, None
+        entry.manifests, entry.failure = loaded.adapted, None
         self._note(entry)
         return loaded
 
@@ -381,7 +381,8 @@ class Models:
         lease = await self._lease(owner)
         try:
             entry = known or self._add(name, folder)
-            entry.base, entry.manifests = owner, owner.manifests
+            if entry.base is not owner:  # else it serves what it has until the new version is there
+                entry.base, entry.manifests = owner, owner.manifests
             try:
                 await self._open_adapter(entry, folder, lease, anew=True)
             except BaseException:

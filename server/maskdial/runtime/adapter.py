@@ -1,4 +1,4 @@
-"""Adapter: a low-rank adapter that is loaded for a base."""
+"""Adapter: a low-rank adapter that is loaded for a base, perhaps with a head of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from maskdial.bundle.adapter import AdapterBundle, Projection
 from maskdial.errors import BundleError
 from maskdial.kernels.adapters import PackedAdapter
 from maskdial.kernels.installed import Kernels
+from maskdial.runtime.head import Head
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,19 +17,21 @@ class Adapter:
     Attributes:
         name: what requests call it.
         digest: what the keys of the prefix cache have of it: the hash of its weights.
-        num_bytes: the size of its matrices.
-        packed: the matrices.
+        num_bytes: the size of its matrices and its head.
+        packed: the matrices; None if it has a head only.
+        head: what its texts have in place of the base's output; None for that.
     """
 
     name: str
     digest: str
     num_bytes: int
-    packed: PackedAdapter
+    packed: PackedAdapter | None
+    head: Head | None = None
 
     @property
     def address(self) -> int:
-        """What passes know it by."""
-        return self.packed.address
+        """What passes know it by; 0 if they compute what the base does."""
+        return 0 if self.packed is None else self.packed.address
 
 
 def load_adapter(
@@ -36,18 +39,29 @@ def load_adapter(
     kernels: Kernels,
     graphs: Sequence[Mapping[str, Projection]],
     base: str,
+    columns: int | None = None,
 ) -> Adapter:
-    """Packs an adapter for the graphs of its base.
+    """Packs an adapter for the graphs of its base, and loads its head.
 
     Args:
         bundle: the adapter.
         kernels: those that run the graphs.
         graphs: of each, the layers that adapters may add to.
         base: the name of the base, for messages.
+        columns: of the base's hidden states; None if it does not return them.
 
     Raises:
-        BundleError: it has a layer that a graph does not compute so, or of another size.
+        BundleError: it has a layer that a graph does not compute so, or of another size, or a head
+            that the base has no hidden states for.
     """
+    head = None
+    if bundle.head is not None and bundle.manifest.head is not None:
+        if columns is None:
+            raise BundleError(
+                f"adapter {bundle.name!r}: its head reads hidden states, which model {base!r} does "
+                "not return; export that with --task embed-all"
+            )
+        head = Head(bundle.name, bundle.manifest.head, bundle.head, columns)
     packed = PackedAdapter(kernels.path)
     places = set()
     for layer, own in bundle.matrices.items():
@@ -67,7 +81,8 @@ def load_adapter(
             if (size.product, size.first) not in places:  # graphs of one model have the same
                 places.add((size.product, size.first))
                 packed.add(own, size)
-    return Adapter(bundle.name, bundle.manifest.weights_sha256, bundle.num_bytes, packed)
+    digest = bundle.manifest.weights_sha256
+    return Adapter(bundle.name, digest, bundle.num_bytes, packed if places else None, head)
 
 
 def address_of(adapter: Adapter | None) -> int:

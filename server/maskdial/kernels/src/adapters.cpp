@@ -16,6 +16,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 #include "operators.h"
 #include "scratch.h"
@@ -52,26 +54,35 @@ void Adapter::add(const std::string& product, const void* a, const void* b, size
                   some * bytes);
     }
   }
-  layers_[product].push_back(matrices);
+  const size_t number = number_of(product);
+  if (number >= layers_.size()) layers_.resize(number + 1);
+  layers_[number].push_back(matrices);
 }
 
-std::vector<std::string> AdaptedRows::names(const OrtApi& api, const OrtKernelInfo* info) {
-  std::vector<std::string> names;
+size_t Adapter::number_of(const std::string& product) {
+  static std::mutex turn;
+  static std::unordered_map<std::string, size_t> numbers;
+  const std::lock_guard<std::mutex> lock(turn);
+  return numbers.emplace(product, numbers.size()).first->second;
+}
+
+std::vector<size_t> AdaptedRows::products(const OrtApi& api, const OrtKernelInfo* info) {
+  std::vector<size_t> products;
   const std::string lines = string_attribute(api, info, "projections");
   for (size_t start = 0; start < lines.size();) {
     const size_t end = std::min(lines.find('\n', start), lines.size());
-    names.push_back(lines.substr(start, end - start));
+    products.push_back(Adapter::number_of(lines.substr(start, end - start)));
     start = end + 1;
   }
-  return names;
+  return products;
 }
 
-void AdaptedRows::read(const Tensor& ids, const std::vector<std::string>& names, size_t num_rows) {
+void AdaptedRows::read(const Tensor& ids, const std::vector<size_t>& products, size_t num_rows) {
   require(ids.type == kInt64 && ids.size() == num_rows, "adapters and rows");
   const auto* addresses = static_cast<const int64_t*>(ids.data);
   if (std::all_of(addresses, addresses + num_rows, [](int64_t each) { return each == 0; })) return;
   addresses_ = addresses;
-  num_products_ = names.size();
+  num_products_ = products.size();
   layers_.resize(num_rows * num_products_);
   for (size_t row = 0; row < num_rows; ++row) {
     const auto its = layers_.begin() + static_cast<ptrdiff_t>(row * num_products_);
@@ -81,7 +92,7 @@ void AdaptedRows::read(const Tensor& ids, const std::vector<std::string>& names,
     }
     const auto* adapter = reinterpret_cast<const Adapter*>(addresses[row]);
     for (size_t product = 0; product < num_products_ && adapter != nullptr; ++product) {
-      const std::vector<LowRank>* layers = adapter->find(names[product]);
+      const std::vector<LowRank>* layers = adapter->find(products[product]);
       its[static_cast<ptrdiff_t>(product)] = layers;
       size_t rank = 0;
       if (layers != nullptr) {
@@ -149,7 +160,7 @@ class Adapt {
   static constexpr Signature kSignature{"Adapt", {kFloat, kFloat, kInt64}, {kFloat}};
 
   Adapt(const OrtApi& api, const OrtKernelInfo* info)
-      : api_(api), processor_(required_processor()), names_(AdaptedRows::names(api, info)) {}
+      : api_(api), processor_(required_processor()), products_(AdaptedRows::products(api, info)) {}
 
   void compute(OrtKernelContext* context) const {
     const Tensor x = Tensor::input(api_, context, 0), y = Tensor::input(api_, context, 1);
@@ -158,7 +169,7 @@ class Adapt {
     require(pass.num_inputs > 0 && pass.num_outputs > 0, "x and y");
     pass.num_rows = x.size() / pass.num_inputs;
     require(pass.num_rows == y.size() / pass.num_outputs, "x and y");
-    pass.adapted.read(Tensor::input(api_, context, 2), names_, pass.num_rows);
+    pass.adapted.read(Tensor::input(api_, context, 2), products_, pass.num_rows);
     pass.out = Tensor::output(api_, context, 0, y.dims);
     if (!pass.adapted.any()) {
       std::copy_n(pass.y, y.size(), pass.out);
@@ -195,7 +206,7 @@ class Adapt {
 
   const OrtApi& api_;
   const Processor* processor_;
-  std::vector<std::string> names_;
+  std::vector<size_t> products_;
 };
 
 class AdapterRows {

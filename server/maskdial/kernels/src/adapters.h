@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "operator.h"
@@ -19,24 +18,27 @@ class Adapter {
   void add(const std::string& product, const void* a, const void* b, size_t rank, size_t num_inputs,
            size_t num_outputs, size_t first, bool halves);
 
-  const std::vector<LowRank>* find(const std::string& product) const {
-    const auto found = layers_.find(product);
-    return found == layers_.end() ? nullptr : &found->second;
+  // What it has for a product, by `number_of` its name; null for nothing.
+  const std::vector<LowRank>* find(size_t product) const {
+    return product >= layers_.size() || layers_[product].empty() ? nullptr : &layers_[product];
   }
 
+  // The number of a product's name in this process, so that passes look no names up.
+  static size_t number_of(const std::string& product);
+
  private:
-  std::unordered_map<std::string, std::vector<LowRank>> layers_;
+  std::vector<std::vector<LowRank>> layers_;
   std::vector<std::unique_ptr<uint8_t[]>> bytes_;
 };
 
 // The adapters of a pass's rows, for the products of one operator.
 class AdaptedRows {
  public:
-  // The products' names, which are lines of the operator's attribute `projections`.
-  static std::vector<std::string> names(const OrtApi& api, const OrtKernelInfo* info);
+  // The numbers of the products, whose names are lines of the operator's attribute `projections`.
+  static std::vector<size_t> products(const OrtApi& api, const OrtKernelInfo* info);
 
   // `ids`, int64 (num_rows), has the address of each row's adapter, or 0.
-  void read(const Tensor& ids, const std::vector<std::string>& names, size_t num_rows);
+  void read(const Tensor& ids, const std::vector<size_t>& products, size_t num_rows);
 
   // Whether a row has an adapter, and whether any has.
   bool has(size_t row) const { return addresses_ != nullptr && addresses_[row] != 0; }

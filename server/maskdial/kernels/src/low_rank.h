@@ -8,20 +8,33 @@
 
 namespace {
 
+constexpr size_t kLine = 64;
+
 inline Floats load_number(const float* p) { return load(p); }
 inline Floats load_number(const uint16_t* p) { return load_halves(p); }
 
 // The vectors of a block.
 constexpr size_t kBlockVectors = kLanes / kWidth;
 
+// Bytes ahead of A's reader. The hardware's prefetcher ends at each page, and these streams are a few pages.
+constexpr size_t kPrefetchedRank = 1024;
+
+// While A is read, B is prefetched, which is read after the product of the weights.
 template <typename Number>
 void reduce_with(const LowRank& matrices, const Number* a, const float* row, float* out) {
+  const auto* next = static_cast<const uint8_t*>(matrices.b);
   for (size_t first = 0; first < matrices.rank; first += kRankStep) {
     Floats sums[kRankStep][kBlockVectors];
     UNROLL for (size_t r = 0; r < kRankStep; ++r) {
       UNROLL for (size_t v = 0; v < kBlockVectors; ++v) sums[r][v] = splat(0.0f);
     }
     const auto add_block = [&](const float* numbers) {
+      constexpr size_t kBytes = kRankStep * kLanes * sizeof(Number);
+      UNROLL for (size_t byte = 0; byte < kBytes; byte += kLine) {
+        __builtin_prefetch(reinterpret_cast<const uint8_t*>(a) + kPrefetchedRank + byte);
+        __builtin_prefetch(next + byte);
+      }
+      next += kBytes;
       UNROLL for (size_t v = 0; v < kBlockVectors; ++v) {
         const Floats x = load(numbers + v * kWidth);
         UNROLL for (size_t r = 0; r < kRankStep; ++r) {

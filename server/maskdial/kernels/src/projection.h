@@ -39,7 +39,7 @@ class Projection {
     size_t num_given = 0;
     check(api, api.KernelInfo_GetInputCount(info, &num_given));
     adapts_ = num_given > kAdapters;
-    if (adapts_) projections_ = AdaptedRows::names(api, info);
+    if (adapts_) projections_ = AdaptedRows::products(api, info);
     for (size_t index = kFirstProduct; index < std::min(num_given, kAdapters); index += kInputs) {
       if (adapts_ && index > kFirstProduct && !Tensor::is_constant(api, info, index)) break;
       matrices_.push_back(std::make_unique<Matrix>(api, info, index, num_given));
@@ -279,7 +279,7 @@ class Projection {
   const Processor* processor_;
   size_t num_threads_;
   bool gelu_ = false, adapts_ = false;
-  std::vector<std::string> projections_;
+  std::vector<size_t> projections_;
   float epsilon_ = 0;
   size_t num_panels_ = 0;
   std::vector<std::unique_ptr<Matrix>> matrices_;
