@@ -153,7 +153,10 @@ def open_operator(
     )
 
 
-TILED = ("test_kernels_linear", "test_kernels_norm_linear", "test_kernels_adapters")
+TILED = (
+    *("test_kernels_linear", "test_kernels_linear4", "test_kernels_linear8"),
+    *("test_kernels_norm_linear", "test_kernels_adapters"),
+)
 """The tests of the operators for which ``amx`` has a function of its own; its others are those of
 ``avx512vnni``."""
 INSTRUCTION_SETS = ("scalar", "avx2", "avxvnni", "avx512vnni", "amx", "neon", "dotprod")

@@ -140,6 +140,7 @@ def linear4(linear: Open) -> Open:
         (14, 513, 70, 32),
         (17, 257, 1, 256),
         (25, 127, 47, 128),
+        (38, 289, 70, 32),
         (40, 577, 100, 128),
     ],
 )
@@ -210,10 +211,14 @@ def test_the_gelu_of_a_product_is_that_of_the_error_function(linear4: Open) -> N
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
 
 
-def test_a_row_does_not_depend_on_its_company_or_on_the_threads(linear4: Open) -> None:
+@pytest.mark.parametrize("block_size", [32, 128])
+def test_a_row_does_not_depend_on_its_company_or_on_the_threads(
+    linear4: Open, block_size: int
+) -> None:
     rng = np.random.default_rng(0)
     x = rows(rng, 300, 200)
-    weights = drawn(rng, 200, 301, bias=True), drawn(rng, 200, 301, bias=True)
+    gate, up = (drawn(rng, 200, 301, bias=True, block_size=block_size) for _ in range(2))
+    weights = gate, up
     one, two = (linear4(200, *weights, threads=threads) for threads in (1, 2))
     (together,) = one.run(None, {"x": x})
     (threaded,) = two.run(None, {"x": x})

@@ -177,8 +177,14 @@ inline void store_signed_bytes(int8_t* p, Floats v) { *p = static_cast<int8_t>(s
 // The bytes of a quad of columns hold this many inputs.
 constexpr size_t kOctet = 2 * kQuad;
 // A panel is a few kilobytes, too short for the processor to foresee the next one. The last one is
-// followed by memory that is not the matrix's: a prefetch of it does nothing.
+// followed by memory that is not the matrix's: a prefetch of it does nothing. Lines go to the level-2 cache:
+// more of them can be on their way to it.
 constexpr size_t kBlockPrefetched = 4096;
+inline void prefetch_block(const uint8_t* weights, size_t size) {
+  for (size_t byte = 0; byte < size; byte += kLine) {
+    __builtin_prefetch(weights + kBlockPrefetched + byte, 0, 2);
+  }
+}
 
 // How a panel holds its weights.
 enum class BlockWeights { kNibbles, kBytes, kBytesInHalfChunks };
@@ -238,9 +244,7 @@ inline void add_nibble_chunk(const uint8_t* weights, const int8_t* values, size_
     }
   }
   UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet) {
-    for (size_t byte = 0; byte < kVectors * kWidth * kQuad && !kForeseen; byte += kLine) {
-      __builtin_prefetch(weights + kBlockPrefetched + byte);
-    }
+    if (!kForeseen) prefetch_block(weights, kVectors * kWidth * kQuad);
     UNROLL for (size_t half = 0; half < 2; ++half) {
       Nibbles nibbles[kVectors];
       UNROLL for (size_t v = 0; v < kVectors; ++v) {
@@ -283,9 +287,7 @@ inline void add_byte_chunk(const uint8_t* weights, const int8_t* values, size_t 
     }
   }
   UNROLL for (size_t q = 0; q < kSize / kQuad; ++q) {
-    for (size_t byte = 0; byte < kVectors * kWidth * kQuad && !kForeseen; byte += kLine) {
-      __builtin_prefetch(weights + kBlockPrefetched + byte);
-    }
+    if (!kForeseen) prefetch_block(weights, kVectors * kWidth * kQuad);
     Bytes bytes[kVectors];
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       bytes[v] = load_signed(weights + v * kWidth * kQuad);
@@ -401,6 +403,7 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
       values += kSize;
     } while (++chunk < end && !kSingle);
     const uint8_t* numbers = weights - first * kQuad;
+    if (!kForeseen) prefetch_block(numbers, kPanel4 * bytes_per_column(kNumbers));
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       const ColumnNumbers<kWeights, kNumbers> column(numbers, group, first + v * kWidth);
       UNROLL for (size_t r = 0; r < kRows; ++r) {
@@ -459,42 +462,47 @@ void multiply_all_blocks(const BlockRows& rows, size_t num_rows, const BlockPane
   }
 }
 
-template <BlockWeights kWeights>
-void multiply_bytes(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
-                    const Result& result) {
+// Calls a template with the forms of a panel's weights and numbers.
+template <BlockWeights kWeights, typename Function>
+void with_numbers_of_bytes(const BlockPanel& panel, Function function) {
   switch (panel.numbers) {
     case BlockNumbers::kHalf:
-      return multiply_all_blocks<kWeights, BlockNumbers::kHalf>(rows, num_rows, panel, result);
+      return function.template operator()<kWeights, BlockNumbers::kHalf>();
     case BlockNumbers::kByte:
-      return multiply_all_blocks<kWeights, BlockNumbers::kByte>(rows, num_rows, panel, result);
+      return function.template operator()<kWeights, BlockNumbers::kByte>();
     case BlockNumbers::kByteMinimum:
-      return multiply_all_blocks<kWeights, BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
+      return function.template operator()<kWeights, BlockNumbers::kByteMinimum>();
     case BlockNumbers::kFloatMinimum:
-      return multiply_all_blocks<kWeights, BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+      return function.template operator()<kWeights, BlockNumbers::kFloatMinimum>();
     default:
-      return multiply_all_blocks<kWeights, BlockNumbers::kFloat>(rows, num_rows, panel, result);
+      return function.template operator()<kWeights, BlockNumbers::kFloat>();
+  }
+}
+
+template <typename Function>
+void with_forms(const BlockPanel& panel, Function function) {
+  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
+  if (panel.bits == 8 && panel.chunk_size == kChunk) {
+    return with_numbers_of_bytes<BlockWeights::kBytes>(panel, function);
+  }
+  if (panel.bits == 8) return with_numbers_of_bytes<BlockWeights::kBytesInHalfChunks>(panel, function);
+  switch (panel.numbers) {
+    case BlockNumbers::kHalfZero:
+      return function.template operator()<kNibbles, BlockNumbers::kHalfZero>();
+    case BlockNumbers::kFloatMinimum:
+      return function.template operator()<kNibbles, BlockNumbers::kFloatMinimum>();
+    case BlockNumbers::kByteMinimum:
+      return function.template operator()<kNibbles, BlockNumbers::kByteMinimum>();
+    default:
+      return function.template operator()<kNibbles, BlockNumbers::kFloatZero>();
   }
 }
 
 void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                      const Result& result) {
-  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
-  if (panel.bits == 8) {
-    if (panel.chunk_size == kChunk) {
-      return multiply_bytes<BlockWeights::kBytes>(rows, num_rows, panel, result);
-    }
-    return multiply_bytes<BlockWeights::kBytesInHalfChunks>(rows, num_rows, panel, result);
-  }
-  switch (panel.numbers) {
-    case BlockNumbers::kHalfZero:
-      return multiply_all_blocks<kNibbles, BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
-    case BlockNumbers::kFloatMinimum:
-      return multiply_all_blocks<kNibbles, BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
-    case BlockNumbers::kByteMinimum:
-      return multiply_all_blocks<kNibbles, BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
-    default:
-      return multiply_all_blocks<kNibbles, BlockNumbers::kFloatZero>(rows, num_rows, panel, result);
-  }
+  with_forms(panel, [&]<BlockWeights kWeights, BlockNumbers kNumbers>() {
+    multiply_all_blocks<kWeights, kNumbers>(rows, num_rows, panel, result);
+  });
 }
 
 }  // namespace

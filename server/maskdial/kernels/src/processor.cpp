@@ -15,6 +15,7 @@
 #include "row_scores.h"
 #include "softmax.h"
 #if defined(__AVX512VNNI__)
+#include "block_tiles.h"
 #include "tiles.h"
 #endif
 
@@ -68,6 +69,7 @@ constinit const Processor processor_amx = [] {
   Processor processor = kProcessor;
   processor.name = "amx";
   processor.multiply = multiply_tiles;
+  processor.multiply_blocks = multiply_blocks_by_tiles;
   return processor;
 }();
 #endif

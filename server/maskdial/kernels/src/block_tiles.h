@@ -1,0 +1,152 @@
+// Products of rows and weights in blocks by AMX.
+//
+// Included by processor.cpp only, where it is compiled for AVX-512 VNNI: the results are its own to the last
+// bit, as sums of integers are exact. A tile's sums are those of one block, which are scaled and added up as floats.
+#pragma once
+
+#include "blocks.h"
+#include "tiles.h"
+
+namespace {
+
+// Weights are unpacked, and sums kept, for this many blocks at a time.
+constexpr size_t kTileBlocks = 4;
+constexpr size_t kBlockTiles = kPanel4 / kTileLines;
+constexpr size_t kLeastBlockTileRows = 16;
+static_assert(kBlockTiles == 2 && kTileLines == kWidth && kBlockGroup % kTileBlocks == 0);
+
+// Some blocks of a panel, as the tiles read them: weights with a sign [block][tile][quad][kTileLines][kQuad],
+// and the columns' scales and minima.
+struct UnpackedBlocks {
+  alignas(64) int8_t weights[kTileBlocks][kBlockTiles][kChunk / kQuad][kTileLines * kQuad];
+  alignas(64) float scales[kTileBlocks][kPanel4], minima[kTileBlocks][kPanel4];
+};
+
+// Four copies of an integer below 256, in the bytes of its lane.
+inline __m512i splat_in_lanes(Floats integers) {
+  const __m512i lowest = _mm512_broadcast_i32x4(_mm_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+  return _mm512_shuffle_epi8(_mm512_cvtps_epi32(integers), lowest);
+}
+
+template <BlockWeights kWeights, BlockNumbers kNumbers>
+inline void unpack_block(const uint8_t* weights, const uint8_t* group, size_t block, UnpackedBlocks& to) {
+  using Column = ColumnNumbers<kWeights, kNumbers>;
+  constexpr size_t kStride = kPanel4 * kQuad;
+  UNROLL for (size_t v = 0; v < kBlockTiles; ++v) {
+    const Column column(weights + chunk_bytes_of(kWeights), group, v * kWidth);
+    store(to.scales[block] + v * kWidth, column.scale);
+    if constexpr (Column::kMinima) store(to.minima[block] + v * kWidth, column.other);
+    auto& quads = to.weights[block][v];
+    const uint8_t* bytes = weights + v * kWidth * kQuad;
+    if constexpr (kWeights == BlockWeights::kNibbles) {
+      __m512i zeros = _mm512_setzero_si512();
+      if constexpr (Column::kZeros) zeros = splat_in_lanes(column.other);
+      UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet, bytes += kStride) {
+        _mm512_store_si512(quads[2 * octet], _mm512_sub_epi8(low_nibbles(bytes), zeros));
+        _mm512_store_si512(quads[2 * octet + 1], _mm512_sub_epi8(high_nibbles(bytes), zeros));
+      }
+    } else {
+      UNROLL for (size_t q = 0; q < chunk_size_of(kWeights) / kQuad; ++q, bytes += kStride) {
+        _mm512_store_si512(quads[q], _mm512_loadu_si512(bytes));
+      }
+    }
+  }
+}
+
+// The sums of a block [row][kPanel4]. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights; blocks take turns.
+#define ADD_BLOCK(first, second, rows)                                  \
+  _tile_zero(first);                                                    \
+  _tile_zero(second);                                                   \
+  _tile_loadd(rows, values, row_stride);                                \
+  _tile_loadd(6, weights[0], kTileLines* kQuad);                        \
+  _tile_dpbssd(first, rows, 6);                                         \
+  _tile_loadd(7, weights[1], kTileLines* kQuad);                        \
+  _tile_dpbssd(second, rows, 7);                                        \
+  _tile_stored(first, sums, kPanel4 * sizeof(int32_t));                 \
+  _tile_stored(second, sums + kTileLines, kPanel4 * sizeof(int32_t))
+
+__attribute__((target("amx-tile,amx-int8"))) inline void add_block(
+    bool odd, const int8_t* values, size_t row_stride,
+    const int8_t (&weights)[kBlockTiles][kChunk / kQuad][kTileLines * kQuad], int32_t* sums) {
+  if (odd) {
+    ADD_BLOCK(2, 3, 5);
+  } else {
+    ADD_BLOCK(0, 1, 4);
+  }
+}
+#undef ADD_BLOCK
+
+// The products of at least kLeastBlockTileRows rows, if blocks are single chunks.
+template <BlockWeights kWeights, BlockNumbers kNumbers>
+__attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const BlockRows& rows,
+                                                                       size_t num_rows,
+                                                                       const BlockPanel& panel,
+                                                                       const Result& to) {
+  constexpr size_t kSize = chunk_size_of(kWeights);
+  constexpr size_t kBytes = chunk_bytes_of(kWeights) + kPanel4 * bytes_per_column(kNumbers);
+  constexpr bool kMinima = ColumnNumbers<kWeights, kNumbers>::kMinima;
+  const size_t tile_rows = rows_of_tiles(num_rows, kTileLines);
+  TileShapes shapes;
+  for (size_t tile = 0; tile < 8; ++tile) {
+    shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? tile_rows : kSize / kQuad);
+    shapes.row_bytes[tile] = tile == 4 || tile == 5 ? kSize : kTileLines * kQuad;
+  }
+  _tile_loadconfig(&shapes);
+  const size_t row_stride = panel.num_chunks * kSize, num_blocks = panel.num_chunks;
+  alignas(64) float totals[kMaxRows][kPanel4];
+  std::memset(totals, 0, num_rows * sizeof(totals[0]));
+  alignas(64) int32_t sums[kTileBlocks][kTileLines][kPanel4];
+  UnpackedBlocks unpacked;
+  const uint8_t *weights = panel.weights, *group = nullptr;
+  for (size_t first = 0; first < num_blocks; first += kTileBlocks) {
+    const size_t count = num_blocks - first < kTileBlocks ? num_blocks - first : kTileBlocks;
+    if (group_bytes_per_column(kNumbers) > 0 && first % kBlockGroup == 0) {
+      group = weights;
+      weights += kPanel4 * group_bytes_per_column(kNumbers);
+    }
+    for (size_t b = 0; b < count; ++b, weights += kBytes) {
+      prefetch_block(weights, kBytes);
+      unpack_block<kWeights, kNumbers>(weights, group, b, unpacked);
+    }
+    for (size_t next = 0; next < num_rows; next += tile_rows) {
+      // The last rows may be some that are added already, so that all tiles have one shape.
+      const size_t row = next + tile_rows < num_rows ? next : num_rows - tile_rows;
+      const int8_t* values = rows.values + row * row_stride + first * kSize;
+      for (size_t b = 0; b < count; ++b, values += kSize) {
+        add_block(b % 2 != 0, values, row_stride, unpacked.weights[b], sums[b][0]);
+      }
+      for (size_t r = next; r < row + tile_rows; ++r) {
+        const size_t at = r * num_blocks + first;
+        Floats total[kBlockTiles];
+        UNROLL for (size_t v = 0; v < kBlockTiles; ++v) total[v] = load(totals[r] + v * kWidth);
+        for (size_t b = 0; b < count; ++b) {
+          const float step = rows.steps[at + b];
+          UNROLL for (size_t v = 0; v < kBlockTiles; ++v) {
+            const Floats integers = to_floats(load_sums(sums[b][r - row] + v * kWidth));
+            const Floats scaled = mul(integers, load(unpacked.scales[b] + v * kWidth));
+            total[v] = fma(scaled, splat(step), total[v]);
+            if constexpr (kMinima) {
+              const Floats minima = load(unpacked.minima[b] + v * kWidth);
+              total[v] = fma(minima, splat(rows.sums[at + b] * step), total[v]);
+            }
+          }
+        }
+        UNROLL for (size_t v = 0; v < kBlockTiles; ++v) store(totals[r] + v * kWidth, total[v]);
+      }
+    }
+  }
+  _tile_release();  // a thread with tiles in use is slower to switch
+  finish_block_tile(totals[0], num_rows, kPanel4, panel, 0, to);
+}
+
+void multiply_blocks_by_tiles(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                              const Result& result) {
+  if (num_rows < kLeastBlockTileRows || panel.chunks_per_block > 1) {
+    return multiply_blocks(rows, num_rows, panel, result);
+  }
+  with_forms(panel, [&]<BlockWeights kWeights, BlockNumbers kNumbers>() {
+    multiply_block_tiles<kWeights, kNumbers>(rows, num_rows, panel, result);
+  });
+}
+
+}  // namespace
