@@ -39,6 +39,12 @@ class Traces:
         with FileLock(f"{path}.lock"):
             if path.is_file():
                 kept: ir.Model = ir.from_proto(onnx.ModelProto.FromString(path.read_bytes()))
+                for value in kept.graph.initializers.values():
+                    weight = value.const_value
+                    assert weight is not None
+                    # Writable, as a model's own are: torch warns of arrays that are not.
+                    array = weight.numpy().copy()
+                    value.const_value = ir.Tensor(array, dtype=weight.dtype, name=weight.name)
                 return kept
             traced = trace()
             if traced is None:
