@@ -34,6 +34,9 @@ class Head:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1  # it has less to do than threads take to begin
         options.log_severity_level = _FATAL_ONLY  # errors are raised
+        # There may be hundreds: one of BERT-base's size would take 4.7 MB, and takes 2.7.
+        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             self._session = ort.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"]
