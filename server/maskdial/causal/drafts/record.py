@@ -3,7 +3,6 @@
 _DECAY = 0.95  # for each draft token
 _PRIOR_TESTS = 1.0
 LONGEST_PAUSE = 32
-_LONGEST_WAIT = 3
 
 
 class Record:
@@ -43,7 +42,7 @@ class Record:
         self._pause = min(2 * self._pause + 1, LONGEST_PAUSE)
         self.resume_at = num_tokens + self._pause
 
-    def wait(self, num_tokens: int) -> None:
+    def wait(self, num_tokens: int, longest: int) -> None:
         """Takes in that a text had no draft tokens: looking for some takes time as well."""
-        self._wait = min(self._wait + 1, _LONGEST_WAIT)
+        self._wait = min(self._wait + 1, longest)
         self.resume_at = num_tokens + self._wait

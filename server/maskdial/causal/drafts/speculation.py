@@ -19,6 +19,7 @@ MAX_PASS_DRAFTS = 64
 
 _FIRST_RATE, _MOST_AT_FIRST = 0.5, 0.75
 _OVERALL_DECAY = 0.98
+_SHORT_WAIT, _LONG_WAIT = 3, 12  # tokens
 _PROBE_SHARE = 0.005
 _MOST_CREDIT = 100.0  # steps of the draft model
 
@@ -106,6 +107,7 @@ class Speculation:
         self._overall: dict[DraftKind, _Overall] = defaultdict(_Overall)
         self._records: WeakKeyDictionary[Sequence, _Records] = WeakKeyDictionary()
         self._verified: tuple[_Verified, ...] = ()
+        self._longest_wait = _SHORT_WAIT
         self._credit = 0.0  # seconds that may be spent on asking the draft model again
 
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -114,6 +116,8 @@ class Speculation:
         sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
+        # The more texts share a pass, the larger a share of a token's time looking for drafts is.
+        self._longest_wait = min(max(len(sequences), _SHORT_WAIT), _LONG_WAIT)
         offers = [self._offer(sequence) for sequence in sequences]
         if not any(offers):
             return ()
@@ -272,7 +276,7 @@ class Speculation:
                 token_ids = token_ids[: sequence.grammar.num_allowed(token_ids)]
             if token_ids:
                 return _Offer(record, Draft(token_ids, proposer.kind), len(token_ids))
-            record.wait(num_tokens)
+            record.wait(num_tokens, self._longest_wait)
             look_at = min(look_at, record.resume_at)
         sequence.look_at = look_at
         return None
