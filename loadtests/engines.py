@@ -18,6 +18,7 @@ from loadtests import LoadTestError
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.manifest import KVLayout
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.drafts.model import DraftModel, DraftRunner
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
@@ -178,6 +179,7 @@ class LoadedCausal:
         prefix_cache: bool = False,
         slots: int = NUM_STREAMS,
         max_drafts: int = 0,
+        draft: DraftRunner | None = None,
     ) -> CausalEngine:
         """An engine, not started.
 
@@ -190,6 +192,7 @@ class LoadedCausal:
             prefix_cache: whether it has one, of the configured size.
             slots: of the runner.
             max_drafts: most draft tokens of a sequence.
+            draft: of a draft model, with as many slots.
         """
         block = self.layout.query_block
         cache = PrefixCache(
@@ -212,22 +215,37 @@ class LoadedCausal:
             eos_token_ids=eos,
             sampler=Sampler(self.vocab_size, eos, kernels=kernels),
             prefix_cache=cache if prefix_cache else None,
-            speculation=self._speculation(runner, max_drafts, metrics),
+            speculation=self._speculation(runner, max_drafts, metrics, draft, slots),
             metrics=metrics,
             name=self.bundle.name,
         )
 
     def _speculation(
-        self, runner: ModelRunner, max_drafts: int, metrics: ModelMetrics
+        self,
+        runner: ModelRunner,
+        max_drafts: int,
+        metrics: ModelMetrics,
+        draft: DraftRunner | None,
+        slots: int,
     ) -> Speculation | None:
         if not max_drafts:
             return None
+        model = None
+        if draft is not None:
+            model = DraftModel(
+                draft,
+                slots=slots,
+                max_length=self.max_length,
+                chunk_tokens=self.chunk_tokens,
+                name="draft",
+            )
         return Speculation(
             (PromptLookup(),),
             max_drafts=max_drafts,
             max_length=self.max_length,
             together=self.session.is_exact and runner.decode_and_prefill is not None,
             metrics=metrics,
+            model=model,
         )
 
     def grammar_compiler(self) -> GrammarCompiler:

@@ -41,8 +41,9 @@ class SteadyCosts(PassCosts):
 
     def __init__(self) -> None:
         super().__init__()
-        super().observe(1, 1.0)
+        super().observe(1, 0, 1.0)
 
-    def observe(self, num_rows: int, seconds: float) -> None:
+    def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         assert num_rows > 0
+        assert num_drafts >= 0
         assert seconds >= 0

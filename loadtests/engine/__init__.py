@@ -5,6 +5,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ SHARES = {
 }
 """The sections, and the share of the time that each gets if all run."""
 
-_MEASURES: dict[str, Callable[[LoadedCausal, float, np.random.Generator], Awaitable[Section]]] = {
+_Measure = Callable[[LoadedCausal, float, np.random.Generator], Awaitable[Section]]
+_MEASURES: dict[str, _Measure] = {
     "stall": stall.measure,
     "split": split.measure,
     "prefix": first_token.measure_prefix,
     "together": first_token.measure_together,
-    "speculation": speculation.measure,
     "steps": steps.measure,
 }
 
@@ -71,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt tokens read between two decode steps (default: the server's)",
     )
+    parser.add_argument(
+        "--draft",
+        type=Path,
+        metavar="PATH",
+        help="bundle of a draft model of the same vocabulary, whose draft tokens are right by "
+        "script (section speculation)",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
 
 
@@ -85,7 +93,8 @@ def main(args: argparse.Namespace) -> int:
     flags = {"threads": args.threads, "prefill_chunk_tokens": args.prefill_chunk_tokens}
     config = load_config({name: flag for name, flag in flags.items() if flag is not None})
     if args.provider == "cpu":
-        report = asyncio.run(_measure(LoadedCausal.load(args.bundle, config), args))
+        draft = None if args.draft is None else LoadedCausal.load(args.draft, config)
+        report = asyncio.run(_measure(LoadedCausal.load(args.bundle, config), draft, args))
     else:
         section = device.measure(args.bundle, args.provider, np.random.default_rng(args.seed))
         section.show(Console())
@@ -95,7 +104,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _measure(model: LoadedCausal, args: argparse.Namespace) -> dict[str, Any]:
+async def _measure(
+    model: LoadedCausal, draft: LoadedCausal | None, args: argparse.Namespace
+) -> dict[str, Any]:
     """Prints each section as soon as it is measured; returns the report as JSON values."""
     console, progress = Console(), Console(stderr=True)
     report = describe(model)
@@ -104,12 +115,13 @@ async def _measure(model: LoadedCausal, args: argparse.Namespace) -> dict[str, A
         f"vocabulary {report['vocab_size']:,}, context {report['max_length']}; "
         f"{report['machine']}, load {report['load']}"
     )
+    measures = _MEASURES | {"speculation": partial(speculation.measure, draft=draft)}
     started = time.perf_counter()
     sections: dict[str, Any] = {}
     for number, (name, seconds) in enumerate(seconds_of(args.sections, args.seconds).items()):
         with progress.status(f"measuring: {name}"):
             rng = np.random.default_rng((args.seed, number))
-            section = await _MEASURES[name](model, seconds, rng)
+            section = await measures[name](model, seconds, rng)
         section.show(console)
         sections[name] = section.as_json()
     report["elapsed_seconds"] = time.perf_counter() - started

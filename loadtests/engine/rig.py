@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from loadtests.engines import NUM_STREAMS, LoadedCausal, open_stream, started
+from maskdial.causal.drafts.model import DraftRunner
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
 from maskdial.causal.stream import TokenStream
@@ -229,6 +230,7 @@ async def running(
     prefix_cache: bool = False,
     slots: int = NUM_STREAMS,
     max_drafts: int = 0,
+    draft: DraftRunner | None = None,
 ) -> AsyncIterator[Rig]:
     """Runs an engine for the duration of the block; see `LoadedCausal.engine`."""
     recorder = Recorder()
@@ -240,6 +242,7 @@ async def running(
         prefix_cache=prefix_cache,
         slots=slots,
         max_drafts=max_drafts,
+        draft=draft,
     )
     async with started(engine):
         recorder.take_steps()

@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from maskdial.causal.drafts.budget import pass_clock
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncoder
@@ -204,8 +205,9 @@ class CausalEngine(Engine):
         ahead, self._next_step = self._next_step, None
         plan = self._schedule() if ahead is None else ahead[0]
         scheduled = time.perf_counter()
+        began = pass_clock()
         outputs = self._executor.run(plan) if ahead is None else ahead[1]
-        ran = time.perf_counter()
+        seconds, ran = pass_clock() - began, time.perf_counter()
         if self._delivery is not None and self._may_overlap(plan, outputs):
             sampled, ran_ahead = self._overlap_next(plan, outputs[0], self._delivery)
         else:
@@ -213,8 +215,8 @@ class CausalEngine(Engine):
             may_wait = not (plan.decoding or plan.prefills or plan.encoding)
             replies = self._processor.process(outputs, may_wait=may_wait)
             sampled = ran_ahead = time.perf_counter()
-            if self._speculation is not None:
-                self._speculation.note(plan, sampled - scheduled)
+            if self._speculation is not None and ahead is None:
+                self._speculation.note(plan, seconds)
             self._deliver(plan, replies)
         self._metrics.observe_step(
             schedule=scheduled - started,
@@ -241,7 +243,8 @@ class CausalEngine(Engine):
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
         if self._speculation is None:
             return plan
-        return replace(plan, drafts=self._speculation.draft(plan))
+        drafts = self._speculation.draft(plan)
+        return replace(plan, drafts=drafts) if drafts else plan
 
     def _may_overlap(self, plan: Plan, outputs: list[Output]) -> bool:
         """Whether the next step depends on nothing of this one but the sampled tokens."""

@@ -125,6 +125,7 @@ def _draft_model(
     )
     if drafting.decode_and_prefill is None:
         raise ConfigError(f"--draft {name}: the kernels do not compute its attention")
+    drafting.warm_up()  # its first step would pass for what a step takes
     return DraftModel(
         drafting,
         slots=drafting.slots,

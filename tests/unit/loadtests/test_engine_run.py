@@ -24,7 +24,8 @@ def test_every_section_on_the_starter_model(
     monkeypatch.setattr("maskdial.causal.engine._UNUSED_SLOT_SECONDS", 0.1)
     monkeypatch.setattr(speculation, "_STREAMS", (1, 2))
     output = tmp_path / "report.json"
-    arguments = ["engine", "--bundle", str(STARTER / "hybrid"), "--seconds", "0.1"]
+    bundle = str(STARTER / "hybrid")
+    arguments = ["engine", "--bundle", bundle, "--draft", bundle, "--seconds", "0.1"]
     assert main([*arguments, "--output", str(output)]) == 0
     report = json.loads(output.read_text(encoding="utf-8"))
     assert list(report["sections"]) == list(SHARES)
@@ -42,6 +43,8 @@ def test_every_section_on_the_starter_model(
         assert (row["tokens_per_pass"] > 1) == (row["accepted_percent"] > 0)
         if row["text"] == "copy" and row["streams"] == 1:
             assert row["accepted_percent"] > 0
+        if row["text"].endswith("90%"):
+            assert row["drafts"] > 0  # of a model that is no smaller, so they rarely pay
     steps = rows_of(report, "steps")
     assert [row["rows"] for row in steps if row["kind"] == "decode"] == [1, 2, 4, 8, 8]
     assert [row["context"] for row in steps if row["kind"] == "prefill"] == [0, 0, 0, 0, 256]

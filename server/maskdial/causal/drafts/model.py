@@ -1,7 +1,6 @@
 """DraftModel: draft tokens of a smaller model with the same vocabulary."""
 
 import logging
-import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.drafts.budget import pass_clock
 from maskdial.causal.executor import Cache, DecodeAndPrefill
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
@@ -18,6 +18,7 @@ from maskdial.runtime.piece import Piece
 _log = logging.getLogger(__name__)
 
 _DECAY = 0.9
+_SHARE_OF_A_TOKEN = 0.04  # of a step, when many are read at once
 
 
 class DraftRunner(Protocol):
@@ -75,6 +76,16 @@ class DraftModel:
         self._places: dict[Sequence, _Place] = {}
         self.seconds_per_token = 0.0
         """A step of the draft model, in the mean of the latest ones."""
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """Tokens of a text that it has not read."""
+        place = self._places.get(sequence)
+        return sequence.num_tokens - (0 if place is None else place.num_read)
+
+    def seconds_to_read(self, sequence: Sequence) -> float:
+        """About how long it takes to read the next chunk of a text, and to write a draft token."""
+        num_tokens = min(self.num_unread(sequence), self._chunk_tokens)
+        return self.seconds_per_token * (1 + _SHARE_OF_A_TOKEN * num_tokens)
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether a sequence fits into its context."""
@@ -141,7 +152,11 @@ class DraftModel:
         together = self._runner.decode_and_prefill
         assert together is not None, "a draft model has the shared pass"
         none = np.empty(0, np.int64)
+        began = pass_clock()
         best = _best(together(none, none, none, pieces))
+        seconds = pass_clock() - began
+        more = sum(len(piece[1]) for piece in pieces) - len(pieces)
+        self._note(seconds / (1 + _SHARE_OF_A_TOKEN * more))
         pairs = zip(ended, best, strict=True)
         return {sequence: token_id for sequence, token_id in pairs if sequence is not None}
 
@@ -154,12 +169,14 @@ class DraftModel:
         token_ids, lengths = np.zeros(rows[-1] + 1, np.int64), np.ones(rows[-1] + 1, np.int64)
         token_ids[rows] = [found[each][-1] for each in ordered]
         lengths[rows] = [each.num_tokens + len(found[each]) - 1 for each in ordered]
-        began = time.perf_counter()
+        began = pass_clock()
         best = _best(self._runner.decode(token_ids, lengths, rows))
-        seconds = time.perf_counter() - began
+        self._note(pass_clock() - began)
+        return dict(zip(ordered, best, strict=True))
+
+    def _note(self, seconds: float) -> None:
         mean = self.seconds_per_token or seconds
         self.seconds_per_token = _DECAY * mean + (1 - _DECAY) * min(seconds, 4 * mean)
-        return dict(zip(ordered, best, strict=True))
 
     def _enter(self, sequence: Sequence) -> _Place | None:
         """A sequence's place, its wrong draft tokens forgotten; None if no slot is free."""

@@ -1,9 +1,8 @@
 """Record: how often the draft tokens of one kind were right."""
 
-_DECAY = 0.85  # for each draft token
+_DECAY = 0.95  # for each draft token
 _PRIOR_TESTS = 1.0
-_LONGEST_PAUSE = 32
-_LONGEST_WAIT = 3
+LONGEST_PAUSE = 32
 
 
 class Record:
@@ -14,8 +13,7 @@ class Record:
     """
 
     def __init__(self, prior: float) -> None:
-        self._prior = prior
-        self._hits = self._tests = 0.0
+        self._hits, self._tests = _PRIOR_TESTS * prior, _PRIOR_TESTS
         self._pause = self._wait = 0
         self.resume_at = 0
         """Tokens of the text from which on it is worth looking for draft tokens again."""
@@ -25,21 +23,26 @@ class Record:
     @property
     def rate(self) -> float:
         """How probable it is that a draft token after right ones is right."""
-        return (self._hits + _PRIOR_TESTS * self._prior) / (self._tests + _PRIOR_TESTS)
+        return self._hits / self._tests
 
-    def note(self, num_right: int, num_wrong: int, num_tokens: int) -> None:
-        """Takes in what became of draft tokens; a text of ``num_tokens`` tokens goes on.
-
-        After wrong ones, it pauses for more and more tokens.
-        """
+    def note(self, num_right: int, num_wrong: int) -> None:
+        """Takes in what became of draft tokens."""
         kept = _DECAY ** (num_right + num_wrong)
         self._hits = kept * self._hits + num_right
         self._tests = kept * self._tests + num_right + num_wrong
-        self._pause = 0 if num_right else min(2 * self._pause + 1, _LONGEST_PAUSE)
         self._wait = 0
+        if num_right:
+            self._pause = 0
+
+    def pause(self, num_tokens: int) -> None:
+        """Takes in that draft tokens did not pay, in a text of ``num_tokens`` tokens.
+
+        As long as none is right, it pauses for more and more tokens.
+        """
+        self._pause = min(2 * self._pause + 1, LONGEST_PAUSE)
         self.resume_at = num_tokens + self._pause
 
-    def note_none(self, num_tokens: int) -> None:
+    def wait(self, num_tokens: int, longest: int) -> None:
         """Takes in that a text had no draft tokens: looking for some takes time as well."""
-        self._wait = min(self._wait + 1, _LONGEST_WAIT)
+        self._wait = min(self._wait + 1, longest)
         self.resume_at = num_tokens + self._wait

@@ -5,13 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import PassCosts, choose
 from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.record import Record
+from maskdial.causal.drafts.record import LONGEST_PAUSE, Record
 from maskdial.causal.plan import Plan
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind, ModelMetrics
@@ -19,12 +17,14 @@ from maskdial.metrics import DraftKind, ModelMetrics
 MAX_PASS_DRAFTS = 64
 """Draft tokens of one pass, for all its sequences."""
 
-_FIRST_RATE, _MOST_AT_FIRST = 0.5, 0.6
-_PROBE_AFTER = 32  # tokens
+_FIRST_RATE, _MOST_AT_FIRST = 0.5, 0.75
 _OVERALL_DECAY = 0.98
+_SHORT_WAIT, _LONG_WAIT = 3, 12  # tokens
+_PROBE_SHARE = 0.005
+_MOST_CREDIT = 100.0  # steps of the draft model
 
 
-_TO_BE_WRITTEN = Draft(kind="model")
+_Records = dict[DraftKind, Record]
 
 
 class _Overall:
@@ -40,6 +40,23 @@ class _Overall:
     def note(self, num_right: int, num_wrong: int) -> None:
         self._right = _OVERALL_DECAY * self._right + num_right
         self._tested = _OVERALL_DECAY * self._tested + num_right + num_wrong
+
+
+@dataclass(slots=True)  # frozen ones take three times as long to make, for each text in each step
+class _Offer:
+    """Draft tokens that a sequence may have.
+
+    Attributes:
+        record: of their kind.
+        draft: the tokens.
+        limit: how many there are.
+        written: whether the draft model is yet to write them.
+    """
+
+    record: Record
+    draft: Draft
+    limit: int
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +105,10 @@ class Speculation:
         self._metrics = metrics
         self._costs = costs or PassCosts()
         self._overall: dict[DraftKind, _Overall] = defaultdict(_Overall)
-        self._records: WeakKeyDictionary[Sequence, dict[DraftKind, Record]] = WeakKeyDictionary()
+        self._records: WeakKeyDictionary[Sequence, _Records] = WeakKeyDictionary()
         self._verified: tuple[_Verified, ...] = ()
+        self._longest_wait = _SHORT_WAIT
+        self._credit = 0.0  # seconds that may be spent on asking the draft model again
 
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""
@@ -97,38 +116,32 @@ class Speculation:
         sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
-        rooms = [self._room(sequence) for sequence in sequences]
-        proposed = [self._propose(*each) for each in zip(sequences, rooms, strict=True)]
-        limits = [len(draft) for draft in proposed]
-        extra = [0.0] * len(sequences)
-        if self._model is not None:
-            for i, (sequence, draft) in enumerate(zip(sequences, proposed, strict=True)):
-                if not draft and rooms[i] > 0 and self._model.serves(sequence):
-                    proposed[i], limits[i] = _TO_BE_WRITTEN, rooms[i]
-            num_writing = sum(draft is _TO_BE_WRITTEN for draft in proposed)
-            for i, draft in enumerate(proposed):
-                if draft is _TO_BE_WRITTEN:
-                    extra[i] = self._model.seconds_per_token / num_writing
-        if not any(limits):
+        # The more texts share a pass, the larger a share of a token's time looking for drafts is.
+        self._longest_wait = min(max(len(sequences), _SHORT_WAIT), _LONG_WAIT)
+        offers = [self._offer(sequence) for sequence in sequences]
+        if not any(offers):
             return ()
-        pairs = list(zip(sequences, proposed, strict=True))
-        records = [self._record(sequence, draft.kind) for sequence, draft in pairs]
-        rates = [record.rate for record in records]
         num_rows = len(sequences) + sum(prefill.num_tokens for prefill in plan.prefills)
-        sizes = choose(rates, limits, self._costs, num_rows, MAX_PASS_DRAFTS, extra)
+        sizes = self._choose(sequences, offers, num_rows)
+        written: dict[Sequence, tuple[int, ...]] = {}
         if self._model is not None:
-            for i, (sequence, record) in enumerate(zip(sequences, records, strict=True)):
-                idle = sequence.num_tokens - record.resume_at
-                if proposed[i] is _TO_BE_WRITTEN and not sizes[i] and idle >= _PROBE_AFTER:
-                    sizes[i] = 1  # nothing else tells whether it has become right
-            self._write(self._model, sequences, proposed, records, sizes)
-        for sequence, draft, record, size in zip(sequences, proposed, records, sizes, strict=True):
-            if draft and not size:
-                record.untried = sequence.num_tokens, draft.token_ids[0]
-        drafts = [
-            Draft(draft.token_ids[:size], draft.kind)
-            for draft, size in zip(proposed, sizes, strict=True)
-        ]
+            wanted = {
+                sequence: size
+                for sequence, offer, size in zip(sequences, offers, sizes, strict=True)
+                if offer is not None and offer.written and size
+            }
+            if wanted:
+                written = self._write(self._model, wanted)
+        drafts = []
+        for sequence, offer, size in zip(sequences, offers, sizes, strict=True):
+            draft = NO_DRAFT
+            if offer is not None and offer.written:
+                draft = Draft(written.get(sequence, ()), "model")
+            elif offer is not None and size:
+                draft = Draft(offer.draft.token_ids[:size], offer.draft.kind)
+            elif offer is not None:
+                offer.record.untried = sequence.num_tokens, offer.draft.token_ids[0]
+            drafts.append(draft)
         self._verified = tuple(
             _Verified(sequence, draft, sequence.num_tokens)
             for sequence, draft in zip(sequences, drafts, strict=True)
@@ -137,21 +150,25 @@ class Speculation:
         return tuple(draft.token_ids for draft in drafts) if self._verified else ()
 
     def note(self, plan: Plan, seconds: float) -> None:
-        """Takes in a step that has run, in so many seconds, and whose tokens were appended."""
+        """Takes in a step whose passes took so many seconds, and whose tokens were appended."""
         blocks = any(sequence.block_text is not None for sequence in plan.decoding)
         if not plan.prefills and plan.decoding and not blocks:
-            num_rows = len(plan.decoding) + sum(map(len, plan.drafts))
-            self._costs.observe(num_rows, seconds)
+            self._costs.observe(len(plan.decoding), sum(map(len, plan.drafts)), seconds)
+        if self._model is not None:
+            most = _MOST_CREDIT * self._model.seconds_per_token
+            self._credit = min(self._credit + _PROBE_SHARE * seconds, most)
         for each in self._verified:
             sequence, draft = each.sequence, each.draft
-            new = sequence.token_ids[each.num_tokens :]
+            new = sequence.token_ids[each.num_tokens :].tolist()
             num_new, size = len(new), len(draft)
-            wrong = np.flatnonzero(new[:size] != np.array(draft.token_ids[:num_new], np.int64))
-            num_wrong = min(len(wrong), 1)
-            num_right = int(wrong[0]) if num_wrong else min(num_new, size)
-            record = self._record(sequence, draft.kind)
-            record.note(num_right, num_wrong, sequence.num_tokens)
-            self._overall[draft.kind].note(num_right, num_wrong)
+            num_right = 0
+            for token_id, guess in zip(new, draft.token_ids, strict=False):
+                if token_id != guess:
+                    break
+                num_right += 1
+            num_wrong = int(num_right < min(num_new, size))
+            record = self._record(self._records_of(sequence), draft.kind)
+            self._learn(record, draft.kind, num_right, num_wrong)
             # The last token of a pass is one that a step would have given as well.
             gained = num_new if sequence.held_logits is not None else max(num_new - 1, 0)
             self._metrics.draft_tokens[draft.kind].inc(size)
@@ -164,31 +181,43 @@ class Speculation:
             for sequence in sequences:
                 self._answers.learn(sequence)
 
+    def _choose(
+        self, sequences: tuple[Sequence, ...], offers: list[_Offer | None], num_rows: int
+    ) -> list[int]:
+        """How many draft tokens each sequence has verified."""
+        writing = [i for i, offer in enumerate(offers) if offer is not None and offer.written]
+        extra = [0.0] * len(offers)
+        if self._model is not None:
+            for i in writing:
+                extra[i] = self._model.seconds_per_token / len(writing)
+        sizes = choose(
+            [0.0 if offer is None else offer.record.rate for offer in offers],
+            [0 if offer is None else offer.limit for offer in offers],
+            self._costs,
+            num_rows,
+            MAX_PASS_DRAFTS,
+            extra,
+        )
+        if self._model is not None:
+            idle = [sequences[i] for i in writing if not sizes[i]]
+            if idle:
+                # Nothing else tells whether the draft model has become right.
+                probed = min(idle, key=self._model.num_unread)
+                cost = self._model.seconds_to_read(probed)
+                if cost <= self._credit:
+                    self._credit -= cost
+                    sizes[sequences.index(probed)] = 1
+        return sizes
+
     def _write(
-        self,
-        model: DraftModel,
-        sequences: tuple[Sequence, ...],
-        proposed: list[Draft],
-        records: list[Record],
-        sizes: list[int],
-    ) -> None:
+        self, model: DraftModel, wanted: dict[Sequence, int]
+    ) -> dict[Sequence, tuple[int, ...]]:
         """Has the draft model write as many draft tokens as were chosen."""
-        writing = [
-            i
-            for i, draft in enumerate(proposed)
-            if draft is _TO_BE_WRITTEN and sequences[i].num_tokens >= records[i].resume_at
-        ]
-        written: list[tuple[int, ...]] = []
-        if any(sizes[i] for i in writing):
-            written = model.propose([sequences[i] for i in writing], [sizes[i] for i in writing])
-        for i, draft in enumerate(proposed):
-            if draft is _TO_BE_WRITTEN:
-                proposed[i] = NO_DRAFT
-        for i, token_ids in zip(writing, written, strict=False):
-            grammar = sequences[i].grammar
-            if token_ids and grammar is not None:
-                token_ids = token_ids[: grammar.num_allowed(token_ids)]
-            proposed[i] = Draft(token_ids, model.kind)
+        written = dict(zip(wanted, model.propose(list(wanted), list(wanted.values())), strict=True))
+        for sequence, token_ids in written.items():
+            if token_ids and sequence.grammar is not None:
+                written[sequence] = token_ids[: sequence.grammar.num_allowed(token_ids)]
+        return written
 
     def _runs_alone(self, plan: Plan) -> bool:
         return len(plan.rows) == 1 and not (plan.awaiting_mask or plan.prefills or plan.encoding)
@@ -203,36 +232,69 @@ class Speculation:
             self._max_length - sequence.num_tokens - 1,
         )
 
-    def _propose(self, sequence: Sequence, room: int) -> Draft:
-        """As many draft tokens as the first proposer has that has some."""
-        num_tokens = sequence.num_tokens
+    def _offer(self, sequence: Sequence) -> _Offer | None:
+        """The draft tokens of the first proposer that has some, or of the draft model."""
+        looks = sequence.num_tokens >= sequence.look_at or sequence.grammar is not None
+        if not looks and self._model is None:
+            return None
+        room = self._room(sequence)
         if room < 1:
-            return NO_DRAFT
+            return None
+        records = self._records_of(sequence)
+        offer = self._look(sequence, records, room) if looks else None
+        if self._model is not None and self._model.serves(sequence):
+            record = self._record(records, "model")
+            if offer is None or offer.record.rate < record.rate:
+                if offer is not None:
+                    offer.record.untried = sequence.num_tokens, offer.draft.token_ids[0]
+                return _Offer(record, NO_DRAFT, room, written=True)
+        return offer
+
+    def _look(self, sequence: Sequence, records: _Records, room: int) -> _Offer | None:
+        """The draft tokens of the first proposer that has some."""
+        num_tokens = sequence.num_tokens
+        look_at = num_tokens + LONGEST_PAUSE
         for proposer in self._proposers:
             if not proposer.serves(sequence):
                 continue
-            record = self._record(sequence, proposer.kind)
+            record = self._record(records, proposer.kind)
             # What a grammar forces is found without looking for it.
             if num_tokens < record.resume_at and proposer.kind != "grammar":
+                look_at = min(look_at, record.resume_at)
                 continue
             if record.untried is not None:
                 position, token_id = record.untried
                 record.untried = None
                 num_right = int(sequence.token_ids[position] == token_id)
-                record.note(num_right, 1 - num_right, num_tokens)
+                self._learn(record, proposer.kind, num_right, 1 - num_right)
+                if not num_right:
+                    record.pause(num_tokens)
+                    look_at = min(look_at, record.resume_at)
+                    continue
             token_ids = proposer.propose(sequence, room)
             if token_ids and sequence.grammar is not None:
                 token_ids = token_ids[: sequence.grammar.num_allowed(token_ids)]
             if token_ids:
-                return Draft(token_ids, proposer.kind)
-            record.note_none(num_tokens)
-        return NO_DRAFT
+                return _Offer(record, Draft(token_ids, proposer.kind), len(token_ids))
+            record.wait(num_tokens, self._longest_wait)
+            look_at = min(look_at, record.resume_at)
+        sequence.look_at = look_at
+        return None
 
-    def _record(self, sequence: Sequence, kind: DraftKind) -> Record:
+    def _learn(self, record: Record, kind: DraftKind, num_right: int, num_wrong: int) -> None:
+        """Takes in what became of a sequence's draft tokens."""
+        record.note(num_right, num_wrong)
+        self._overall[kind].note(num_right, num_wrong)
+
+    def _records_of(self, sequence: Sequence) -> _Records:
         records = self._records.get(sequence)
         if records is None:
             records = self._records[sequence] = {}
-        if kind not in records:
+        return records
+
+    def _record(self, records: _Records, kind: DraftKind) -> Record:
+        record = records.get(kind)
+        if record is None:
             # Other texts may repeat themselves more than this one.
-            records[kind] = Record(min(self._overall[kind].rate, _MOST_AT_FIRST))
-        return records[kind]
+            record = records[kind] = Record(min(self._overall[kind].rate, _MOST_AT_FIRST))
+        return record
