@@ -154,7 +154,7 @@ def open_operator(
 
 
 TILED = (
-    *("test_kernels_linear", "test_kernels_linear4", "test_kernels_linear8"),
+    *("test_kernels_linear", "test_kernels_linear4"),
     *("test_kernels_norm_linear", "test_kernels_adapters"),
 )
 """The tests of the operators for which ``amx`` has a function of its own; its others are those of

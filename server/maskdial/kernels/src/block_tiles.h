@@ -1,4 +1,4 @@
-// Products of rows and weights in blocks by AMX.
+// Products of rows and 4-bit weights in blocks of 32 by AMX.
 //
 // Included by processor.cpp only, where it is compiled for AVX-512 VNNI: the results are its own to the last
 // bit, as sums of integers are exact. A tile's sums are those of one block, which are scaled and added up as floats.
@@ -28,27 +28,20 @@ inline __m512i splat_in_lanes(Floats integers) {
   return _mm512_shuffle_epi8(_mm512_cvtps_epi32(integers), lowest);
 }
 
-template <BlockWeights kWeights, BlockNumbers kNumbers>
+template <BlockNumbers kNumbers>
 inline void unpack_block(const uint8_t* weights, const uint8_t* group, size_t block, UnpackedBlocks& to) {
-  using Column = ColumnNumbers<kWeights, kNumbers>;
-  constexpr size_t kStride = kPanel4 * kQuad;
+  using Column = ColumnNumbers<BlockWeights::kNibbles, kNumbers>;
   UNROLL for (size_t v = 0; v < kBlockTiles; ++v) {
-    const Column column(weights + chunk_bytes_of(kWeights), group, v * kWidth);
+    const Column column(weights + chunk_bytes_of(BlockWeights::kNibbles), group, v * kWidth);
     store(to.scales[block] + v * kWidth, column.scale);
     if constexpr (Column::kMinima) store(to.minima[block] + v * kWidth, column.other);
+    __m512i zeros = _mm512_setzero_si512();
+    if constexpr (Column::kZeros) zeros = splat_in_lanes(column.other);
     auto& quads = to.weights[block][v];
     const uint8_t* bytes = weights + v * kWidth * kQuad;
-    if constexpr (kWeights == BlockWeights::kNibbles) {
-      __m512i zeros = _mm512_setzero_si512();
-      if constexpr (Column::kZeros) zeros = splat_in_lanes(column.other);
-      UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet, bytes += kStride) {
-        _mm512_store_si512(quads[2 * octet], _mm512_sub_epi8(low_nibbles(bytes), zeros));
-        _mm512_store_si512(quads[2 * octet + 1], _mm512_sub_epi8(high_nibbles(bytes), zeros));
-      }
-    } else {
-      UNROLL for (size_t q = 0; q < chunk_size_of(kWeights) / kQuad; ++q, bytes += kStride) {
-        _mm512_store_si512(quads[q], _mm512_loadu_si512(bytes));
-      }
+    UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet, bytes += kPanel4 * kQuad) {
+      _mm512_store_si512(quads[2 * octet], _mm512_sub_epi8(low_nibbles(bytes), zeros));
+      _mm512_store_si512(quads[2 * octet + 1], _mm512_sub_epi8(high_nibbles(bytes), zeros));
     }
   }
 }
@@ -76,23 +69,22 @@ __attribute__((target("amx-tile,amx-int8"))) inline void add_block(
 }
 #undef ADD_BLOCK
 
-// The products of at least kLeastBlockTileRows rows, if blocks are single chunks.
-template <BlockWeights kWeights, BlockNumbers kNumbers>
+template <BlockNumbers kNumbers>
 __attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const BlockRows& rows,
                                                                        size_t num_rows,
                                                                        const BlockPanel& panel,
                                                                        const Result& to) {
-  constexpr size_t kSize = chunk_size_of(kWeights);
-  constexpr size_t kBytes = chunk_bytes_of(kWeights) + kPanel4 * bytes_per_column(kNumbers);
-  constexpr bool kMinima = ColumnNumbers<kWeights, kNumbers>::kMinima;
+  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
+  constexpr size_t kBytes = chunk_bytes_of(kNibbles) + kPanel4 * bytes_per_column(kNumbers);
+  constexpr bool kMinima = ColumnNumbers<kNibbles, kNumbers>::kMinima;
   const size_t tile_rows = rows_of_tiles(num_rows, kTileLines);
   TileShapes shapes;
   for (size_t tile = 0; tile < 8; ++tile) {
-    shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? tile_rows : kSize / kQuad);
-    shapes.row_bytes[tile] = tile == 4 || tile == 5 ? kSize : kTileLines * kQuad;
+    shapes.rows[tile] = static_cast<uint8_t>(tile < 6 ? tile_rows : kChunk / kQuad);
+    shapes.row_bytes[tile] = tile == 4 || tile == 5 ? kChunk : kTileLines * kQuad;
   }
   _tile_loadconfig(&shapes);
-  const size_t row_stride = panel.num_chunks * kSize, num_blocks = panel.num_chunks;
+  const size_t row_stride = panel.num_chunks * kChunk, num_blocks = panel.num_chunks;
   alignas(64) float totals[kMaxRows][kPanel4];
   std::memset(totals, 0, num_rows * sizeof(totals[0]));
   alignas(64) int32_t sums[kTileBlocks][kTileLines][kPanel4];
@@ -106,13 +98,13 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const Blo
     }
     for (size_t b = 0; b < count; ++b, weights += kBytes) {
       prefetch_block(weights, kBytes);
-      unpack_block<kWeights, kNumbers>(weights, group, b, unpacked);
+      unpack_block<kNumbers>(weights, group, b, unpacked);
     }
     for (size_t next = 0; next < num_rows; next += tile_rows) {
       // The last rows may be some that are added already, so that all tiles have one shape.
       const size_t row = next + tile_rows < num_rows ? next : num_rows - tile_rows;
-      const int8_t* values = rows.values + row * row_stride + first * kSize;
-      for (size_t b = 0; b < count; ++b, values += kSize) {
+      const int8_t* values = rows.values + row * row_stride + first * kChunk;
+      for (size_t b = 0; b < count; ++b, values += kChunk) {
         add_block(b % 2 != 0, values, row_stride, unpacked.weights[b], sums[b][0]);
       }
       for (size_t r = next; r < row + tile_rows; ++r) {
@@ -141,12 +133,19 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const Blo
 
 void multiply_blocks_by_tiles(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                               const Result& result) {
-  if (num_rows < kLeastBlockTileRows || panel.chunks_per_block > 1) {
+  if (panel.bits == 8 || panel.chunks_per_block > 1 || num_rows < kLeastBlockTileRows) {
     return multiply_blocks(rows, num_rows, panel, result);
   }
-  with_forms(panel, [&]<BlockWeights kWeights, BlockNumbers kNumbers>() {
-    multiply_block_tiles<kWeights, kNumbers>(rows, num_rows, panel, result);
-  });
+  switch (panel.numbers) {
+    case BlockNumbers::kHalfZero:
+      return multiply_block_tiles<BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
+    case BlockNumbers::kFloatMinimum:
+      return multiply_block_tiles<BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+    case BlockNumbers::kByteMinimum:
+      return multiply_block_tiles<BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
+    default:
+      return multiply_block_tiles<BlockNumbers::kFloatZero>(rows, num_rows, panel, result);
+  }
 }
 
 }  // namespace

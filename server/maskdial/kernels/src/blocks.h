@@ -462,47 +462,42 @@ void multiply_all_blocks(const BlockRows& rows, size_t num_rows, const BlockPane
   }
 }
 
-// Calls a template with the forms of a panel's weights and numbers.
-template <BlockWeights kWeights, typename Function>
-void with_numbers_of_bytes(const BlockPanel& panel, Function function) {
+template <BlockWeights kWeights>
+void multiply_bytes(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
+                    const Result& result) {
   switch (panel.numbers) {
     case BlockNumbers::kHalf:
-      return function.template operator()<kWeights, BlockNumbers::kHalf>();
+      return multiply_all_blocks<kWeights, BlockNumbers::kHalf>(rows, num_rows, panel, result);
     case BlockNumbers::kByte:
-      return function.template operator()<kWeights, BlockNumbers::kByte>();
+      return multiply_all_blocks<kWeights, BlockNumbers::kByte>(rows, num_rows, panel, result);
     case BlockNumbers::kByteMinimum:
-      return function.template operator()<kWeights, BlockNumbers::kByteMinimum>();
+      return multiply_all_blocks<kWeights, BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
     case BlockNumbers::kFloatMinimum:
-      return function.template operator()<kWeights, BlockNumbers::kFloatMinimum>();
+      return multiply_all_blocks<kWeights, BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
     default:
-      return function.template operator()<kWeights, BlockNumbers::kFloat>();
-  }
-}
-
-template <typename Function>
-void with_forms(const BlockPanel& panel, Function function) {
-  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
-  if (panel.bits == 8 && panel.chunk_size == kChunk) {
-    return with_numbers_of_bytes<BlockWeights::kBytes>(panel, function);
-  }
-  if (panel.bits == 8) return with_numbers_of_bytes<BlockWeights::kBytesInHalfChunks>(panel, function);
-  switch (panel.numbers) {
-    case BlockNumbers::kHalfZero:
-      return function.template operator()<kNibbles, BlockNumbers::kHalfZero>();
-    case BlockNumbers::kFloatMinimum:
-      return function.template operator()<kNibbles, BlockNumbers::kFloatMinimum>();
-    case BlockNumbers::kByteMinimum:
-      return function.template operator()<kNibbles, BlockNumbers::kByteMinimum>();
-    default:
-      return function.template operator()<kNibbles, BlockNumbers::kFloatZero>();
+      return multiply_all_blocks<kWeights, BlockNumbers::kFloat>(rows, num_rows, panel, result);
   }
 }
 
 void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                      const Result& result) {
-  with_forms(panel, [&]<BlockWeights kWeights, BlockNumbers kNumbers>() {
-    multiply_all_blocks<kWeights, kNumbers>(rows, num_rows, panel, result);
-  });
+  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
+  if (panel.bits == 8) {
+    if (panel.chunk_size == kChunk) {
+      return multiply_bytes<BlockWeights::kBytes>(rows, num_rows, panel, result);
+    }
+    return multiply_bytes<BlockWeights::kBytesInHalfChunks>(rows, num_rows, panel, result);
+  }
+  switch (panel.numbers) {
+    case BlockNumbers::kHalfZero:
+      return multiply_all_blocks<kNibbles, BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
+    case BlockNumbers::kFloatMinimum:
+      return multiply_all_blocks<kNibbles, BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+    case BlockNumbers::kByteMinimum:
+      return multiply_all_blocks<kNibbles, BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
+    default:
+      return multiply_all_blocks<kNibbles, BlockNumbers::kFloatZero>(rows, num_rows, panel, result);
+  }
 }
 
 }  // namespace
