@@ -155,7 +155,7 @@ class DraftModel:
         began = pass_clock()
         best = _best(together(none, none, none, pieces))
         seconds = pass_clock() - began
-        more = sum(len(piece[1]) for piece in pieces) - len(pieces)
+        more = sum(len(each.token_ids) for each in pieces) - len(pieces)
         self._note(seconds / (1 + _SHARE_OF_A_TOKEN * more))
         pairs = zip(ended, best, strict=True)
         return {sequence: token_id for sequence, token_id in pairs if sequence is not None}
