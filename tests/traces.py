@@ -17,6 +17,8 @@ import torch
 from filelock import FileLock
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from maskdial_export import model
+from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.model import Checkpoint
 
 MAX_BYTES = 2**24  # of a checkpoint whose trace is kept
@@ -72,7 +74,7 @@ def quick_traces(folder: Path) -> Iterator[Traces]:
     a third of its time. Another sixth goes into the table of torch's operators, which each trace
     makes anew, and a fourteenth is lost by a cache of the operators' shapes. And a checkpoint is
     traced once a run, whatever its folder and the precisions of its bundles: the graphs are kept in
-    the folder.
+    the folder. A tokenizer is compared with transformers' once a run as well, if it passes.
     """
     traces = Traces(folder)
     torch.set_num_threads(1)
@@ -85,6 +87,7 @@ def quick_traces(folder: Path) -> Iterator[Traces]:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(make))
         for name in ("trace", "trace_encoder"):
             patch.setattr(Checkpoint, name, _once(name, getattr(Checkpoint, name), traces))
+        patch.setattr(model, "check_tokenizer", _passed_once(model.check_tokenizer, folder))
         yield traces
     gc.set_threshold(*thresholds)
     gc.unfreeze()
@@ -98,6 +101,34 @@ def _once(part: str, trace: Callable[[Checkpoint], ir.Model | None], traces: Tra
         return traces.get(f"{part}-{key}", lambda: trace(checkpoint))
 
     return trace_once
+
+
+def _passed_once(check: Callable[..., None], folder: Path) -> Callable[..., None]:
+    """A check of tokenizers that has passed is not repeated for the same tokenizer: it takes twice
+    as long as a trace where each byte is a token.
+    """
+
+    def check_once(name: str, loaded: Any, tokens: Any, sample: Sample, *, paired: bool) -> None:
+        original = loaded.original
+        if original is None or not original.is_fast:  # its vocabulary is in files
+            check(name, loaded, tokens, sample, paired=paired)
+            return
+        files = ("name_or_path", "tokenizer_file", "vocab_file", "merges_file", "tokenizer_object")
+        settings = {
+            key: str(each) for key, each in original.init_kwargs.items() if key not in files
+        }
+        described = (
+            (loaded.backend.to_str(), loaded.settings, loaded.sends_token_types, tokens),
+            (type(original), original.backend_tokenizer.to_str(), sorted(settings.items())),
+            (original.truncation_side, original.padding_side, sample, paired),
+        )
+        passed = folder / f"tokenizer-{sha256(repr(described).encode()).hexdigest()}"
+        if not passed.exists():
+            check(name, loaded, tokens, sample, paired=paired)
+            folder.mkdir(exist_ok=True)
+            passed.touch()
+
+    return check_once
 
 
 def fingerprint(checkpoint: Checkpoint) -> str | None:

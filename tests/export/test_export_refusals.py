@@ -201,10 +201,11 @@ def test_revision_of_a_folder(assert_refused: Refuse, checkpoint: New) -> None:
 
 
 def test_file_system_that_takes_no_more(assert_refused: Refuse, checkpoint: New) -> None:
+    folder = checkpoint("bert")  # written without the limit
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))  # the weights are larger
     try:
-        assert_refused(checkpoint("bert"), "File too large", late=True)
+        assert_refused(folder, "File too large", late=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -285,7 +285,7 @@ def test_long_inputs_are_cut_only_when_asked(http: httpx.Client) -> None:
         ({"input": "a", "dimensions": 0}, "dimensions", "at least 1"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "'base64'"),
         ({"input": "a", "output_dtype": "int4"}, "output_dtype", "'ubinary'"),
-        ({"input": "a", "task": "query"}, "task", "unknown field"),
+        ({"input": "a", "user_id": "query"}, "user_id", "unknown field"),
         ({"input": "a", "model": "ranker"}, "model", "cannot do embed"),
     ],
 )

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from maskdial.runtime.piece import Piece
 from maskdial.unmasking.text import TextSoFar, UnmaskedText
 
+MOST_TOKENS = 256
+"""Tokens of blocks in a pass. Each may be a mask, whose logits have to have room."""
+
 
 class BlockText:
     """What a sequence does with its logits in place of drawing the next token.

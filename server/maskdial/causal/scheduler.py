@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
+from maskdial.causal.block_text import MOST_TOKENS
 from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill, Restore
 from maskdial.causal.prefix_cache import Block, PrefixCache
 from maskdial.causal.sequence import Sequence, State
@@ -238,14 +239,14 @@ class Scheduler:
         """The rows that decode in the next step, as indices.
 
         Of those that are written block by block, as many as read no more tokens together than a
-        chunk of a prompt has, or one; those that have waited longest come first.
+        pass takes, or one; those that have waited longest come first.
         """
         decoding = [i for i, s in enumerate(rows) if s.state is State.DECODING]
         blocks = [i for i in decoding if rows[i].block_text is not None]
         if not blocks:
             return decoding
         self._turn += 1
-        room, waiting = self._prefill_chunk_tokens, set[int]()
+        room, waiting = min(self._prefill_chunk_tokens, MOST_TOKENS), set[int]()
         for i in sorted(blocks, key=lambda i: rows[i].last_turn):
             text = rows[i].block_text
             assert text is not None, "it is one of them"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.texts import tokenizing_seconds
-from maskdial.causal.block_text import BlockText
+from maskdial.causal.block_text import MOST_TOKENS, BlockText
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
@@ -52,11 +52,11 @@ class BlockRequest:
             )
         model.check_looks_ahead("block")
         self.plan.check()
-        longest = (model.max_full_tokens - 1) // 2
+        most = min(model.max_full_tokens, MOST_TOKENS)
+        longest = (most - 1) // 2
         if (self.plan.block_length or 0) > longest:
             raise ValidationError(
-                f"must be at most {longest}: a pass reads two blocks, and {model.max_full_tokens} "
-                "tokens (--prefill-chunk-tokens)",
+                f"must be at most {longest}: a pass reads two blocks, and at most {most} tokens",
                 field="block_length",
             )
         length = min(max(self.plan.lengths), longest)

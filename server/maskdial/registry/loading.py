@@ -9,6 +9,7 @@ from pathlib import Path
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles, read_manifests
 from maskdial.bundle.manifest import COUNT_GRAPH, KVLayout, Manifest
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.block_text import MOST_TOKENS
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS
@@ -416,7 +417,7 @@ def _runner(
         # A last chunk is longer by one token rather than followed by a single one.
         max_tokens=max(chunk_tokens + 1 + num_drafted + num_again, num_golden),
         max_rows=max(slots, layout.query_block + 1) + num_drafted,
-        max_ahead=chunk_tokens,
+        max_ahead=min(chunk_tokens, MOST_TOKENS) if placement.memory.on_host else 0,
         max_source_length=source_length,
         batch_sizes=placement.provider.batch_sizes,
     )

@@ -81,9 +81,8 @@ class Runner:
         self.slots = slots
         self.max_length = max_length
         self._packs = _NEW_TOKENS in session.input_names
-        self.looks_ahead = (
-            _AHEAD in session.input_names and not layout.states and not session.windows
-        )
+        takes_ahead = _AHEAD in session.input_names and not layout.states and not session.windows
+        self.looks_ahead = takes_ahead and max_ahead > 0
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
         # The bench is a slot at the beginning of an allocation, for prompts of other slots.
