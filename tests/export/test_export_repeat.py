@@ -70,9 +70,9 @@ def description(graph: ir.Graph) -> list[Any]:
     [
         ("llama", {}, 1, 1),
         pytest.param("gpt2", {}, 1, 1, marks=pytest.mark.zoo),
-        ("bert", {}, 1, 1),
+        pytest.param("bert", {}, 1, 1, marks=pytest.mark.zoo),
         # Every other layer attends locally
-        ("gemma2", {"num_hidden_layers": 7}, 1, 2),
+        pytest.param("gemma2", {"num_hidden_layers": 7}, 1, 2, marks=pytest.mark.zoo),
         # Every other layer has no rotation
         pytest.param(
             "smollm3",

@@ -246,7 +246,7 @@ CAUSAL: Mapping[str, Specimen] = {
     "mistral": Specimen(
         "MistralForCausalLM", GROUPED | {"sliding_window": 5}, "sliding window", quick=True
     ),
-    "qwen2": Specimen("Qwen2ForCausalLM", GROUPED, quick=True),
+    "qwen2": Specimen("Qwen2ForCausalLM", GROUPED),
     "qwen3": Specimen("Qwen3ForCausalLM", GROUPED | {"num_attention_heads": 4}, quick=True),
     "phi3": Specimen(
         "Phi3ForCausalLM",
@@ -264,8 +264,8 @@ CAUSAL: Mapping[str, Specimen] = {
         "sliding window, capped scores",
         quick=True,
     ),
-    "openai-gpt": Specimen("OpenAIGPTLMHeadModel", GPT, quick=True),
-    "ctrl": Specimen("CTRLLMHeadModel", GPT | {"dff": 48}, quick=True),
+    "openai-gpt": Specimen("OpenAIGPTLMHeadModel", GPT),
+    "ctrl": Specimen("CTRLLMHeadModel", GPT | {"dff": 48}),
     "bloom": Specimen("BloomForCausalLM", BLOOM, "ALiBi", quick=True),
     "gemma3": Specimen(
         "Gemma3ForCausalLM",
@@ -794,7 +794,7 @@ FILL_MASK: Mapping[str, Specimen] = {
     ),
     "albert": Specimen("AlbertForMaskedLM", SHAPE | {"embedding_size": 16}, quick=True),
     "distilbert": Specimen("DistilBertForMaskedLM", DISTILLED, quick=True),
-    "electra": Specimen("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}, quick=True),
+    "electra": Specimen("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}),
     "xlm-roberta": Specimen(
         "XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}
     ),
@@ -885,18 +885,15 @@ CLASSIFY: Mapping[str, Specimen] = {
         quick=True,
     ),
     "distilbert-classify": Specimen(
-        "DistilBertForSequenceClassification", DISTILLED | {"n_layers": 1}, quick=True
+        "DistilBertForSequenceClassification", DISTILLED | {"n_layers": 1}
     ),
-    "albert-classify": Specimen(
-        "AlbertForSequenceClassification", SMALL | {"embedding_size": 16}, quick=True
-    ),
+    "albert-classify": Specimen("AlbertForSequenceClassification", SMALL | {"embedding_size": 16}),
     "electra-classify": Specimen(
-        "ElectraForSequenceClassification", SMALL | {"embedding_size": 16}, quick=True
+        "ElectraForSequenceClassification", SMALL | {"embedding_size": 16}
     ),
     "deberta-v2-classify": Specimen(
         "DebertaV2ForSequenceClassification",
         DEBERTA_V2 | {"num_hidden_layers": 1, "problem_type": "multi_label_classification"},
-        quick=True,
     ),
     "bert-next-sentence": Specimen("BertForNextSentencePrediction", SMALL, quick=True),
     "llama-classify": Specimen(
@@ -1006,12 +1003,10 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
     "xlm-roberta-token-classify": Specimen(
         "XLMRobertaForTokenClassification",
         SMALL | {"pad_token_id": 1, "id2label": TAGS},
-        quick=True,
     ),
     "modernbert-token-classify": Specimen(
         "ModernBertForTokenClassification",
         MODERN | {"num_hidden_layers": 1, "id2label": TAGS},
-        quick=True,
     ),
     "deberta-v2-token-classify": Specimen(
         "DebertaV2ForTokenClassification",
@@ -1049,22 +1044,21 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
 
 QUESTION_ANSWERING: Mapping[str, Specimen] = {
     "roberta-question-answering": Specimen(
-        "RobertaForQuestionAnswering", SMALL | {"pad_token_id": 1}, quick=True
+        "RobertaForQuestionAnswering", SMALL | {"pad_token_id": 1}
     ),
     "distilbert-question-answering": Specimen(
-        "DistilBertForQuestionAnswering", DISTILLED | {"n_layers": 1}, quick=True
+        "DistilBertForQuestionAnswering", DISTILLED | {"n_layers": 1}
     ),
     "albert-question-answering": Specimen(
         "AlbertForQuestionAnswering", SMALL | {"embedding_size": 16}, quick=True
     ),
     "modernbert-question-answering": Specimen(
-        "ModernBertForQuestionAnswering", MODERN | {"num_hidden_layers": 1}, quick=True
+        "ModernBertForQuestionAnswering", MODERN | {"num_hidden_layers": 1}
     ),
     "longformer-question-answering": Specimen(
         "LongformerForQuestionAnswering",
         LONGFORMER,
         "sliding window, the question's tokens global",
-        quick=True,
     ),
     "xlnet-question-answering": Specimen(
         "XLNetForQuestionAnsweringSimple", XLNET, "relative positions and segments"
@@ -1081,9 +1075,7 @@ QUESTION_ANSWERING: Mapping[str, Specimen] = {
 
 MULTIPLE_CHOICE: Mapping[str, Specimen] = {
     "bert-multiple-choice": Specimen("BertForMultipleChoice", SMALL, quick=True),
-    "roberta-multiple-choice": Specimen(
-        "RobertaForMultipleChoice", SMALL | {"pad_token_id": 1}, quick=True
-    ),
+    "roberta-multiple-choice": Specimen("RobertaForMultipleChoice", SMALL | {"pad_token_id": 1}),
     "albert-multiple-choice": Specimen("AlbertForMultipleChoice", SMALL | {"embedding_size": 16}),
     "deberta-v2-multiple-choice": Specimen(
         "DebertaV2ForMultipleChoice", DEBERTA_V2 | {"num_hidden_layers": 1}

@@ -320,7 +320,8 @@ def test_a_text_whose_reader_leaves_gives_up_its_slot(server: Any, http: httpx.C
         ),
         (
             {"mask": "block", "inputs": "a", "parameters": {"block_length": 40}},
-            "parameters.block_length: must be at most 31: a pass reads two blocks, and at most 64 tokens",
+            "parameters.block_length: must be at most 31: a pass reads two blocks, and at most 64 "
+            "tokens",
         ),
         (
             {"mask": "block", "inputs": "a", "parameters": {"max_new_tokens": 63}},
