@@ -17,10 +17,11 @@ import torch
 from filelock import FileLock
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from maskdial_export import model
 from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checks.tokenizer_parity import check_tokenizer
 from maskdial_export.model import Checkpoint
 
+MODEL = Checkpoint.__module__
 MAX_BYTES = 2**24  # of a checkpoint whose trace is kept
 FOLDER = re.compile(r'"_name_or_path": "[^"]*"')  # the same model has a new one in each test
 
@@ -87,7 +88,7 @@ def quick_traces(folder: Path) -> Iterator[Traces]:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(make))
         for name in ("trace", "trace_encoder"):
             patch.setattr(Checkpoint, name, _once(name, getattr(Checkpoint, name), traces))
-        patch.setattr(model, "check_tokenizer", _passed_once(model.check_tokenizer, folder))
+        patch.setattr(f"{MODEL}.check_tokenizer", _passed_once(check_tokenizer, folder))
         yield traces
     gc.set_threshold(*thresholds)
     gc.unfreeze()
