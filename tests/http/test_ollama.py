@@ -426,9 +426,10 @@ def test_an_error_before_the_first_line_has_its_status(http: httpx.Client) -> No
 
 
 def test_an_error_ends_a_stream(server: Any, http: httpx.Client) -> None:
+    long = GREEDY | {"num_predict": 100}  # more than three steps write, drafts included
     with (
         held(engine_of(server, "chat"), 3),
-        http.stream("POST", "/api/chat", json=chat_body(timeout=1.0)) as reply,
+        http.stream("POST", "/api/chat", json=chat_body(timeout=1.0, options=long)) as reply,
     ):
         lines = [json.loads(each) for each in reply.iter_lines()]
     assert reply.status_code == 200
