@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from maskdial import cli
-from maskdial.batches.answers import Answers
+from maskdial.batches.answers import Answer, Answers
 from maskdial.batches.batch import Batch
-from maskdial.batches.lines import open_input
+from maskdial.batches.lines import Line, open_input
 from maskdial.batches.output import Files
 from maskdial.config import Config
 from maskdial.errors import UnavailableError
@@ -277,6 +277,47 @@ def test_a_dead_engine_ends_the_run_and_not_the_lines(tmp_path: Path, is_envelop
                 asyncio.run(run(files, dies=False))
                 assert (files.journal.number, files.journal.num_failed) == (1, 0)
     assert len(read_lines(tmp_path / "out.jsonl")) == 1
+
+
+def test_other_requests_get_their_turn_while_lines_begin(tmp_path: Path) -> None:
+    """Half a thousand lines that begin at once would hold a server's event loop."""
+    line = {"method": "POST", "url": "/classify", "body": {"inputs": "fine"}}
+    lines = [line | {"custom_id": str(number)} for number in range(400)]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    num_begun, most = 0, 0
+
+    class Counted(Answers):
+        def fault_of(self, line: Line) -> str:
+            nonlocal num_begun
+            num_begun += 1
+            return super().fault_of(line)
+
+        async def answer(self, group: Sequence[Line]) -> list[Answer]:
+            nonlocal num_begun
+            num_begun += 1
+            return [self.failure(line, "not asked") for line in group]
+
+    async def take_turns() -> None:
+        nonlocal num_begun, most
+        while True:
+            num_begun = 0
+            await asyncio.sleep(0)
+            most = max(most, num_begun)
+
+    async def run(files: Files) -> None:
+        config = Config(models={"sentiment": STARTER_FOLDER / "sentiment"})
+        async with Application.start(config) as application:
+            answers = Counted(application, None, None)
+            turns = asyncio.create_task(take_turns())
+            with contextlib.closing(open_input(str(source), "jsonl", 2000, None, None)) as opened:
+                await Batch(opened, "IN", answers, files, lambda _, __: None).run()
+            turns.cancel()
+
+    files = Files(tmp_path / "out.jsonl", {}, resume=False, overwrite=False)
+    with contextlib.closing(files):
+        asyncio.run(run(files))
+        assert files.journal.num_failed == 400
+    assert 0 < most <= 32
 
 
 NUM_LINES = 1600

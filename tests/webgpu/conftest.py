@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import onnxruntime as ort
 import pytest
@@ -108,3 +109,12 @@ def _find_devices_again() -> None:
     plugin.register.cache_clear()
     with suppress(Exception):  # ONNX Runtime's own, if it was not registered
         ort.unregister_execution_provider_library(PROVIDER.ort_name)
+
+
+def assert_alike(reply: Any, wanted: Any) -> None:
+    """The texts of two replies of `/generate`, their log-probabilities within 1e-4."""
+    tokens, expected = reply["details"]["tokens"], wanted["details"]["tokens"]
+    assert [token["id"] for token in tokens] == [token["id"] for token in expected]
+    assert [token["logprob"] for token in tokens] == pytest.approx(
+        [token["logprob"] for token in expected], abs=1e-4
+    )

@@ -21,6 +21,7 @@ from maskdial.runtime.providers import webgpu
 from maskdial.runtime.providers.webgpu_probe import Device
 from maskdial.runtime.session import Session, SessionOptions
 from tests.servers import metric, wait_for
+from tests.webgpu.conftest import assert_alike
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("adapter")]
 
@@ -60,14 +61,6 @@ def generate(http: httpx.Client, prompt: str, parameters: dict[str, object]) -> 
     reply = http.post("/generate", json={"inputs": prompt, "parameters": parameters})
     assert reply.status_code == 200, reply.text
     return reply.json()
-
-
-def assert_alike(reply: Any, wanted: Any) -> None:
-    tokens, expected = reply["details"]["tokens"], wanted["details"]["tokens"]
-    assert [token["id"] for token in tokens] == [token["id"] for token in expected]
-    assert [token["logprob"] for token in tokens] == pytest.approx(
-        [token["logprob"] for token in expected], abs=1e-4
-    )
 
 
 def test_texts_in_company_are_the_cpus(servers: tuple[httpx.Client, httpx.Client]) -> None:

@@ -1,4 +1,6 @@
-"""Text by unmasking, as every dialect that writes under the full mask asks for it and reads it."""
+"""Text by unmasking, as every dialect that writes under the full or the block mask asks for it and
+reads it.
+"""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
