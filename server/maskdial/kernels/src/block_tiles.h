@@ -12,7 +12,7 @@ namespace {
 // Weights are unpacked, and sums kept, for this many blocks at a time.
 constexpr size_t kTileBlocks = 4;
 constexpr size_t kBlockTiles = kPanel4 / kTileLines;
-constexpr size_t kLeastBlockTileRows = 16;
+constexpr size_t kLeastBlockTileRows = 32;
 static_assert(kBlockTiles == 2 && kTileLines == kWidth && kBlockGroup % kTileBlocks == 0);
 
 // Some blocks of a panel, as the tiles read them: weights with a sign [block][tile][quad][kTileLines][kQuad],
