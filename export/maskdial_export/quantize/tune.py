@@ -39,6 +39,8 @@ _BATCH_TOKENS = 1024
 _HELD_OUT, _MAX_HELD_OUT = 8, 2048
 _COMPARISONS = 2
 """How often the held-out texts are read, after the first time."""
+_NOISE = 1e-6
+"""Of a loss, in float32: scales whose loss is not lower by more are no better."""
 _DIFFERENT = 0.5
 _TINY = 1e-30
 _SEED = 20240229
@@ -133,7 +135,7 @@ def tune(
         show(int(min(past, 1) * 60 * minutes), int(60 * minutes), "s")
         if past * _COMPARISONS >= compared + 1:
             compared = int(past * _COMPARISONS)
-            if (now := measure()) < least:
+            if (now := measure()) < least - _NOISE:
                 least, best = now, [each.factor.detach().clone() for each in matrices]
     if least == before:
         return Tuned({}, before, before, steps)
