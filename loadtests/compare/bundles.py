@@ -28,9 +28,10 @@ from maskdial_export.tracing.graph import optimize, save
 from maskdial_export.tracing.positions import max_length
 from maskdial_export.tracing.survey import survey
 
-_ROUNDING = 0.1
-"""Tolerance of the golden check, in standard deviations of the logits: float16 rounding stays far
-below it, and a graph that computes something else far above.
+_ROUNDING = 0.25
+"""Tolerance of the golden check, in standard deviations of the logits. Rounding stays below it (of
+float16 far below; of int8 activations, which the kernels and ONNX Runtime round differently, 0.14
+in the 22 random layers of the 1.1B shape), and a graph that computes something else far above.
 """
 
 
