@@ -450,8 +450,8 @@ def _replies(bundle: "Bundle") -> dict[str, Any]:
         return {}
     # The other commands start faster without them.
     from maskdial.bundle.tokenizer import Tokenizer
+    from maskdial.causal.chat.template import read_chat_template
     from maskdial.causal.tools import ReplyFormat
-    from maskdial.registry.loading import read_chat_template
 
     tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
     found = ReplyFormat.of_bundle(bundle, tokenizer, read_chat_template(bundle, tokenizer))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
-from maskdial.registry.loading import read_chat_template
+from maskdial.causal.chat.template import read_chat_template
 from maskdial_export.export import export
 from tests.traces import Traces
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+import maskdial.registry.causal as causal_module
 import maskdial.registry.loading as loading_module
 from maskdial.bundle.bundle import Bundle
 from maskdial.causal.model import CausalModel
@@ -164,7 +165,7 @@ def test_a_graph_that_cannot_be_captured_is_served_without(
             super().__init__(graph, options, *rest)
 
     use_memory(monkeypatch, device_memory)
-    monkeypatch.setattr(loading_module, "Session", Uncapturable)
+    monkeypatch.setattr(causal_module, "Session", Uncapturable)
     model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=2), Metrics())
     model.stop()
     assert "model mine runs without CUDA graphs: not all nodes are on the GPU" in caplog.messages

@@ -112,7 +112,7 @@ def to_blocks(weight: NDArray[np.float32], kind: Int4, moments: Tensor | None = 
     else:
         importance = torch.ones(num_inputs) if moments is None else _damped(moments).diagonal()
         shared = _blocks(importance[None], kind.block_size)
-        parts = blocks.split(max(1, _SEARCHED // num_inputs))
+        parts = torch.split(blocks, max(1, _SEARCHED // num_inputs))
         found = [_search(part, shared) for part in parts]
         scale, zero = (torch.cat(each) for each in zip(*found, strict=True))
     if moments is None or not kind.zeros:

@@ -8,6 +8,7 @@ from typing import Any
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import CHAT_TEMPLATE, DECISION_TEMPLATE, TOOL_TEMPLATE
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
@@ -284,6 +285,24 @@ class ChatTemplate:
                 ) from error
             return {"error": f"it takes more than {LIMITS.cpu_seconds:g} s"}
         return answer
+
+
+def read_chat_template(bundle: Bundle, tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a bundle, which may lack one, with its tokenizer's special tokens."""
+    special = bundle.manifest.special_tokens
+    ids = {
+        "bos_token": special.bos,
+        "eos_token": next(iter(special.eos), None),
+        "pad_token": special.pad,
+        "unk_token": tokenizer.unknown_id if tokenizer.unknown_id >= 0 else None,
+        "mask_token": special.mask,
+    }
+    tokens = {
+        name: tokenizer.id_to_token(token_id)
+        for name, token_id in ids.items()
+        if token_id is not None
+    }
+    return ChatTemplate.from_bundle(bundle, {name: each for name, each in tokens.items() if each})
 
 
 def _read(bundle: Bundle, file_name: str) -> str | None:

@@ -1,0 +1,110 @@
+"""Masked models: a bundle becomes one, its graph checked and its engine made."""
+
+from dataclasses import replace
+from functools import partial
+from math import lcm
+
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.manifest import COUNT_GRAPH, Manifest
+from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.chat.decision_prompts import DecisionPrompts
+from maskdial.causal.chat.template import read_chat_template
+from maskdial.config import Config
+from maskdial.masked.count_queries import CountQueries
+from maskdial.masked.engine import MaskedEngine
+from maskdial.masked.label_encoder import LabelEncoder
+from maskdial.masked.model import MaskedModel
+from maskdial.metrics import Metrics, PassMetrics
+from maskdial.registry.golden import LONG_PASS, check_golden, check_kernels, masked_logits
+from maskdial.runtime.placement import Placement
+from maskdial.runtime.session import Session, SessionOptions
+
+
+def make_masked(
+    bundle: Bundle,
+    config: Config,
+    metrics: Metrics,
+    placement: Placement,
+    options: SessionOptions,
+) -> MaskedModel:
+    """The model of a bundle; its engine is not started yet.
+
+    Raises:
+        BundleError: the bundle cannot be served as it is.
+    """
+    label_encoder, encoder = None, bundle.label_encoder()
+    if encoder is not None:
+        # Labels are few: its threads need not spin for the next ones
+        idle = replace(options, allow_spinning=False)
+        of_labels = metrics.declare_masked(encoder.label)
+        engine, _ = _masked_engine(encoder, config, of_labels, placement, idle)
+        tokens = Tokenizer.from_file(encoder.tokenizer, encoder.manifest.special_tokens)
+        label_encoder = LabelEncoder(engine, tokens, encoder.manifest.max_length)
+    model_metrics = metrics.declare_masked(bundle.label)
+    engine, session = _masked_engine(bundle, config, model_metrics, placement, options)
+    tokenizer = Tokenizer.from_file(bundle.tokenizer, bundle.manifest.special_tokens)
+    prompts = None
+    if bundle.manifest.decision is not None:
+        template = read_chat_template(bundle, tokenizer)
+        prompts = DecisionPrompts(bundle, template, tokenizer, bundle.manifest.max_length)
+    conversations = None
+    if bundle.manifest.task == "fill-mask":
+        conversations = read_chat_template(bundle, tokenizer)
+    queries = None
+    if bundle.manifest.extraction is not None:
+        queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
+    if label_encoder is not None:
+        label_encoder.engine.start()
+    return MaskedModel(
+        bundle,
+        tokenizer,
+        model_metrics,
+        options.provider,
+        engine,
+        kernels=session.kernels,
+        projections=session.projections,
+        prompts=prompts,
+        auto_truncate=config.truncates(bundle.name),
+        conversations=conversations,
+        kernel_library=None if options.kernels is None else options.kernels.path,
+        label_encoder=label_encoder,
+        queries=queries,
+    )
+
+
+def _masked_engine(
+    bundle: Bundle,
+    config: Config,
+    metrics: PassMetrics,
+    placement: Placement,
+    options: SessionOptions,
+) -> tuple[MaskedEngine, Session]:
+    """An engine for a bundle's graph, and its session."""
+    session = Session(bundle.graph, options)
+    if not session.multiplies_exactly:
+        check_kernels(bundle, options, config.golden_check)
+    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
+    check_golden(bundle, golden, config.golden_check)
+    if not placement.provider.batch_invariant:
+        width = min(LONG_PASS, bundle.manifest.max_length)
+        check_golden(bundle, partial(golden, width=width), config.golden_check)
+    engine = MaskedEngine(
+        session,
+        max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
+        max_queue=config.max_queue,
+        pad_token_id=bundle.manifest.special_tokens.pad or 0,
+        pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
+        max_length=bundle.manifest.max_length,
+        metrics=metrics,
+        name=bundle.label,
+    )
+    return engine, session
+
+
+def _pad_multiple(manifest: Manifest, of_provider: int) -> int:
+    """What lengths of passes are rounded up to.
+
+    GroupQueryAttention rounds a last block of a single token in another way (`KVLayout`), and its
+    blocks are even: in passes of odd lengths, a text's last bits could depend on the others.
+    """
+    return lcm(of_provider, 2) if manifest.reads_left else of_provider
