@@ -19,7 +19,6 @@ from maskdial.causal.generation_config import (
     read_generation_defaults,
     tokens_without_text,
 )
-from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.device_sampler import DeviceSampler
@@ -29,6 +28,7 @@ from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.engine.model import max_length, max_source_length
 from maskdial.errors import BundleError, ConfigError, explain_exhaustion
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.count_queries import CountQueries

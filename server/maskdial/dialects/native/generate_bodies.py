@@ -11,14 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.grammar.source import RequestGrammarKind
-from maskdial.causal.request import (
-    MAX_BEAMS,
-    Conversation,
-    GenerationRequest,
-    GrammarRequest,
-    Writing,
-)
+from maskdial.causal.request import MAX_BEAMS, Conversation, GenerationRequest, Writing
 from maskdial.causal.sampling.params import Count, NewTokens, SamplingParams
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
@@ -31,6 +24,7 @@ from maskdial.dialects.body import (
 )
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
 from maskdial.dialects.unmasking import UnmaskingFields
+from maskdial.grammar.source import GrammarRequest, RequestGrammarKind
 
 
 def _check_grammar_value(value: object) -> object:

@@ -16,13 +16,14 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.causal.events import Finish
 from maskdial.causal.generate import Generation, timings
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest, Infilling, Snippet
+from maskdial.causal.request import GenerationRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.openai.base import Lenient
 from maskdial.dialects.openai.sampling import Choices, one_of
 from maskdial.dialects.sampling import SamplingFields, Stops
 from maskdial.errors import MaskdialError, ValidationError
+from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import (
     encode_json,
     error_content,

@@ -12,15 +12,15 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.causal.tools.lark import quoted
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.openai.base import Lenient, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
 from maskdial.dialects.unmasking import UnmaskingFields
+from maskdial.grammar.source import GrammarKind, GrammarRequest, GrammarValue
 
 
 class StreamOptions(Lenient):

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.grammar.build import build_tokenizer
+from maskdial.grammar.build import build_tokenizer
 
 
 class Vocabulary:

@@ -9,11 +9,11 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from maskdial.causal.grammar.masks import MaskThreads, Pending
-from maskdial.causal.grammar.memory import Hold
-from maskdial.causal.grammar.source import grammar_error
-from maskdial.causal.grammar.vocabulary import Vocabulary
 from maskdial.errors import MaskdialError, ValidationError
+from maskdial.grammar.masks import MaskThreads, Pending
+from maskdial.grammar.memory import Hold
+from maskdial.grammar.source import grammar_error
+from maskdial.grammar.vocabulary import Vocabulary
 
 Mask = NDArray[np.bool_]
 """Which tokens may follow, read-only bool (vocab_size,)."""
