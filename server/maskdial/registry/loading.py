@@ -166,9 +166,10 @@ def _start_masked(
     if bundle.manifest.decision is not None:
         template = read_chat_template(bundle, tokenizer)
         prompts = DecisionPrompts(bundle, template, tokenizer, bundle.manifest.max_length)
-    conversations = None
+    conversations, grammars = None, None
     if bundle.manifest.task == "fill-mask":
         conversations = read_chat_template(bundle, tokenizer)
+        grammars = _grammar_compiler(bundle)
     queries = None
     if bundle.manifest.extraction is not None:
         queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
@@ -188,6 +189,7 @@ def _start_masked(
         kernel_library=None if options.kernels is None else options.kernels.path,
         label_encoder=label_encoder,
         queries=queries,
+        grammars=grammars,
     )
 
 
