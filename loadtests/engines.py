@@ -23,14 +23,14 @@ from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
-from maskdial.causal.grammar.compiler import GrammarCompiler
-from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence as Generation
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
+from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.grammar.matcher import GrammarMatcher
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine

@@ -14,6 +14,13 @@ from maskdial_client.errors import ProtocolError
 T = TypeVar("T")
 
 
+class Grammar(TypedDict):
+    """What the text must match: a JSON schema, a regular expression or a Lark grammar."""
+
+    type: Literal["json", "json_schema", "regex", "lark"]
+    value: Any
+
+
 class TaskOptions(TypedDict, total=False):
     """Options of every task. None means the server's default.
 

@@ -488,12 +488,21 @@ def test_texts_filled_whole_and_gaps(driver: Any, fake: Any) -> None:
     parse_body(FillMaskBody, json.dumps(fake.bodies[0]).encode())
     fake.answer([[{"sequence": "a sea", **FILLED}], []])
     assert driver.wait(client.fill_jointly(["a [MASK]", "b [MASK]"])) == [[filling], []]
+    grammar: Any = [{"type": "regex", "value": "[a-z]+"}, None]
+    fake.answer([{"sequence": "a sea", **FILLED}])
+    driver.wait(client.fill_jointly("a [MASK]", grammar=grammar, max_new_tokens=3))
+    sent = {"grammar": grammar, "max_new_tokens": 3, "joint": True}
+    assert fake.bodies[-1] == {"inputs": "a [MASK]", "parameters": sent}
+    parse_body(FillMaskBody, json.dumps(fake.bodies[-1]).encode())
     reply = {"content": " sea", "stop_type": "none", "truncated": False}
     fake.answer({**reply, "fillings": [{"content": " sea", **FILLED}]})
     gap = GapFill(" sea", 0.25, -1.5, (token,))
-    asked = client.infill("a", ".", n_predict=3, input_extra=[{"text": "b"}], n=1, **COMMON)
-    assert driver.wait(asked) == Infilled(" sea", "none", False, (gap,))
-    sent = {"n_predict": 3, "input_extra": [{"text": "b"}], "n": 1}
+    given: dict[str, Any] = {"n_predict": 3, "input_extra": [{"text": "b"}], "n": 1}
+    given["guided_regex"] = " [a-z]+"
+    assert driver.wait(client.infill("a", ".", **given, **COMMON)) == Infilled(
+        " sea", "none", False, (gap,)
+    )
+    sent = given
     body = {"input_prefix": "a", "input_suffix": ".", **sent} | SENT_COMMON
     assert fake.bodies[-1] == body
     parse_body(InfillBody, json.dumps(body).encode())

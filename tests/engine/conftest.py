@@ -26,15 +26,15 @@ from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent
-from maskdial.causal.grammar.compiler import GrammarCompiler
-from maskdial.causal.grammar.matcher import Grammar
-from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence, SharedPrompt
 from maskdial.causal.stream import TokenStream
 from maskdial.errors import MaskdialError
+from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.grammar.matcher import Grammar
+from maskdial.grammar.source import GrammarKind, GrammarValue
 from maskdial.kernels.installed import find_kernels
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.metrics import DraftKind, Metrics

@@ -14,10 +14,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from maskdial.causal.grammar import masks
-from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import ValidationError
+from maskdial.grammar import masks
+from maskdial.grammar.matcher import GrammarMatcher
 
 NUM_REPLIES = int(os.environ.get("TESTS_JSON_REPLIES", "12"))
 STORY = "Once upon a time there was a little"

@@ -1,6 +1,7 @@
 """`/infill` and `suffix`, by a causal model's own tokens and by a masked model's lengths."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -277,6 +278,53 @@ def test_a_gap_has_one_of_the_choices(http: httpx.Client) -> None:
     ],
 )
 def test_choices_that_no_gap_meets_are_refused(
+    http: httpx.Client, given: dict[str, Any], sentence: str
+) -> None:
+    error = infill(http, 422, model="hybrid:full", **given)["error"]
+    assert error.startswith(sentence), error
+
+
+SMALL = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("model", ["coder:causal", "hybrid:full"])
+def test_a_gap_matches_a_regular_expression_or_a_schema(http: httpx.Client, model: str) -> None:
+    found = infill(http, model=model, guided_regex=r" (big|small) [a-z]{3,8}")
+    assert re.fullmatch(r" (big|small) [a-z]{3,8}", found["content"])
+    found = infill(http, model=model, guided_json=SMALL, n_predict=12)
+    assert 0 <= json.loads(found["content"])["age"] <= 120
+    grammar = 'start: " castle" | " house"'
+    found = infill(http, model=model, guided_grammar=grammar)
+    assert found["content"] in (" castle", " house")
+
+
+def test_a_masked_model_fills_a_gap_of_each_length_that_a_grammar_allows(
+    http: httpx.Client,
+) -> None:
+    reply = infill(http, model="hybrid:full", guided_regex=r" \d{2}|1850", n=32, n_predict=6)
+    for filling in reply["fillings"]:
+        assert re.fullmatch(r" \d{2}|1850", filling["content"])
+    lengths = [len(each["tokens"]) for each in reply["fillings"]]
+    assert len(set(lengths)) == len(lengths) > 1
+    scores = [each["score"] for each in reply["fillings"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"guided_regex": "(a"}, "guided_regex: the grammar cannot be used: unclosed group"),
+        ({"guided_regex": r"\d{40}"}, "guided_regex: no text of 1 to 8 tokens that matches it was"),
+        ({"guided_json": False}, "guided_json: the JSON schema is false, which no value satisfi"),
+        ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice: also given as guided_json;"),
+    ],
+)
+def test_grammars_that_no_gap_meets_are_refused(
     http: httpx.Client, given: dict[str, Any], sentence: str
 ) -> None:
     error = infill(http, 422, model="hybrid:full", **given)["error"]

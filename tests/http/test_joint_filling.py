@@ -349,8 +349,132 @@ def test_texts_without_words_and_with_too_many_masks_are_refused(http: httpx.Cli
     assert many.startswith("the text has 66 tokens; model 'dial' takes at most 64")
     words = ["a", "bc"]
     lengths = ask(http, "a" + "[MASK]" * 20, 422, targets=words)["error"]
-    assert lengths.startswith("parameters.targets: the words have 1,048,576 combinations of length")
+    assert lengths.startswith(
+        "parameters.targets: the targets have 1,048,576 combinations of length"
+    )
     masks = ask(http, ["a" + "[MASK]" * 50] * 7, 422, num_beams=32)["error"]
     assert masks.startswith("11,200 masks to fill in all fillings; one request may ask for at most")
     several = ask(http, ["a [MASK]"] * 9, 422, num_beams=32)["error"]
     assert several.startswith("288 fillings to follow; one request may ask for at most 256")
+
+
+def fill_under(
+    reference: Reference, text: str, order: str, texts: list[list[str]]
+) -> tuple[torch.Tensor, dict[int, tuple[int, float]]]:
+    """The best filling of blanks whose texts, of one length each, are enumerated; and by position
+    the pass and the probability.
+    """
+    ids = reference.ids(text)
+    places = torch.nonzero(ids == MASK)[:, 0].tolist()
+    fitting = [[reference.ids(each)[1:].tolist() for each in blank] for blank in texts]
+    spread: list[int] = []
+    blanks = []
+    for at, token in enumerate(ids.tolist()):
+        length = len(fitting[places.index(at)][0]) if at in places else 1
+        if at in places:
+            blanks.append([*range(len(spread), len(spread) + length)])
+        spread += [token] * length
+    ids = torch.tensor(spread)
+    filled: dict[int, tuple[int, float]] = {}
+    for step in range(sum(map(len, blanks))):
+        logprobs = reference.logits(ids).log_softmax(-1)
+        best = []
+        for blank, words in zip(blanks, fitting, strict=True):
+            place = next((i for i, each in enumerate(blank) if each not in filled), None)
+            if place is None:
+                continue
+            before = ids[blank[:place]].tolist()
+            allowed = sorted({word[place] for word in words if word[:place] == before})
+            own = logprobs[blank[place], allowed]
+            score = own.max() if order == "confidence" else (own.exp() * own).sum()
+            best.append((float(score), -blank[place], allowed[int(own.argmax())]))
+        _, position, token = max(best)
+        ids[-position] = token
+        filled[-position] = (step, float(logprobs[-position, token].exp()))
+    return ids, filled
+
+
+DATES = [f"{day}{month}" for day in range(10, 20) for month in ("May", "Jun", "Jul")]
+GRAMMARS = [
+    {"type": "regex", "value": r"1\d(May|Jun|Jul)"},
+    {"type": "json", "value": {"enum": [[], {}]}},
+    {"type": "lark", "value": 'start: "May" | "Ju" ("n" | "l")'},
+]
+
+
+@pytest.mark.parametrize("order", ["confidence", "entropy"])
+def test_blanks_are_filled_with_what_their_grammars_allow(
+    http: httpx.Client, reference: Reference, order: str
+) -> None:
+    text = "On [MASK] he had [MASK] of it, and on [MASK] he slept."
+    texts = [DATES, ["[]", "{}"], ["May", "Jun", "Jul"]]
+    ids, filled = fill_under(reference, text, order, texts)
+    (filling,) = ask(http, text, grammar=GRAMMARS, order=order)
+    positions = sorted(filled)
+    assert [token["token"] for token in filling["tokens"]] == ids[positions].tolist()
+    assert [step for step, _ in steps_of(filling)] == [filled[p][0] for p in positions]
+    scores = [score for _, score in steps_of(filling)]
+    assert scores == pytest.approx([filled[p][1] for p in positions], rel=1e-4)
+    total = reference.pseudo(ids, positions)
+    assert filling["log_likelihood"] == pytest.approx(total, abs=1e-4)
+
+
+def test_a_grammar_of_words_chooses_as_the_words_do(http: httpx.Client) -> None:
+    text, words = "I like [MASK]!", ["ice", "sun", "sea", "me", "Mount"]
+    grammar = {"type": "regex", "value": "|".join(words)}
+    search = {"order": "left_to_right", "top_k": 4, "num_beams": 8}
+    found = ask(http, text, grammar=grammar, **search)
+    assert found == ask(http, text, targets=words, **search)
+    (short,) = ask(http, text, grammar=grammar, max_new_tokens=2)
+    assert short["sequence"] == "I like me!"
+
+
+def test_tokens_after_which_no_text_ends_are_not_drawn(http: httpx.Client) -> None:
+    """At two tokens, only the second alternative can be completed."""
+    grammar = {"type": "regex", "value": "[a-y]{3}|z[0-9]"}
+    for seed in range(5):
+        (drawn,) = ask(
+            http, "x[MASK]!", grammar=grammar, max_new_tokens=2, temperature=2, seed=seed
+        )
+        assert drawn["sequence"][:2] == "xz"
+        assert drawn["sequence"][2].isdigit()
+
+
+def test_texts_under_grammars_are_the_same_in_any_company(http: httpx.Client) -> None:
+    grammar = {"type": "regex", "value": "[a-z]{1,3}"}
+    parameters: list[dict[str, Any]] = [
+        {"grammar": grammar},
+        {"grammar": grammar, "top_k": 2, "num_beams": 3, "max_new_tokens": 2},
+        {"grammar": grammar, "temperature": 1, "seed": 3},
+    ]
+    text = "One [MASK] sat."
+    alone = [ask(http, text, **each) for each in parameters]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(ask, http, text, **each) for each in parameters * 3]
+        assert [job.result() for job in jobs] == alone * 3
+
+
+REFUSED_GRAMMARS: list[tuple[dict[str, Any], str]] = [
+    ({"grammar": GRAMMARS[0], "joint": None}, "parameters.grammar: is for masks that are filled"),
+    ({"grammar": GRAMMARS[0], "targets": ["a"]}, "parameters.grammar: a mask has targets or a gr"),
+    ({"max_new_tokens": 3}, "parameters.max_new_tokens: is for masks with a grammar; send one"),
+    ({"grammar": GRAMMARS[0], "steps": 2}, "parameters.steps: a blank with a grammar is filled"),
+    ({"grammar": GRAMMARS[:2]}, "parameters.grammar: grammars for 2 blanks, but the text has 4"),
+    ({"grammar": GRAMMARS[0], "max_new_tokens": 33}, "parameters.max_new_tokens: must be between"),
+    ({"grammar": {"type": "regex", "value": "(a"}}, "parameters.grammar: the grammar cannot be us"),
+    (
+        {"grammar": {"type": "regex", "value": "a{9}"}},
+        "parameters.grammar: no text of 1 to 8 tokens that matches it was found; allow more",
+    ),
+    (
+        {"grammar": {"type": "regex", "value": "a{1,7}"}},
+        "parameters.grammar: the grammars have 2,401 combinations of lengths in the text's masks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "sentence"), REFUSED_GRAMMARS)
+def test_grammars_that_blanks_cannot_have_are_refused(
+    http: httpx.Client, parameters: dict[str, Any], sentence: str
+) -> None:
+    assert ask(http, TEXT, 422, **parameters)["error"].startswith(sentence)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maskdial.causal.decide import exclusive
-from maskdial.causal.grammar.forced import ForcedTokens
+from maskdial.causal.forced_tokens import ForcedTokens
 
 
 def test_options_that_part_at_once_keep_their_probabilities() -> None:

@@ -40,6 +40,7 @@ SERVER = (
         "causal",
         "masked",
         "unmasking",
+        "grammar",
         "engine",
         "responses_store",
         "config",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Unpack, overload
 from maskdial_client._async.caller import AsyncCaller
 from maskdial_client.call import (
     Call,
+    Grammar,
     Request,
     TaskOptions,
     TextOptions,
@@ -36,7 +37,9 @@ class JointParameters(TextOptions, total=False):
     drawn at ``temperature``. Each pass fills the masks that ``order`` puts first, which may also be
     the masks' indices in the order to fill them: one, as many as ``steps`` passes have to, or all
     whose token is as probable as ``threshold``. ``targets`` are words of any number of tokens, for
-    all masks, or a list of words or None for each.
+    all masks, or a list of words or None for each. ``grammar``, in their place, is what the text of
+    a mask has to match, as in ``generate``, or a list of that or None for each mask; such a text
+    has one to ``max_new_tokens`` tokens.
     """
 
     top_k: int | None
@@ -47,19 +50,27 @@ class JointParameters(TextOptions, total=False):
     temperature: float | None
     seed: int | None
     targets: list[str] | list[list[str] | None] | None
+    grammar: Grammar | list[Grammar | None] | None
+    max_new_tokens: int | None
 
 
 class InfillParameters(TaskOptions, total=False):
     """Parameters of ``infill``. None means the server's default.
 
     ``n_predict`` is the greatest number of tokens in the gap, ``prompt`` what the gap begins with,
-    and ``input_extra`` parts of other files, with ``text`` and ``filename``. ``n`` and
+    and ``input_extra`` parts of other files, with ``text`` and ``filename``. One of
+    ``guided_choice``, ``guided_regex``, ``guided_json`` (a schema) and ``guided_grammar`` (in
+    Lark's notation) is what the text in the gap has to match. ``n`` and
     ``num_beams`` are for masked models, ``top_k`` to ``stop`` for causal ones.
     """
 
     n_predict: int | None
     prompt: str | None
     input_extra: list[dict[str, str]] | None
+    guided_choice: list[str] | None
+    guided_regex: str | None
+    guided_json: dict[str, Any] | str | None
+    guided_grammar: str | None
     temperature: float | None
     seed: int | None
     n: int | None

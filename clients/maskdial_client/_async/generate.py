@@ -2,22 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from maskdial_client._async.caller import AsyncCaller
 from maskdial_client._async.fill_mask import Order
 from maskdial_client._async.tokens import PromptToken, parse_prompt_tokens
-from maskdial_client.call import TaskOptions, task_body, task_call
+from maskdial_client.call import Grammar, TaskOptions, task_body, task_call
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: mappings with ``role`` and ``content``, which is a text or a list of parts."""
-
-
-class Grammar(TypedDict):
-    """What the text must match: a JSON schema, a regular expression or a Lark grammar."""
-
-    type: Literal["json", "json_schema", "regex", "lark"]
-    value: Any
 
 
 class SamplingParameters(TaskOptions, total=False):

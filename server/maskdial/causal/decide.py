@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from maskdial.bundle.texts import check_media
-from maskdial.causal.grammar.forced import ForcedTokens
+from maskdial.causal.forced_tokens import ForcedTokens
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as CausalSequence

@@ -6,10 +6,10 @@ from pathlib import Path
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.engine.model import Model
 from maskdial.errors import ValidationError
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.decoder_only import DecoderOnly
-from maskdial.causal.grammar.matcher import Grammar
 from maskdial.causal.model import CausalModel
 from maskdial.causal.reader import PromptReader, Tokens, resolve_beams
-from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.words import has_words, read_words
 from maskdial.causal.seq2seq import Seq2Seq
@@ -24,6 +23,8 @@ from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
 from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
+from maskdial.grammar.matcher import Grammar
+from maskdial.grammar.source import GrammarRequest
 from maskdial.runtime.adapter import Adapter
 
 _DEFAULT_NEW_TOKENS = 100

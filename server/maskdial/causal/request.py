@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.beam_search import EarlyStopping
-from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning
 from maskdial.errors import about
+from maskdial.grammar.source import GrammarRequest
 
 MAX_BEAMS = 8
 
@@ -49,20 +49,6 @@ class Writing:
     source_language: str | None = None
     target_language: str | None = None
     truncate_source: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarRequest:
-    """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar.
-
-    ``field`` is what an error about it names; ``warnings`` tell which constraints of schemas in a
-    ``structural`` grammar are not enforced.
-    """
-
-    kind: GrammarKind
-    value: GrammarValue
-    field: str = "grammar"
-    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

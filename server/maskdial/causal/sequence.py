@@ -36,7 +36,7 @@ class Detokenizer(Protocol):
 
 
 class Constraint(Protocol):
-    """What bounds a sequence's tokens; `maskdial.causal.grammar.compiler` describes the methods."""
+    """What bounds a sequence's tokens; `maskdial.grammar.compiler` describes the methods."""
 
     @property
     def finished(self) -> bool: ...

@@ -11,13 +11,13 @@ from maskdial.causal.chat.request import ChatMessage, ChatRequest, Reply, read_r
 from maskdial.causal.events import FinishReason
 from maskdial.causal.generate import Generation, Text
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import CONTROLS, SamplingParams
 from maskdial.config import Config
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError
+from maskdial.grammar.source import GrammarKind, GrammarRequest, GrammarValue
 
 JsonSchema = Mapping[str, Any] | str
 

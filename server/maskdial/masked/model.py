@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maskdial.engine.model import Model
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
@@ -33,7 +34,7 @@ class MaskedModel(Model):
     ``conversations`` writes its prompts, if it may write texts. ``kernel_library`` is the file of
     the kernels, if it uses them. ``label_encoder`` is the second model of one that finds entities
     of labels by their vectors, ``queries`` what makes queries of fields in one that finds what a
-    schema names.
+    schema names; ``grammars`` compiles what its blanks have to match, if it fills masks.
     """
 
     engine: MaskedEngine
@@ -41,6 +42,7 @@ class MaskedModel(Model):
     kernel_library: Path | None = field(default=None, kw_only=True)
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
     queries: Queries | None = field(default=None, kw_only=True)
+    grammars: GrammarCompiler | None = field(default=None, kw_only=True)
 
     @property
     def max_length(self) -> int:
@@ -74,6 +76,6 @@ class MaskedModel(Model):
         self.engine.stop(0)
         if self.label_encoder is not None:
             self.label_encoder.stop()
-        for writer in (self.prompts, self.conversations):
+        for writer in (self.prompts, self.conversations, self.grammars):
             if writer is not None:
                 writer.close()

@@ -17,7 +17,6 @@ from maskdial.causal.generation_config import (
     read_generation_defaults,
     tokens_without_text,
 )
-from maskdial.causal.grammar.compiler import GrammarCompiler
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.device_sampler import DeviceSampler
@@ -27,6 +26,7 @@ from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.engine.model import max_length, max_source_length
 from maskdial.errors import BundleError, ConfigError
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.metrics import Metrics
 from maskdial.registry.drafts import find_max_drafts, make_speculation
@@ -128,7 +128,7 @@ def make_causal(
         ReplyFormat.of_bundle(bundle, tokenizer, chat_template)
         if writes
         else ReplyFormat(None, None),
-        _grammar_compiler(bundle),
+        GrammarCompiler.of_bundle(bundle),
         read_generation_defaults(bundle) if from_checkpoint else GenerationDefaults(),
         layout.element.name,
         chunk_tokens if runner.looks_ahead and encoder is None else 0,
@@ -342,14 +342,6 @@ def _sampler(
         return sampler
     return DeviceSampler(
         placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
-    )
-
-
-def _grammar_compiler(bundle: Bundle) -> GrammarCompiler:
-    return GrammarCompiler(
-        bundle.tokenizer.read_text(encoding="utf-8"),
-        vocab_size=bundle.manifest.vocab_size,
-        eos_token_ids=bundle.manifest.special_tokens.eos,
     )
 
 

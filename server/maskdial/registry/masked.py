@@ -10,6 +10,7 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import read_chat_template
 from maskdial.config import Config
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.masked.count_queries import CountQueries
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
@@ -47,9 +48,10 @@ def make_masked(
     if bundle.manifest.decision is not None:
         template = read_chat_template(bundle, tokenizer)
         prompts = DecisionPrompts(bundle, template, tokenizer, bundle.manifest.max_length)
-    conversations = None
+    conversations, grammars = None, None
     if bundle.manifest.task == "fill-mask":
         conversations = read_chat_template(bundle, tokenizer)
+        grammars = GrammarCompiler.of_bundle(bundle)
     queries = None
     if bundle.manifest.extraction is not None:
         queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
@@ -69,6 +71,7 @@ def make_masked(
         kernel_library=None if options.kernels is None else options.kernels.path,
         label_encoder=label_encoder,
         queries=queries,
+        grammars=grammars,
     )
 
 

@@ -1,6 +1,20 @@
 """Canvas: a text whose masks are being filled."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Constraint(Protocol):
+    """What the tokens of a blank have to match (`maskdial.grammar.fixed_length.FixedLength`)."""
+
+    def next_tokens(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that may follow others, ascending; not all of them lead to an end."""
+        ...
+
+    def completes(self, before: tuple[int, ...], num_left: int) -> bool:
+        """Whether others may be followed by ``num_left`` tokens, the last of which ends them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +32,21 @@ class FilledToken:
 @dataclass(frozen=True, slots=True)
 class Blank:
     """Masks that are filled together, by their positions; ``words``: what may stand there, as
-    token ids of the same number.
+    token ids of the same number; or ``constraint``: what it has to match, filled from left to
+    right.
     """
 
     positions: tuple[int, ...]
     words: tuple[tuple[int, ...], ...] | None = None
+    constraint: Constraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Tokens that may fill a mask, ascending: those that ``fits`` says so of, which costs more."""
+
+    tokens: tuple[int, ...]
+    fits: Callable[[int], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +112,35 @@ class Canvas:
         return frozenset(position for blank in blanks for position in blank.positions)
 
     def left(self, draft: Draft) -> tuple[int, ...]:
-        """The positions of the block at work that are still masks, ascending."""
-        return tuple(sorted(self.block_masks.difference(each.position for each in draft.filled)))
+        """The positions of the block at work that may be filled next, ascending."""
+        filled = {each.position for each in draft.filled}
+        left: list[int] = []
+        for place in self.blocks[self.block].places:
+            blank = self.blanks[place]
+            masks = [position for position in blank.positions if position not in filled]
+            left += masks if blank.constraint is None else masks[:1]
+        return tuple(sorted(left))
 
-    def allowed(self, draft: Draft, position: int) -> tuple[int, ...] | None:
-        """The tokens that words allow at a position, beside those that fill the blank already; None
-        for any.
+    def allowed(self, draft: Draft, position: int) -> Allowed | None:
+        """The tokens that words or a constraint allow at a position, beside those that fill the
+        blank already; None for any.
         """
         blank = next(blank for blank in self.blanks if position in blank.positions)
-        if blank.words is None:
+        if blank.words is None and blank.constraint is None:
             return None
         there = {each.position: each.token for each in draft.filled}
         place = blank.positions.index(position)
+        if (constraint := blank.constraint) is not None:
+            before = tuple(there[at] for at in blank.positions[:place])
+            num_left = len(blank.positions) - place - 1
+            return Allowed(
+                constraint.next_tokens(before),
+                lambda token: constraint.completes((*before, token), num_left),
+            )
+        assert blank.words is not None
         fitting = (
             word
             for word in blank.words
             if all(there.get(at, own) == own for at, own in zip(blank.positions, word, strict=True))
         )
-        return tuple(sorted({word[place] for word in fitting}))
+        return Allowed(tuple(sorted({word[place] for word in fitting})))

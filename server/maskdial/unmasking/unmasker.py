@@ -8,6 +8,7 @@ arXiv:2505.22618); MaskGIT (arXiv:2202.04200) has the order by confidence.
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from maskdial.engine.logits import largest_indices, summarize
 from maskdial.engine.philox import Philox
 from maskdial.kernels.logits import VocabularyKernels
-from maskdial.unmasking.canvas import Canvas, Draft, FilledToken
+from maskdial.unmasking.canvas import Allowed, Canvas, Draft, FilledToken
 
 Order = Literal["confidence", "topk_margin", "entropy", "random", "left_to_right"]
 
@@ -230,11 +231,14 @@ class _Row:
         """A token's log-probability under the softmax of all logits."""
         return float(self._logits[token]) - self._log_total
 
-    def best(self, allowed: tuple[int, ...] | None, num: int) -> list[int]:
+    def best(self, allowed: Allowed | None, num: int) -> list[int]:
         """The likeliest tokens, best first, ties by id."""
         if allowed is None and num == 1 and self._likeliest is not None:
             return [self._likeliest]
         values = self._values(allowed)
+        if allowed is not None and allowed.fits is not None:
+            ranked = (allowed.tokens[place] for place in np.argsort(-values, kind="stable"))
+            return list(islice(filter(allowed.fits, ranked), num))
         if num == 1:
             places = [int(values.argmax())]
         else:
@@ -242,32 +246,40 @@ class _Row:
             places = largest_indices(values, min(num, len(values)), kernels).tolist()
         return [self._token(place, allowed) for place in places if values[place] > -np.inf]
 
-    def draw(self, allowed: tuple[int, ...] | None, temperature: float, u: float) -> int:
+    def draw(self, allowed: Allowed | None, temperature: float, u: float) -> int:
         """The token at a share ``u`` of the tempered distribution, in the order of ids."""
         values = self._values(allowed).astype(np.float64)
-        heights = np.cumsum(np.exp((values - values.max()) / temperature))
-        # Rounded up to the whole, u would be beyond the last token.
-        place = int(np.searchsorted(heights, u * heights[-1], side="right"))
-        return self._token(min(place, int(np.searchsorted(heights, heights[-1]))), allowed)
+        while True:
+            weights = np.exp((values - values.max()) / temperature)
+            heights = np.cumsum(weights)
+            # Rounded up to the whole, u would be beyond the last token.
+            place = int(np.searchsorted(heights, u * heights[-1], side="right"))
+            place = min(place, int(np.searchsorted(heights, heights[-1])))
+            token = self._token(place, allowed)
+            if allowed is None or allowed.fits is None or allowed.fits(token):
+                return token
+            # Where u is within the token's share is as good a random number for the others.
+            u = (u * heights[-1] - heights[place] + weights[place]) / weights[place]
+            u, values[place] = min(max(u, 0.0), 1.0), -np.inf
 
-    def margin(self, allowed: tuple[int, ...] | None) -> float:
+    def margin(self, allowed: Allowed | None) -> float:
         """By how much the likeliest token leads the next one, in probability."""
         first, *second = (float(np.exp(self.logprob(token))) for token in self.best(allowed, 2))
         return first - sum(second)
 
-    def entropy(self, allowed: tuple[int, ...] | None) -> float:
+    def entropy(self, allowed: Allowed | None) -> float:
         """-sum p log p over the tokens that may stand there, in nats."""
         values = self._values(allowed)
         logprobs = values[values > -np.inf].astype(np.float64) - self._log_total
         return float(-(np.exp(logprobs) * logprobs).sum())
 
-    def _values(self, allowed: tuple[int, ...] | None) -> NDArray[np.float32]:
+    def _values(self, allowed: Allowed | None) -> NDArray[np.float32]:
         if allowed is not None:
-            return self._logits[list(allowed)]
+            return self._logits[list(allowed.tokens)]
         written = self._logits.copy()
         written[self._excluded] = -np.inf
         return written
 
     @staticmethod
-    def _token(place: int, allowed: tuple[int, ...] | None) -> int:
-        return place if allowed is None else allowed[place]
+    def _token(place: int, allowed: Allowed | None) -> int:
+        return place if allowed is None else allowed.tokens[place]

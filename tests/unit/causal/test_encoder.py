@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from maskdial.causal.beam_search import BeamParams, BeamSearch
-from maskdial.causal.grammar.forced import ForcedTokens
+from maskdial.causal.forced_tokens import ForcedTokens
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.sequence import SharedPrompt, State

@@ -15,8 +15,6 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 import maskdial
 from maskdial.causal.chat.template import ChatTemplate
-from maskdial.causal.grammar.compiler import GrammarCompiler
-from maskdial.causal.grammar.matcher import GrammarMatcher
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -31,6 +29,8 @@ from maskdial.causal.tools import (
 )
 from maskdial.causal.tools.tool import MAX_TOOLS
 from maskdial.errors import ValidationError
+from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.grammar.matcher import GrammarMatcher
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 STARTER_TOKENIZER = Path(maskdial.__file__).parent / "starter" / "hybrid" / "tokenizer.json"

@@ -83,3 +83,31 @@ def test_logits_that_are_no_numbers_are_an_error(value: float, kernels: Vocabula
     for each in (kernels, None):
         with pytest.raises(InferenceError, match="not finite"):
             list(summarize(broken, each))
+
+
+class EvenOnly:
+    """A constraint that allows the tokens up to 20, and is completed by the even ones."""
+
+    def next_tokens(self, before: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(range(1, 21))
+
+    def completes(self, before: tuple[int, ...], num_left: int) -> bool:
+        return before[-1] % 2 == 0
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1e-4])
+def test_tokens_that_complete_a_blank_are_drawn_by_their_probabilities(temperature: float) -> None:
+    """With the likeliest token rejected, also where the others' share of all rounds to nothing."""
+    num = 4000
+    row = np.zeros(VOCAB, np.float32)
+    row[1], row[2:21] = 30, np.linspace(-1, 1, 19)
+    blanks = (Blank((0,), constraint=EvenOnly()),)
+    counts = np.zeros(VOCAB)
+    for seed in range(num):
+        canvas = Canvas([Draft((5, 5))], blanks, (Block((0,)),), seed=seed)
+        unmasker = Unmasker(Unmasking(temperature=temperature))
+        (draft,) = unmasker.grow(canvas, canvas.drafts[0], (0,), row[None])
+        counts[draft.filled[0].token] += 1
+    even = row[2:21:2].astype(np.float64) / temperature
+    expected = np.exp(even - even.max()) / np.exp(even - even.max()).sum()
+    np.testing.assert_allclose(counts[2:21:2] / num, expected, atol=0.02)

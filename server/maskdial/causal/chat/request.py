@@ -27,7 +27,7 @@ from pydantic_core import from_json
 from maskdial.causal.events import FinishReason, TokenEvent
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
-from maskdial.causal.request import Conversation, GenerationRequest, GrammarRequest
+from maskdial.causal.request import Conversation, GenerationRequest
 from maskdial.causal.stop import Reasoning
 from maskdial.causal.tools import (
     ContentDelta,
@@ -45,6 +45,7 @@ from maskdial.causal.tools import (
 )
 from maskdial.causal.tools.events import merged
 from maskdial.errors import ValidationError, about
+from maskdial.grammar.source import GrammarRequest
 
 ReplyFinish = Literal[FinishReason, "tool_calls"]
 """How a reply ended; ``tool_calls``: with complete calls, before any limit."""

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from maskdial.causal.grammar.subschemas import resolve
 from maskdial.causal.tools.format import KEY, VALUE, ArgumentList, split_pattern
 from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
 from maskdial.errors import ValidationError
+from maskdial.grammar.subschemas import resolve
 
 _KEY = re.compile(r"[\w.$-]{1,64}")
 # Keywords that are not translated here: without the first, a value would be another one.

@@ -4,10 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from maskdial.causal.grammar.finite import check_finite
-from maskdial.causal.grammar.schema import without_not_enforced
-from maskdial.causal.grammar.source import MAX_SCHEMA_BYTES, GrammarSource, GrammarValue
-from maskdial.causal.grammar.subschemas import check_shapes
 from maskdial.causal.tools.arguments import ArgumentRules
 from maskdial.causal.tools.format import (
     ARGUMENTS,
@@ -21,6 +17,10 @@ from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, altern
 from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.errors import ValidationError
+from maskdial.grammar.finite import check_finite
+from maskdial.grammar.schema import without_not_enforced
+from maskdial.grammar.source import MAX_SCHEMA_BYTES, GrammarSource, GrammarValue
+from maskdial.grammar.subschemas import check_shapes
 
 _ID = "/[a-zA-Z0-9]{9}/"
 _SPACE = r"[ \t\r\n]"

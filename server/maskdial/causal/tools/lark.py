@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from maskdial.causal.grammar.source import GrammarSource, GrammarValue, parse_grammar
+from maskdial.grammar.source import GrammarSource, GrammarValue, parse_grammar
 
 # Not Lark, which could name special tokens here.
 ContentKind = Literal["json", "json_schema", "regex"]

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from maskdial.bounds import Range, Size
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import PositiveShare
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.anthropic.content import Blocks, MessageBody, check_results, conversation
@@ -16,6 +16,7 @@ from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.openai.base import Lenient
 from maskdial.dialects.sampling import CommonSampling, Stops, parameter
 from maskdial.errors import ValidationError
+from maskdial.grammar.source import GrammarRequest
 
 _HABITS = frozenset(
     {

@@ -9,16 +9,26 @@ from pydantic import Field, model_validator
 from maskdial.bounds import Range, Size
 from maskdial.causal.sampling.params import Temperature
 from maskdial.dialects.body import FieldError, TextsBody, example
+from maskdial.dialects.native.generate_bodies import GrammarParameter
 from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.sampling import Seed
-from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointFillRequest
+from maskdial.grammar.source import GrammarRequest
+from maskdial.masked.tasks.fill_jointly import (
+    DEFAULT_BLANK,
+    MAX_BEAMS,
+    MAX_BLANK,
+    JointFillRequest,
+)
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.score import ScoreRequest
 from maskdial.unmasking.unmasker import Order, Unmasking
 
 _MAX_CHARACTERS = 256
 _MAX_WORDS = 1024
-_JOINT = ("num_beams", "order", "steps", "threshold", "temperature", "seed")
+_JOINT = (
+    *("num_beams", "order", "steps", "threshold", "temperature", "seed"),
+    *("grammar", "max_new_tokens"),
+)
 
 
 def _check_target(value: object) -> object:
@@ -56,6 +66,18 @@ def _check_order(value: object) -> object:
     )
 
 
+def _list_grammars(value: object) -> object:
+    """The grammar for each mask, or one for all, as a list."""
+    if isinstance(value, list):
+        return value
+    if isinstance(value, dict):
+        return [value]
+    raise ValueError(
+        'must be a grammar, {"type": ..., "value": ...}, or a list of a grammar or null for each '
+        "mask"
+    )
+
+
 class FillMaskParameters(TruncationParameters):
     """Parameters of `/fill-mask`."""
 
@@ -68,6 +90,25 @@ class FillMaskParameters(TruncationParameters):
         None,
         description="Only score these words, each a single token. With joint, of one token or "
         "several; also a list of words, or null, for each mask.",
+    )
+    grammar: (
+        Annotated[
+            Annotated[list[GrammarParameter | None], Size(1, 1024, "masks")],
+            pydantic.BeforeValidator(
+                _list_grammars,
+                json_schema_input_type=GrammarParameter | list[GrammarParameter | None],
+            ),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="With joint, what the text of a mask has to match, of one token or several; "
+        "also a list of grammars, or null, for each mask.",
+    )
+    max_new_tokens: Annotated[int, Range(1, MAX_BLANK)] | None = Field(
+        None,
+        description="With a grammar, most tokens of a mask's text; all numbers are tried. "
+        f"Default: {DEFAULT_BLANK}.",
     )
     joint: bool | None = Field(
         None,
@@ -116,6 +157,13 @@ class FillMaskParameters(TruncationParameters):
         return [words] if words else [each for each in self.targets if not isinstance(each, str)]
 
     @property
+    def grammars(self) -> list[GrammarRequest | None] | None:
+        """What the text of each mask has to match, or one grammar for all; None: anything."""
+        if self.grammar is None:
+            return None
+        return [None if each is None else each.request for each in self.grammar]
+
+    @property
     def unmasking(self) -> Unmasking:
         """How masks are filled together."""
         given = self.given("threshold", "temperature")
@@ -141,6 +189,12 @@ class FillMaskBody(TextsBody, MaskedBody):
                 raise FieldError(
                     "parameters.targets",
                     "send words for all masks, or a list of words or null for each",
+                )
+            if parameters.grammar is not None and parameters.targets is not None:
+                raise FieldError("parameters.grammar", "a mask has targets or a grammar, not both")
+            if parameters.grammar is None and parameters.max_new_tokens is not None:
+                raise FieldError(
+                    "parameters.max_new_tokens", "is for masks with a grammar; send one, too"
                 )
             return self
         for name in parameters.given(*_JOINT):
@@ -168,6 +222,8 @@ class FillMaskBody(TextsBody, MaskedBody):
             parameters.truncation,
             unmasking=parameters.unmasking,
             targets=parameters.words,
+            grammars=parameters.grammars,
+            max_tokens=parameters.max_new_tokens or DEFAULT_BLANK,
             **parameters.given("top_k", "steps", "seed"),
         )
 

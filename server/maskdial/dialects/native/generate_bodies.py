@@ -11,14 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.grammar.source import RequestGrammarKind
-from maskdial.causal.request import (
-    MAX_BEAMS,
-    Conversation,
-    GenerationRequest,
-    GrammarRequest,
-    Writing,
-)
+from maskdial.causal.request import MAX_BEAMS, Conversation, GenerationRequest, Writing
 from maskdial.causal.sampling.params import Count, NewTokens, SamplingParams
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
@@ -29,14 +22,10 @@ from maskdial.dialects.body import (
     example,
     join_parts,
 )
+from maskdial.dialects.guided import Schema
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
 from maskdial.dialects.unmasking import UnmaskingFields
-
-
-def _check_grammar_value(value: object) -> object:
-    if value is None or isinstance(value, str | dict | bool):
-        return value
-    raise ValueError("must be an object, a string, true or false")
+from maskdial.grammar.source import GrammarRequest, RequestGrammarKind
 
 
 def _check_early_stopping(value: object) -> object:
@@ -46,16 +35,19 @@ def _check_early_stopping(value: object) -> object:
 
 
 class GrammarParameter(Wire):
-    """What the generated text has to match, as in text-generation-inference.
+    """What a text has to match, as in text-generation-inference.
 
     ``value`` is a JSON schema (as an object or a string; without one, ``json`` is any object), a
     regular expression, or a Lark grammar.
     """
 
     type: RequestGrammarKind
-    value: Annotated[
-        str | dict[str, Any] | bool | None, pydantic.BeforeValidator(_check_grammar_value)
-    ] = Field(None, validate_default=True)
+    value: Schema = Field(None, validate_default=True)
+
+    @property
+    def request(self) -> GrammarRequest:
+        """As a neutral request."""
+        return GrammarRequest(self.type, self.value)
 
     @field_validator("value")
     @classmethod
@@ -157,9 +149,7 @@ class CausalParameters(SamplingFields):
     @property
     def grammar_request(self) -> GrammarRequest | None:
         """What the text has to match."""
-        return (
-            None if self.grammar is None else GrammarRequest(self.grammar.type, self.grammar.value)
-        )
+        return None if self.grammar is None else self.grammar.request
 
     @property
     def writing(self) -> Writing:

@@ -3,8 +3,9 @@
 A causal model writes it if its tokenizer has fill-in-the-middle tokens; a masked one fills masks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, Self
 
 import pydantic
 from fastapi import Response
@@ -16,13 +17,14 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.causal.events import Finish
 from maskdial.causal.generate import Generation, timings
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest, Infilling, Snippet
+from maskdial.causal.request import GenerationRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.openai.base import Lenient
-from maskdial.dialects.openai.sampling import Choices, one_of
 from maskdial.dialects.sampling import SamplingFields, Stops
 from maskdial.errors import MaskdialError, ValidationError
+from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import (
     encode_json,
     error_content,
@@ -32,11 +34,10 @@ from maskdial.http.replies import (
 )
 from maskdial.http.sse import Frames, data_frame
 from maskdial.masked.model import MaskedModel
-from maskdial.masked.tasks.fill_jointly import MAX_BEAMS, JointToken
-from maskdial.masked.tasks.infill import MAX_GAP, InfillRequest, gap_text
+from maskdial.masked.tasks.fill_jointly import DEFAULT_BLANK, MAX_BEAMS, MAX_BLANK, JointToken
+from maskdial.masked.tasks.infill import InfillRequest, gap_text
 from maskdial.unmasking.unmasker import Unmasking
 
-_GAP = 8  # tokens, for masked models
 # Those that mean nothing where the likeliest tokens are chosen, and others
 _DRAWN = ("top_k", "top_p", "min_p", "typical_p")
 _CAUSAL = (
@@ -52,7 +53,7 @@ class InputExtra(Lenient):
     filename: Annotated[str, Size(0, 1024, "characters")] = "tmp"
 
 
-class InfillBody(SamplingFields, Lenient, TaskBody):
+class InfillBody(SamplingFields, GuidedFields, Lenient, TaskBody):
     """The texts around a gap."""
 
     model_config = example(
@@ -67,7 +68,6 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
         }
     )
     spellings = {  # noqa: RUF012
-        "grammar": "guided_choice",
         "prompts": "input_prefix",
         "targets": "guided_choice",
         "prefix": "input_prefix",
@@ -87,7 +87,8 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
     n_predict: Annotated[int, Range(-1)] | None = Field(
         None,
         description="Maximum number of tokens in the gap; a masked model tries all lengths up to "
-        f"it. Default, and with -1: the causal model's limit or 100, {_GAP} for a masked one.",
+        f"it. Default, and with -1: the causal model's limit or 100, {DEFAULT_BLANK} for a masked "
+        "one.",
     )
     stop: (
         Annotated[
@@ -102,15 +103,26 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
-    guided_choice: Choices | None = Field(
-        None, description="Texts to choose the gap's from. Default: any text."
-    )
     n: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
         None, description="For masked models, number of fillings to return. Default: 1."
     )
     num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
         None, description="For masked models, fillings of each length to follow. Default: 1."
     )
+
+    @pydantic.model_validator(mode="after")
+    def _check_grammars(self) -> Self:
+        self.check_guided()
+        return self
+
+    @property
+    def grammar(self) -> GrammarRequest | None:
+        """What the gap's text must match."""
+        return next(iter(self.grammars().values()), None)
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of a neutral request, where the names differ."""
+        return {"grammar": next(iter(self.grammars()), "guided_grammar"), **super().names()}
 
     @property
     def num_tokens(self) -> int | None:
@@ -136,9 +148,7 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
             [self.input_prefix],
             params=self.sampling(model.defaults, do_sample=True, include_stop=False),
             max_new_tokens=self.num_tokens,
-            grammar=None
-            if self.guided_choice is None
-            else GrammarRequest("lark", one_of(self.guided_choice)),
+            grammar=self.grammar,
             infill=Infilling(self.input_suffix, self.prompt or "", snippets, cut=True),
             **self.given("seed"),
         )
@@ -154,7 +164,7 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
             raise ValidationError(
                 f"is for causal models; model {model.name!r} fills masks", field=name
             )
-        default = _GAP if self.guided_choice is None else MAX_GAP
+        default = DEFAULT_BLANK if self.guided_choice is None else MAX_BLANK
         extra = "".join(f"{each.text}\n" for each in self.input_extra or ())
         return InfillRequest(
             extra + self.input_prefix + (self.prompt or ""),
@@ -163,6 +173,7 @@ class InfillBody(SamplingFields, Lenient, TaskBody):
             self.n or 1,
             Unmasking(temperature=self.temperature or 0.0, num_beams=self.num_beams or 1),
             choices=self.guided_choice,
+            grammar=self.grammar if self.guided_choice is None else None,
             **self.given("seed"),
         )
 

@@ -10,11 +10,12 @@ from pydantic import Field, PlainValidator
 
 from maskdial.bounds import Range
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import TaskBody
 from maskdial.dialects.ollama.options import Options
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.errors import ValidationError
+from maskdial.grammar.source import GrammarRequest
 from maskdial.registry.choice import ModelChoice
 
 LATEST = ":latest"

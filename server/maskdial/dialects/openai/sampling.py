@@ -9,18 +9,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from maskdial.bounds import Range, Size
+from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.grammar.source import GrammarKind, GrammarValue
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest, GrammarRequest
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, NewTokens
-from maskdial.causal.tools.lark import quoted
 from maskdial.dialects.body import FieldError
+from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
 from maskdial.dialects.openai.base import Lenient, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
 from maskdial.dialects.unmasking import UnmaskingFields
+from maskdial.grammar.source import GrammarRequest
 
 
 class StreamOptions(Lenient):
@@ -36,22 +36,13 @@ class StreamOptions(Lenient):
     )
 
 
-def _check_schema(value: object) -> object:
-    if value is None or isinstance(value, str | dict | bool):
-        return value
-    raise ValueError("must be an object, a string, true or false")
-
-
-_Schema = Annotated[str | dict[str, Any] | bool | None, BeforeValidator(_check_schema)]
-
-
 class JsonSchemaFormat(Lenient):
     """A JSON schema with its name. The text always satisfies it, ``strict`` or not."""
 
     model_config = ConfigDict(validate_by_name=True)
     habits = frozenset({"name", "description", "strict"})
 
-    schema_: _Schema = Field(None, alias="schema", description="Default: any JSON object.")
+    schema_: Schema = Field(None, alias="schema", description="Default: any JSON object.")
 
 
 class ResponseFormat(Lenient):
@@ -63,7 +54,7 @@ class ResponseFormat(Lenient):
 
     type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: JsonSchemaFormat | None = None
-    value: _Schema = None
+    value: Schema = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
@@ -83,13 +74,10 @@ class ResponseFormat(Lenient):
         return GrammarRequest("json", schema)
 
 
-Choices = Annotated[list[Annotated[str, Size(1, 1024, "characters")]], Size(1, 256, "choices")]
-
-
 class StructuredOutputs(Lenient):
     """vLLM's way to say what the text must be: one of the fields."""
 
-    json_: _Schema = Field(None, alias="json")
+    json_: Schema = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
     choice: Choices | None = None
@@ -178,7 +166,7 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
         )
 
 
-class GenerationBody(SamplingBody, UnmaskingFields):
+class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
     """The fields that both generation routes have."""
 
     habits = OpenAIBody.habits | {"parallel_tool_calls"}
@@ -201,16 +189,10 @@ class GenerationBody(SamplingBody, UnmaskingFields):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="Extension: what the text must be."
     )
-    guided_json: _Schema = Field(None, description="Extension: a JSON schema.")
-    guided_regex: str | None = Field(None, description="Extension: a regular expression.")
-    guided_choice: Choices | None = Field(None, description="Extension: texts to choose from.")
-    guided_grammar: str | None = Field(None, description="Extension: a Lark grammar.")
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if len(self._grammars()) > 1:
-            first, *others = self._grammars()
-            raise FieldError(others[0], f"also given as {first}; a text can match one grammar only")
+        self.check_guided()
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "only a stream has options; set stream")
         return self
@@ -227,7 +209,7 @@ class GenerationBody(SamplingBody, UnmaskingFields):
 
     def grammar(self) -> GrammarRequest | None:
         """What the text must match."""
-        return next(iter(self._grammars().values()), None)
+        return next(iter(self.grammars().values()), None)
 
     @property
     @abstractmethod
@@ -254,34 +236,20 @@ class GenerationBody(SamplingBody, UnmaskingFields):
             "num_sequences": "n",
             "describe_tokens": "logprobs",
             "truncate": "truncate_prompt_tokens",
-            "grammar": next(iter(self._grammars()), "response_format"),
+            "grammar": next(iter(self.grammars()), "response_format"),
         }
 
-    def _grammars(self) -> dict[str, GrammarRequest]:
+    def grammars(self) -> dict[str, GrammarRequest]:
         """The grammars that were given, by the names of their fields."""
         outputs = self.structured_outputs or StructuredOutputs()
-        wanted: dict[str, tuple[GrammarKind, GrammarValue]] = {
-            "guided_json": ("json", self.guided_json),
-            "guided_regex": ("regex", self.guided_regex),
-            "guided_choice": ("lark", one_of(self.guided_choice)),
-            "guided_grammar": ("lark", self.guided_grammar),
-            "structured_outputs.json": ("json", outputs.json_),
-            "structured_outputs.json_object": ("json", {} if outputs.json_object else None),
-            "structured_outputs.regex": ("regex", outputs.regex),
-            "structured_outputs.choice": ("lark", one_of(outputs.choice)),
-            "structured_outputs.grammar": ("lark", outputs.grammar),
-        }
-        found = {
-            name: GrammarRequest(kind, value)
-            for name, (kind, value) in wanted.items()
-            if value is not None
-        }
+        found = super().grammars() | given_grammars(
+            {
+                "structured_outputs.json": ("json", outputs.json_),
+                "structured_outputs.json_object": ("json", {} if outputs.json_object else None),
+                "structured_outputs.regex": ("regex", outputs.regex),
+                "structured_outputs.choice": ("lark", one_of(outputs.choice)),
+                "structured_outputs.grammar": ("lark", outputs.grammar),
+            }
+        )
         from_format = None if self.response_format is None else self.response_format.grammar()
         return found if from_format is None else {"response_format": from_format} | found
-
-
-def one_of(choices: Sequence[str] | None) -> str | None:
-    """A Lark grammar of some texts."""
-    if choices is None:
-        return None
-    return "start: " + " | ".join(map(quoted, choices))

@@ -9,12 +9,12 @@ from maskdial.bounds import Range
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GrammarRequest
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.sampling import SamplingBody
 from maskdial.dialects.responses.items import Input, Item, conversation
 from maskdial.dialects.responses.tools import Choice, Tools, to_choice
+from maskdial.grammar.source import GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"
 _STATELESS = "conversations are not stored; send the items in input, or previous_response_id"

@@ -4,6 +4,7 @@ Filled texts are ranked by the pseudo-log-likelihood of the tokens that were fil
 2020, arXiv:1910.14659), per token, so that fillings of several lengths can be compared.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -16,7 +17,10 @@ from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.engine.philox import draw_seed
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
+from maskdial.grammar.fixed_length import FixedLength
+from maskdial.grammar.source import GrammarRequest
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks import passes
 from maskdial.masked.tasks.fill_mask import check_masks_kept, mask_positions, write_masks
@@ -38,6 +42,11 @@ Targets = Sequence[Sequence[str] | None]
 """For each blank of a text, the words that may stand there; None for any token."""
 
 MAX_BEAMS = 32
+MAX_BLANK = 32
+"""Tokens in a blank that a grammar fills."""
+DEFAULT_BLANK = 8
+SECONDS_OF_SEARCH = 0.05
+"""Typical, of what a grammar allows in blanks."""
 _MAX_CANVASES = 256
 _MAX_MASKS = 10_000
 _MAX_SEED = 2**63
@@ -82,6 +91,10 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
         steps: passes, over which the masks are spread; None: a pass for each mask.
         targets: the words that may stand in each blank, of one token or several, or one entry for
             all blanks. A blank gets as many masks as its word has tokens; all numbers are tried.
+        grammars: in place of targets, what the text of each blank has to match, or one entry for
+            all blanks; None for any single token.
+        max_tokens: the most tokens of a blank with a grammar, from 1 to `MAX_BLANK`; all numbers
+            that the grammar allows are tried.
         seed: of a text's random numbers; its copy i has the seed plus i. None draws one.
     """
 
@@ -94,7 +107,11 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
     unmasking: Unmasking = field(default_factory=Unmasking)
     steps: int | None = None
     targets: Targets | None = None
+    grammars: Sequence[GrammarRequest | None] | None = None
+    max_tokens: int = DEFAULT_BLANK
     seed: int | None = None
+    constraints: Sequence[FixedLength | None] | None = None
+    """The grammars, compiled."""
 
     @property
     def num_texts(self) -> int:
@@ -102,7 +119,8 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
 
     @property
     def read_seconds(self) -> float:
-        return tokenizing_seconds(self.texts)
+        search = 0.0 if self.constraints is None else SECONDS_OF_SEARCH
+        return tokenizing_seconds(self.texts) + search
 
     def check(self, model: TaskModel) -> None:
         how = self.unmasking
@@ -133,15 +151,37 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
                 field="top_k",
             )
 
+        if self.steps is not None and self.grammars is not None:
+            raise ValidationError(
+                "a blank with a grammar is filled from left to right, a token in a pass; leave "
+                "out steps",
+                field="steps",
+            )
+
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> "JointFillRequest":
+        if self.grammars is None:
+            return self
+        constraints = [
+            None if each is None else await compile_constraint(each, model, deadline)
+            for each in self.grammars
+        ]
+        return replace(self, constraints=constraints)
+
     def read(self, model: TaskModel) -> Reading[list[list[JointFilling]]]:
         """The answer has, for each text, its fillings, best first."""
         tokenizer = model.tokenizer
-        words = None
+        words: Sequence[Contents] | None = None
         if self.targets is not None:
             words = [
                 None if each is None else resolve_words(each, tokenizer, model.manifest.vocab_size)
                 for each in self.targets
             ]
+        if self.constraints is not None:
+            with about("grammar"):
+                words = [
+                    None if each is None else lengths_of(each, self.max_tokens)
+                    for each in self.constraints
+                ]
         texts = [write_masks(text, tokenizer) for text in self.texts]
         encodings, num_truncated = read_texts(
             model, [(text, None) for text in texts], self.truncation
@@ -164,10 +204,11 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
         self,
         whole: MaskedInput,
         masks: Sequence[int],
-        words: "Sequence[Words | None] | None",
+        words: "Sequence[Contents] | None",
         model: TaskModel,
     ) -> Iterator[Canvas]:
         """The text with as many masks in each blank as a word has tokens."""
+        field, of = ("targets", "targets") if self.grammars is None else ("grammar", "grammars")
         _check_order(self.unmasking.order, len(masks))
         if words is None:
             words = [None]
@@ -175,14 +216,15 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
             words = [*words] * len(masks)
         if len(words) != len(masks):
             raise ValidationError(
-                f"targets for {len(words)} blanks, but the text has {len(masks)}", field="targets"
+                f"{of} for {len(words)} blanks, but the text has {len(masks)}",
+                field=field,
             )
         lengths = [[1] if each is None else sorted(each) for each in words]
         if (num_variants := prod(map(len, lengths))) > _MAX_CANVASES:
             raise ValidationError(
-                f"the words have {num_variants:,} combinations of lengths in the text's masks; at "
+                f"the {of} have {num_variants:,} combinations of lengths in the text's masks; at "
                 f"most {_MAX_CANVASES} are tried: send fewer lengths for each",
-                field="targets",
+                field=field,
             )
         for chosen in product(*lengths):
             canvas = spread(whole, masks, chosen, words, model, self.steps)
@@ -202,6 +244,47 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
 
 Words = dict[int, tuple[tuple[int, ...], ...]]
 """Words as token ids, by their number of tokens."""
+
+Contents = Words | dict[int, FixedLength] | None
+"""What may stand in a blank, by its number of tokens; None for any single token."""
+
+
+async def compile_constraint(
+    wanted: GrammarRequest, model: TaskModel, deadline: Deadline
+) -> FixedLength:
+    """A grammar as a constraint on blanks.
+
+    Raises:
+        ValidationError: it is none, or the model's tokenizer cannot follow any.
+        OverloadedError: too many wait to be compiled.
+        DeadlineError: the time is up.
+    """
+    assert model.grammars is not None, "a model that fills masks has them"
+    with about(wanted.field):
+        async with deadline.enforced():
+            grammar = await asyncio.wrap_future(model.grammars.submit(wanted.kind, wanted.value))
+    return grammar.fixed_length(never_written(model))
+
+
+def lengths_of(constraint: FixedLength, max_tokens: int) -> dict[int, FixedLength]:
+    """A constraint by the numbers of tokens that meet it, ascending.
+
+    Raises:
+        ValidationError: none do.
+    """
+    lengths = constraint.lengths(max_tokens)
+    if not lengths:
+        raise ValidationError(
+            f"no text of 1 to {max_tokens} tokens that matches it was found; allow more tokens, "
+            "or shorter texts"
+        )
+    return dict.fromkeys(lengths, constraint)
+
+
+def never_written(model: TaskModel) -> frozenset[int]:
+    """The tokens that fill no mask unless they are asked for."""
+    tokenizer = model.tokenizer
+    return tokenizer.special_ids | tokenizer.ids_without_token(model.manifest.vocab_size)
 
 
 def resolve_words(targets: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> Words:
@@ -230,7 +313,7 @@ def spread(
     whole: MaskedInput,
     masks: Sequence[int],
     lengths: Sequence[int],
-    words: "Sequence[Words | None]",
+    contents: Sequence[Contents],
     model: TaskModel,
     steps: int | None = None,
 ) -> Canvas:
@@ -242,13 +325,17 @@ def spread(
     ids, types = list(whole.input_ids), list(whole.token_type_ids or ())
     blanks: list[Blank] = []
     grown = 0
-    for mask, length, allowed in zip(masks, lengths, words, strict=True):
+    for mask, length, allowed in zip(masks, lengths, contents, strict=True):
         at = mask + grown
         ids[at : at + 1] = [ids[at]] * length
         if types:
             types[at : at + 1] = [types[at]] * length
         fitting = None if allowed is None else allowed[length]
-        blanks.append(Blank(tuple(range(at, at + length)), fitting))
+        positions = tuple(range(at, at + length))
+        if isinstance(fitting, FixedLength):
+            blanks.append(Blank(positions, constraint=fitting))
+        else:
+            blanks.append(Blank(positions, fitting))
         grown += length - 1
     max_length = model.manifest.max_length
     if len(ids) > max_length:
@@ -295,10 +382,12 @@ def rank_fillings(
             f"{_MAX_MASKS:,}: send fewer texts, beams or samples"
         )
     tokenizer, vocab_size = model.tokenizer, model.manifest.vocab_size
+    seconds = num_masks * vocab_size * _SECONDS_PER_LOGIT
+    if any(blank.constraint is not None for canvas in everything for blank in canvas.blanks):
+        seconds += SECONDS_OF_SEARCH
 
     def run() -> Passes[list[list[JointFilling]]]:
-        never = tokenizer.special_ids | tokenizer.ids_without_token(vocab_size)
-        unmasker = Unmasker(unmasking, never, model.vocabulary_kernels())
+        unmasker = Unmasker(unmasking, never_written(model), model.vocabulary_kernels())
         yield from fill(unmasker, everything)
         answers = []
         for variants in canvases:
@@ -306,7 +395,7 @@ def rank_fillings(
             answers.append(ranked[:top_k])
         return answers
 
-    return passes.reading(run(), num_truncated, num_masks * vocab_size * _SECONDS_PER_LOGIT)
+    return passes.reading(run(), num_truncated, seconds)
 
 
 def _ranked(canvases: Sequence[Canvas], tokenizer: Tokenizer) -> Passes[list[JointFilling]]:

@@ -14,12 +14,20 @@ from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.engine.philox import draw_seed
+from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
+from maskdial.grammar.fixed_length import FixedLength
+from maskdial.grammar.source import GrammarRequest
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.fill_jointly import (
+    DEFAULT_BLANK,
     MAX_BEAMS,
+    MAX_BLANK,
+    SECONDS_OF_SEARCH,
+    Contents,
     JointFilling,
-    Words,
+    compile_constraint,
+    lengths_of,
     rank_fillings,
     resolve_words,
     spread,
@@ -27,8 +35,6 @@ from maskdial.masked.tasks.fill_jointly import (
 from maskdial.masked.tasks.fill_mask import mask_positions, write_masks
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
 from maskdial.unmasking.unmasker import Unmasking
-
-MAX_GAP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,13 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
     Attributes:
         prefix: the text before the gap.
         suffix: the text after it.
-        max_tokens: the longest gap to try, from 1 to `MAX_GAP`.
+        max_tokens: the longest gap to try, from 1 to `MAX_BLANK`.
         n: fillings to return; of each length there are as many as beams, or one drawn.
         unmasking: how each is filled.
         seed: of the random numbers, the same for each length. None draws one.
         choices: the texts that may stand in the gap; their lengths are tried, as far as they are
             not longer than the longest gap. None for any.
+        grammar: in place of choices, what the text of the gap has to match.
     """
 
     task: ClassVar[str] = "infill"
@@ -51,11 +58,14 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
 
     prefix: str
     suffix: str
-    max_tokens: int = 8
+    max_tokens: int = DEFAULT_BLANK
     n: int = 1
     unmasking: Unmasking = field(default_factory=Unmasking)
     seed: int | None = None
     choices: Sequence[str] | None = None
+    grammar: GrammarRequest | None = None
+    constraint: FixedLength | None = None
+    """The grammar, compiled."""
 
     @property
     def num_texts(self) -> int:
@@ -63,11 +73,12 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
 
     @property
     def read_seconds(self) -> float:
-        return tokenizing_seconds([self.prefix, self.suffix])
+        search = 0.0 if self.constraint is None else SECONDS_OF_SEARCH
+        return tokenizing_seconds([self.prefix, self.suffix]) + search
 
     def check(self, model: TaskModel) -> None:
         for name, value, most in (
-            ("max_tokens", self.max_tokens, MAX_GAP),
+            ("max_tokens", self.max_tokens, MAX_BLANK),
             ("n", self.n, MAX_BEAMS),
         ):
             if not 1 <= value <= most:
@@ -76,6 +87,12 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
                     f"{value}",
                     field=name,
                 )
+
+    async def prepared(self, model: TaskModel, deadline: Deadline) -> "InfillRequest":
+        if self.grammar is None:
+            return self
+        constraint = await compile_constraint(self.grammar, model, deadline)
+        return replace(self, constraint=constraint)
 
     def read(self, model: TaskModel) -> Reading[list[JointFilling]]:
         """The answer has the fillings, best first."""
@@ -95,18 +112,24 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
             check_characters(text, model.manifest.max_length, model)
             encoding = tokenizer.encode(text)
             check_media(encoding.ids, model)
-        lengths, words = self._lengths(model)
+        lengths, contents = self._lengths(model)
         whole, num_cut = _cut(encoding, model.manifest.max_length - lengths[-1] + 1, tokenizer)
         masks = mask_positions(whole.input_ids, tokenizer)
         seed = draw_seed() if self.seed is None else self.seed
         canvases = [
-            replace(spread(whole, masks, [length], [words], model), seed=seed) for length in lengths
+            replace(spread(whole, masks, [length], [contents], model), seed=seed)
+            for length in lengths
         ]
         reading = rank_fillings([canvases], self.unmasking, self.n, model, num_truncated=num_cut)
         return reading.map(lambda texts: texts[0])
 
-    def _lengths(self, model: TaskModel) -> tuple[list[int], Words | None]:
-        """The lengths to try, ascending, and the words that there are of each; None for any."""
+    def _lengths(self, model: TaskModel) -> tuple[list[int], Contents]:
+        """The lengths to try, ascending, and what may stand there at each; None for any text."""
+        if self.grammar is not None:
+            assert self.constraint is not None, "it was compiled before"
+            with about(self.grammar.field):
+                found = lengths_of(self.constraint, self.max_tokens)
+            return list(found), found
         if self.choices is None:
             return list(range(1, self.max_tokens + 1)), None
         words = resolve_words(self.choices, model.tokenizer, model.manifest.vocab_size)

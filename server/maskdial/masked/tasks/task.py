@@ -23,6 +23,7 @@ from maskdial.bundle.texts import (
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about, shortened
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedInput, MaskedResult
 
@@ -56,6 +57,8 @@ class TaskModel(ReadingModel, Protocol):
     def label_encoder(self) -> LabelVectors | None: ...
     @property
     def queries(self) -> Queries | None: ...
+    @property
+    def grammars(self) -> GrammarCompiler | None: ...
     def vocabulary_kernels(self) -> VocabularyKernels | None: ...
 
 

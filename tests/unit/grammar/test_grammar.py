@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 from tokenizers import decoders
 
 import maskdial
-from maskdial.causal.grammar import build as grammar_build
-from maskdial.causal.grammar import check as grammar_check
-from maskdial.causal.grammar import compiler as grammar_module
-from maskdial.causal.grammar.compiler import Checker, GrammarCompiler
-from maskdial.causal.grammar.matcher import Grammar, GrammarMatcher
-from maskdial.causal.grammar.source import (
+from maskdial.engine.child import ChildDiedError
+from maskdial.engine.fairness import ClientUsage, usage_of_request
+from maskdial.errors import OverloadedError, UnavailableError, ValidationError
+from maskdial.grammar import build as grammar_build
+from maskdial.grammar import check as grammar_check
+from maskdial.grammar import compiler as grammar_module
+from maskdial.grammar.compiler import Checker, GrammarCompiler
+from maskdial.grammar.matcher import Grammar, GrammarMatcher
+from maskdial.grammar.source import (
     MAX_SCHEMA_BYTES,
     MAX_TEXT_BYTES,
     GrammarKind,
     GrammarValue,
     parse_grammar,
 )
-from maskdial.engine.child import ChildDiedError
-from maskdial.engine.fairness import ClientUsage, usage_of_request
-from maskdial.errors import OverloadedError, UnavailableError, ValidationError
 
 EOS, MASK = 0, 1
 NUM_PADDING = 16  # logits that no token stands for

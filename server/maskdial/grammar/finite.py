@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from maskdial.causal.grammar.subschemas import target_of
 from maskdial.errors import ValidationError
+from maskdial.grammar.subschemas import target_of
 
 _MAX_STEPS = 100_000
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import maskdial.causal.grammar.memory as memory_module
-from maskdial.causal.grammar.compiler import GrammarCompiler
-from maskdial.causal.grammar.masks import MaskThreads
-from maskdial.causal.grammar.memory import GrammarMemory
+import maskdial.grammar.memory as memory_module
 from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import OverloadedError, ValidationError
+from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.grammar.masks import MaskThreads
+from maskdial.grammar.memory import GrammarMemory
 from maskdial.registry.catalog import STARTER_FOLDER
 
 pytestmark = pytest.mark.slow
@@ -148,7 +148,7 @@ def test_memory_is_given_back_when_much_was_let_go(monkeypatch: pytest.MonkeyPat
 
 _LARGE = """
 import gc, random, psutil
-from maskdial.causal.grammar.compiler import GrammarCompiler
+from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.registry.catalog import STARTER_FOLDER
 gc.disable()
 tokenizer = (STARTER_FOLDER / "hybrid" / "tokenizer.json").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from maskdial.causal.grammar import masks
-from maskdial.causal.grammar.masks import MaskThreads
-from maskdial.causal.grammar.matcher import Mask
 from maskdial.errors import ValidationError
+from maskdial.grammar import masks
+from maskdial.grammar.masks import MaskThreads
+from maskdial.grammar.matcher import Mask
 
 MASK: Mask = np.array([True, False])
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
 
-from maskdial.causal.grammar.key_pattern import all_but, matches_every_key, words_of
-from maskdial.causal.grammar.subschemas import Subschema
+from maskdial.grammar.key_pattern import all_but, matches_every_key, words_of
+from maskdial.grammar.subschemas import Subschema
 
 _MAX_WORDS = 64  # keys of a pattern that are named one by one
 _MAX_COPIED = 4096  # bytes of a pattern's schema, over all of its keys

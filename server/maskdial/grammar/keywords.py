@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from maskdial.causal.grammar.key_pattern import looks_around
+from maskdial.grammar.key_pattern import looks_around
 
 # Formats of strings that llguidance enforces. All others are annotations, as JSON Schema says.
 FORMATS = frozenset(

@@ -1,9 +1,12 @@
 """Vocabulary: a model's tokens as llguidance knows them."""
 
+from collections.abc import Iterator
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.grammar.build import build_tokenizer
+from maskdial.grammar.build import build_tokenizer
 
 
 class Vocabulary:
@@ -24,6 +27,25 @@ class Vocabulary:
         self._special = np.array(
             [i for i in range(self._num_text) if self.tokenizer.is_special_token(i)], np.intp
         )
+
+    @cached_property
+    def num_bytes(self) -> NDArray[np.int64]:
+        """How many bytes of text each token has, (vocab_size,)."""
+        lengths = np.zeros(self._vocab_size, np.int64)
+        lengths[: self._num_text] = [len(text) for text in self._texts()]
+        return lengths
+
+    @cached_property
+    def has_letters(self) -> NDArray[np.bool_]:
+        """Which tokens have a letter or a digit, or bytes that are no ASCII, (vocab_size,)."""
+        found = np.zeros(self._vocab_size, np.bool_)
+        found[: self._num_text] = [
+            not text.isascii() or any(map(str.isalnum, text.decode())) for text in self._texts()
+        ]
+        return found
+
+    def _texts(self) -> Iterator[bytes]:
+        return (self.tokenizer.decode_bytes([token]) for token in range(self._num_text))
 
     def unpack(self, mask: bytes, *, with_special: bool) -> NDArray[np.bool_]:
         """A mask of one bit per token, lowest bit first, as read-only bool (vocab_size,).

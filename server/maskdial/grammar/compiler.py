@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from maskdial.causal.grammar.build import build_matcher
-from maskdial.causal.grammar.check import GrammarChecker, TooComplexError
-from maskdial.causal.grammar.masks import MaskThreads
-from maskdial.causal.grammar.matcher import Grammar
-from maskdial.causal.grammar.memory import GrammarMemory, Hold
-from maskdial.causal.grammar.schema import ONE_OF_WARNING
-from maskdial.causal.grammar.source import GrammarKind, GrammarValue, grammar_error, parse_grammar
-from maskdial.causal.grammar.vocabulary import Vocabulary
+from maskdial.bundle.bundle import Bundle
 from maskdial.engine.fairness import Shares, current_usage
 from maskdial.errors import OverloadedError, UnavailableError, ValidationError
+from maskdial.grammar.build import build_matcher
+from maskdial.grammar.check import GrammarChecker, TooComplexError
+from maskdial.grammar.masks import MaskThreads
+from maskdial.grammar.matcher import Grammar
+from maskdial.grammar.memory import GrammarMemory, Hold
+from maskdial.grammar.schema import ONE_OF_WARNING
+from maskdial.grammar.source import GrammarKind, GrammarValue, grammar_error, parse_grammar
+from maskdial.grammar.vocabulary import Vocabulary
 
 _MAX_VERDICTS = 1024
 _MAX_SECONDS_TOO_COMPLEX = 60.0
@@ -30,7 +31,7 @@ _NUM_MASK_THREADS = 2
 
 
 class Checker(Protocol):
-    """What the compiler needs of `maskdial.causal.grammar.check.GrammarChecker`."""
+    """What the compiler needs of `maskdial.grammar.check.GrammarChecker`."""
 
     def check(self, grammar: str) -> None: ...
     def close(self) -> None: ...
@@ -91,6 +92,15 @@ class GrammarCompiler:
         self._shares = Shares()  # of the thread's seconds
         # How many requests of each client wait for each grammar, by its hash.
         self._waiting: Counter[tuple[str, bytes]] = Counter()
+
+    @classmethod
+    def of_bundle(cls, bundle: Bundle) -> "GrammarCompiler":
+        """For the tokens of a bundle's model."""
+        return cls(
+            bundle.tokenizer.read_text(encoding="utf-8"),
+            vocab_size=bundle.manifest.vocab_size,
+            eos_token_ids=bundle.manifest.special_tokens.eos,
+        )
 
     @property
     def num_compiling(self) -> int:

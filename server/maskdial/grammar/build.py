@@ -8,8 +8,8 @@ from typing import TypeVar
 import tokenizers
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from maskdial.causal.grammar.source import grammar_error
 from maskdial.errors import ValidationError
+from maskdial.grammar.source import grammar_error
 
 T = TypeVar("T")
 

@@ -14,12 +14,12 @@ import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from maskdial.causal.grammar.build import build_matcher
-from maskdial.causal.grammar.key_pattern import all_but, looks_around, matches_every_key, words_of
-from maskdial.causal.grammar.keywords import FORMATS, NOT_ENFORCED
-from maskdial.causal.grammar.schema import ONE_OF_WARNING
-from maskdial.causal.grammar.source import parse_grammar
 from maskdial.errors import ValidationError
+from maskdial.grammar.build import build_matcher
+from maskdial.grammar.key_pattern import all_but, looks_around, matches_every_key, words_of
+from maskdial.grammar.keywords import FORMATS, NOT_ENFORCED
+from maskdial.grammar.schema import ONE_OF_WARNING
+from maskdial.grammar.source import parse_grammar
 
 ROOT = Path(__file__).parents[3]
 SUITE = json.loads(

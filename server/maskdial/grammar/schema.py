@@ -4,12 +4,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from maskdial.causal.grammar.finite import check_finite
-from maskdial.causal.grammar.keywords import drop_not_enforced
-from maskdial.causal.grammar.numbers import check_numbers
-from maskdial.causal.grammar.object_keys import restrict_keys
-from maskdial.causal.grammar.subschemas import subschemas
 from maskdial.errors import ValidationError
+from maskdial.grammar.finite import check_finite
+from maskdial.grammar.keywords import drop_not_enforced
+from maskdial.grammar.numbers import check_numbers
+from maskdial.grammar.object_keys import restrict_keys
+from maskdial.grammar.subschemas import subschemas
 
 # llguidance says so of a ``oneOf`` whose schemas it does not know to exclude each other.
 ONE_OF_WARNING = "oneOf is taken as anyOf"

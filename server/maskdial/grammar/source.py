@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from llguidance import LLMatcher, regex_to_lark
 
-from maskdial.causal.grammar.schema import enforceable
 from maskdial.errors import ValidationError
+from maskdial.grammar.schema import enforceable
 
 # Requests may send the first four; the server writes structural ones itself, for tool calls.
 RequestGrammarKind = Literal["json", "json_schema", "regex", "lark"]
@@ -31,6 +31,20 @@ _NAMES = {
     "lark": "Lark grammar",
     "structural": "grammar of the tool calls",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRequest:
+    """What the text must match: ``value`` is a schema, a regular expression or a Lark grammar.
+
+    ``field`` is what an error about it names; ``warnings`` tell which constraints of schemas in a
+    ``structural`` grammar are not enforced.
+    """
+
+    kind: GrammarKind
+    value: GrammarValue
+    field: str = "grammar"
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> GrammarSource:
             `maskdial.causal.tools.grammar.write_grammar`.
 
     JSON is generated with at most one space between its parts. ``oneOf`` is treated as ``anyOf``.
-    What else of a schema is not enforced is reported; see `maskdial.causal.grammar.schema`.
+    What else of a schema is not enforced is reported; see `maskdial.grammar.schema`.
 
     Raises:
         ValidationError: the value is not of its kind, or is too large.

@@ -1,7 +1,7 @@
 """Grammar and GrammarMatcher: which tokens a compiled grammar allows next, by llguidance."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,11 +9,12 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from maskdial.causal.grammar.masks import MaskThreads, Pending
-from maskdial.causal.grammar.memory import Hold
-from maskdial.causal.grammar.source import grammar_error
-from maskdial.causal.grammar.vocabulary import Vocabulary
 from maskdial.errors import MaskdialError, ValidationError
+from maskdial.grammar.fixed_length import FixedLength
+from maskdial.grammar.masks import MaskThreads, Pending
+from maskdial.grammar.memory import Hold
+from maskdial.grammar.source import grammar_error
+from maskdial.grammar.vocabulary import Vocabulary
 
 Mask = NDArray[np.bool_]
 """Which tokens may follow, read-only bool (vocab_size,)."""
@@ -63,6 +64,14 @@ class Grammar:
             self._threads,
             with_special=self._with_special,
             hold=self._hold,
+        )
+
+    def fixed_length(self, excluded: Collection[int]) -> FixedLength:
+        """The grammar for texts of given numbers of tokens, without the ``excluded`` ones."""
+        with self._lock:
+            copy = self._matcher.deep_copy()
+        return FixedLength(
+            copy, self._vocabulary, self._threads, excluded=excluded, hold=self._hold
         )
 
 

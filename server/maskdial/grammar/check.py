@@ -8,9 +8,9 @@ the process, so every new grammar is compiled in a child process first.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from maskdial.causal.grammar.build import build_matcher, build_tokenizer
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess, serve
 from maskdial.errors import ValidationError
+from maskdial.grammar.build import build_matcher, build_tokenizer
 
 # The address space holds the stack that long chains of references need, and large vocabularies.
 LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=4 * 2**30)

@@ -1,0 +1,114 @@
+"""Texts of given numbers of tokens, against an enumeration of all of them."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from maskdial.errors import ValidationError
+from maskdial.grammar import fixed_length
+from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.grammar.fixed_length import FixedLength
+from maskdial.grammar.source import GrammarKind, GrammarValue
+
+TEXTS = ["<end>", "a", "b", "ab", "1", "2", "12", "-", "1-", '"', '"a', "[", "]", ","]
+EXCLUDED = 8  # 1-
+MAX_LENGTH = 4
+
+
+class Trusting:
+    """Compiles in this process, without a trial."""
+
+    def check(self, grammar: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    tokenizer = tokenizers.Tokenizer(models.BPE({text: i for i, text in enumerate(TEXTS)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(TEXTS[:1])
+    compiler = GrammarCompiler(
+        tokenizer.to_str(), vocab_size=len(TEXTS), eos_token_ids=[0], checker=Trusting()
+    )
+    yield compiler
+    compiler.close()
+
+
+New = Callable[[GrammarKind, GrammarValue], FixedLength]
+
+
+@pytest.fixture(scope="module")
+def new(compiler: GrammarCompiler) -> New:
+    def make(kind: GrammarKind, value: GrammarValue) -> FixedLength:
+        return compiler.submit(kind, value).result().fixed_length({EXCLUDED})
+
+    return make
+
+
+def is_list(text: str) -> bool:
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return False
+    # JSON's numbers do not begin with 0, and the grammar writes no second space.
+    return isinstance(value, list) and all(type(each) is int for each in value)
+
+
+CASES: list[tuple[GrammarKind, GrammarValue, Callable[[str], object]]] = [
+    ("regex", "[ab]+", re.compile("[ab]+").fullmatch),
+    ("regex", "[12]{4}-1", re.compile("[12]{4}-1").fullmatch),
+    ("regex", "(ab)*12", re.compile("(ab)*12").fullmatch),
+    ("regex", "a.{2}1|b.{2}2", re.compile("a.{2}1|b.{2}2").fullmatch),
+    ("regex", "[ab]{1,2}(-[12]{2})?", re.compile("[ab]{1,2}(-[12]{2})?").fullmatch),
+    ("lark", 'start: "a" start "b" | "12"', re.compile("12|a12b|aa12bb").fullmatch),
+    ("json", {"type": "array", "items": {"type": "integer"}}, is_list),
+    ("json", {"enum": ["a", [1, 2]]}, {'"a"', "[1,2]"}.__contains__),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "matches"), CASES)
+def test_completions_are_those_of_the_enumeration(
+    new: New, kind: GrammarKind, value: GrammarValue, matches: Callable[[str], object]
+) -> None:
+    written = [token for token in range(1, len(TEXTS)) if token != EXCLUDED]
+    found = {
+        tokens
+        for length in range(1, MAX_LENGTH + 1)
+        for tokens in product(written, repeat=length)
+        if matches("".join(TEXTS[token] for token in tokens))
+    }
+    constraint = new(kind, value)
+    lengths = sorted({len(tokens) for tokens in found})
+    assert constraint.lengths(MAX_LENGTH) == lengths
+    for length in lengths:
+        prefixes: set[tuple[int, ...]] = {()}
+        for num_left in reversed(range(length)):
+            allowed = {tokens[: length - num_left] for tokens in found if len(tokens) == length}
+            grown = {
+                (*before, token)
+                for before in prefixes
+                for token in constraint.next_tokens(before)
+                if constraint.completes((*before, token), num_left)
+            }
+            assert grown == allowed
+            prefixes = grown
+
+
+def test_places_are_not_confused_where_the_same_tokens_may_follow(new: New) -> None:
+    constraint = new("regex", "[12]{4}")
+    # After no digit, one and two, the same tokens may follow.
+    assert {constraint.next_tokens(before) for before in [(), (4,), (4, 4)]} == {(4, 5, 6)}
+    assert [constraint.lengths(number) for number in (1, 3, 9)] == [[], [2, 3], [2, 3, 4]]
+
+
+def test_a_search_that_takes_too_long_ends(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed_length, "CPU_SECONDS", 0.0)
+    with pytest.raises(ValidationError, match="that the grammar allows in blanks takes more than"):
+        new("regex", "[ab]+").lengths(2)
