@@ -250,11 +250,7 @@ class LoadedCausal:
 
     def grammar_compiler(self) -> GrammarCompiler:
         """A compiler for this vocabulary; close it after use."""
-        return GrammarCompiler(
-            self.bundle.tokenizer.read_text(encoding="utf-8"),
-            vocab_size=self.vocab_size,
-            eos_token_ids=self.bundle.manifest.special_tokens.eos,
-        )
+        return GrammarCompiler.of_bundle(self.bundle)
 
     def random_prompt(self, rng: np.random.Generator, num_tokens: int) -> list[int]:
         """Draws token ids uniformly from those that stand for text."""
