@@ -76,10 +76,10 @@ def test_half_precision_needs_a_driver_that_has_it(
     pytest.importorskip("onnxruntime_ep_webgpu")
     device = SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name="GPU")))
     monkeypatch.setattr(webgpu, "devices_of", lambda *_: [device])
-    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attention_works=True, has_half=False))
     with pytest.raises(ConfigError, match=rf"'mine' is {precision}, and .* \(shader-f16\); export"):
         PROVIDER.check(bundle(precision=precision))
-    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=True))
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attention_works=True, has_half=True))
     PROVIDER.check(bundle(precision=precision))
 
 
