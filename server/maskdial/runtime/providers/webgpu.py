@@ -24,6 +24,11 @@ from maskdial.runtime.webgpu import WebGpuMemory
 _log = logging.getLogger(__name__)
 
 _PACKAGE = "onnxruntime_ep_webgpu"
+_NO_GPU = (
+    "there is no GPU that ONNX Runtime's plug-in for WebGPU can use; check its driver (on Linux, "
+    "Vulkan's)"
+)
+_NO_ADAPTER = "No supported adapters"  # Dawn's words
 _HOW_TO_INSTALL = "pip install 'maskdial[webgpu]'"
 _TIMEOUT = 120  # seconds
 _REPORT = 300  # characters
@@ -113,10 +118,7 @@ class WebGpuProvider(Provider):
     def devices(self) -> list[ort.OrtEpDevice]:
         found = self._all_devices()
         if not found:
-            raise ConfigError(
-                "there is no GPU that ONNX Runtime's plug-in for WebGPU can use; install a driver "
-                "for Vulkan"
-            )
+            raise ConfigError(_NO_GPU)
         return found[:1]
 
     def rewrite(self, graph: Path) -> bytes:
@@ -174,10 +176,13 @@ def probe() -> Device:
     if done.stdout:
         found = Device(**json.loads(done.stdout.splitlines()[-1]))
         return replace(found, max_buffer_bytes=find_max_buffer_bytes(report))
+    if _NO_ADAPTER in report:
+        raise ConfigError(_NO_GPU)
     report = " ".join(report.split())[-_REPORT:]
+    reason = f" ({report})" if report else ""
     how = f"ends with signal {-done.returncode}" if done.returncode < 0 else "fails"
     raise ConfigError(
-        f"a process that uses the GPU through WebGPU {how} ({report}); check its driver (on "
+        f"a process that uses the GPU through WebGPU {how}{reason}; check its driver (on "
         "Linux, Vulkan's)"
     )
 
