@@ -1,22 +1,29 @@
-"""What passes do on a GPU and around it: operators, and copies between its memory and ours."""
+"""What passes do on a GPU and around it: operators, submissions, and copies to its memory and back.
+
+Operators are read from ONNX Runtime's profile, which has no submissions, and no copies but those
+between operators; these are counted by `loadtests.engine.vulkan`.
+"""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadtests import LoadTestError
+from loadtests.engine.vulkan import Traffic, count_traffic
 from loadtests.measurement import Section
 from maskdial.bundle.bundle import load_bundle
 from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
-_QUESTION = "operators of a pass, and its copies between the GPU's memory and the host's"
+_QUESTION = "operators of a pass, and what moves between the GPU's memory and the host's"
 _SLOTS = 4
 _MAX_LENGTH = 64
 _PROMPT = 16
@@ -25,7 +32,7 @@ _TO_HOST, _FROM_HOST = "MemcpyToHost", "MemcpyFromHost"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A pass, as ONNX Runtime's profile has it.
+    """A pass, from its inputs to its logits.
 
     Attributes:
         kind: ``prefill`` or ``decode``.
@@ -33,11 +40,13 @@ class Row:
         tokens: tokens of each.
         on_device: operators that the GPU ran.
         on_cpu: operators that were left to the CPU.
-        round_trips: copies to the host within the pass, each of which waits for the GPU.
-        copies_up: copies to the GPU within the pass.
-        copied_bytes: the size of both.
-        logits_bytes: what comes down at the end.
-        milliseconds: of the pass.
+        round_trips: copies to the host between operators, each of which waits for the GPU; once
+            more it waits for the logits.
+        bytes_up: copied to the GPU: inputs, what operators on the CPU made, parameters of shaders.
+            What is written into memory that both share is not copied.
+        bytes_down: copied from the GPU: logits, and in round trips.
+        submissions: to the GPU's queue.
+        ms: milliseconds of the operators.
     """
 
     kind: str
@@ -46,10 +55,10 @@ class Row:
     on_device: int
     on_cpu: int
     round_trips: int
-    copies_up: int
-    copied_bytes: int
-    logits_bytes: int
-    milliseconds: float
+    bytes_up: int | None
+    bytes_down: int | None
+    submissions: int | None
+    ms: float
 
 
 def measure(path: Path, provider: str, rng: np.random.Generator) -> Section:
@@ -63,9 +72,11 @@ def measure(path: Path, provider: str, rng: np.random.Generator) -> Section:
     manifest = bundle.manifest
     if manifest.kv is None:
         raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a causal one")
-    placement = place(bundle, provider, lambda found: found)
-    with TemporaryDirectory() as folder:
-        options = SessionOptions(provider, profile=Path(folder) / "profile")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        read_traffic = count_traffic(folder)
+        placement = place(bundle, provider, lambda found: found)
+        options = SessionOptions(provider, profile=folder / "profile")
         session = Session(bundle.graph, options)
         runner = Runner(
             session,
@@ -75,13 +86,10 @@ def measure(path: Path, provider: str, rng: np.random.Generator) -> Section:
             max_length=_MAX_LENGTH,
             vocab_size=manifest.vocab_size,
         )
-        passes = _run(runner, rng.integers(0, manifest.vocab_size, _PROMPT))
+        passes = _run(runner, rng.integers(0, manifest.vocab_size, _PROMPT), read_traffic)
         events = json.loads(session.end_profile().read_text(encoding="utf-8"))
-    logits_bytes = 4 * manifest.vocab_size
-    rows = tuple(
-        summarize(*each, run, logits_bytes)
-        for each, run in list(zip(passes, split(events), strict=True))[1::2]
-    )
+    counted = list(zip(passes, split(events), strict=True))[1::2]
+    rows = tuple(summarize(*each, run) for each, run in counted)
     step = rows[1]
     finding = (
         f"a decode step of one row runs {step.on_device} operators on the device and {step.on_cpu} "
@@ -95,20 +103,29 @@ def _notes(placement: Placement) -> tuple[str, ...]:
         f"provider {placement.provider.name}; the first pass of a shape, which compiles shaders, "
         "is not counted",
         "a prompt in another slot than the first is copied there on the GPU, which is not counted",
+        "bytes and submissions are Vulkan's, and counting them takes Linux and a C compiler",
     )
 
 
-def _run(runner: Runner, prompt: Any) -> list[tuple[str, int, int]]:
-    """The kind, rows and tokens of each pass, which all run twice."""
+def _run(
+    runner: Runner, prompt: NDArray[np.int64], read_traffic: Callable[[], Traffic] | None
+) -> list[tuple[str, int, int, Traffic | None]]:
+    """The kind, rows, tokens and traffic of each pass, which all run twice."""
     passes = []
+
+    def run(kind: str, rows: int, tokens: int, make_pass: Callable[[], object]) -> None:
+        before = read_traffic() if read_traffic else None
+        make_pass()
+        after = read_traffic() if read_traffic else None
+        moved = after - before if after and before else None
+        passes.append((kind, rows, tokens, moved if moved and moved.submissions else None))
+
     for _ in range(2):
-        runner.prefill(0, prompt, 0)
-        passes.append(("prefill", 1, len(prompt)))
+        run("prefill", 1, len(prompt), partial(runner.prefill, 0, prompt, 0))
     for rows in (1, _SLOTS):
         for length in (len(prompt), len(prompt) + 1):
-            lengths = np.full(rows, length)
-            runner.decode(prompt[:rows], lengths, np.arange(rows))
-            passes.append(("decode", rows, 1))
+            step = partial(runner.decode, prompt[:rows], np.full(rows, length), np.arange(rows))
+            run("decode", rows, 1, step)
     return passes
 
 
@@ -127,10 +144,10 @@ def _start(event: dict[str, Any]) -> int:
 
 
 def summarize(
-    kind: str, rows: int, tokens: int, events: Iterable[dict[str, Any]], row_bytes: int
+    kind: str, rows: int, tokens: int, traffic: Traffic | None, events: Iterable[dict[str, Any]]
 ) -> Row:
-    """Counts the events of a pass, whose rows of logits have so many bytes."""
-    run, *nodes = (each for each in events)
+    """Counts the events of a pass, whose traffic is known or not."""
+    run, *nodes = events
     of_node = [each["args"] for each in nodes]
     copies = [each for each in of_node if each["op_name"] in (_TO_HOST, _FROM_HOST)]
     down = sum(each["op_name"] == _TO_HOST for each in copies)
@@ -142,8 +159,8 @@ def summarize(
         on_device=len(of_node) - len(copies) - on_cpu,
         on_cpu=on_cpu,
         round_trips=down,
-        copies_up=len(copies) - down,
-        copied_bytes=sum(int(each["output_size"]) for each in copies),
-        logits_bytes=rows * row_bytes,
-        milliseconds=run["dur"] / 1000,
+        bytes_up=traffic.bytes_up if traffic else None,
+        bytes_down=traffic.bytes_down if traffic else None,
+        submissions=traffic.submissions if traffic else None,
+        ms=run["dur"] / 1000,
     )

@@ -53,7 +53,9 @@ def test_a_driver_that_crashes_when_it_is_loaded(fault: Path) -> None:
     fault.write_text("crash")
     probe.cache_clear()
     try:
-        with pytest.raises(ConfigError, match="uses the GPU through WebGPU ends with signal 6"):
+        with pytest.raises(
+            ConfigError, match="GPU through WebGPU ends with signal 6; check its driver"
+        ):
             probe()
     finally:
         probe.cache_clear()

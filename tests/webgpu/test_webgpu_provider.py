@@ -65,7 +65,7 @@ def test_a_plug_in_that_is_missing(
 def test_no_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime_ep_webgpu")
     monkeypatch.setattr(webgpu, "devices_of", lambda *_: [])
-    with pytest.raises(ConfigError, match=r"there is no GPU that .* can use; install a driver"):
+    with pytest.raises(ConfigError, match=r"there is no GPU that .* can use; check its driver"):
         PROVIDER.check(bundle())
 
 
@@ -76,10 +76,10 @@ def test_half_precision_needs_a_driver_that_has_it(
     pytest.importorskip("onnxruntime_ep_webgpu")
     device = SimpleNamespace(device=SimpleNamespace(type=SimpleNamespace(name="GPU")))
     monkeypatch.setattr(webgpu, "devices_of", lambda *_: [device])
-    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attention_works=True, has_half=False))
     with pytest.raises(ConfigError, match=rf"'mine' is {precision}, and .* \(shader-f16\); export"):
         PROVIDER.check(bundle(precision=precision))
-    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=True))
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attention_works=True, has_half=True))
     PROVIDER.check(bundle(precision=precision))
 
 
@@ -161,7 +161,7 @@ class TestAdapter:
             PROVIDER.check(bundle())
         assert "model mine runs on a software adapter of WebGPU, which is for tests" in caplog.text
 
-    def test_a_driver_that_ends_its_process_does_not_end_the_server(
+    def test_without_an_adapter_the_server_goes_on(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """Without an adapter the plug-in calls abort."""
@@ -172,11 +172,10 @@ class TestAdapter:
                 PROVIDER.check(bundle())
         finally:
             probe.cache_clear()
-        message = refusal.value.message
-        assert message.startswith("a process that uses the GPU through WebGPU ends with signal 6 (")
-        assert "No supported adapters" in message
-        assert message.endswith("; check its driver (on Linux, Vulkan's)")
-        assert "\n" not in message
+        assert refusal.value.message == (
+            "there is no GPU that ONNX Runtime's plug-in for WebGPU can use; check its driver (on "
+            "Linux, Vulkan's)"
+        )
 
     def test_a_driver_that_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(webgpu, "_PROBE", ("-c", "import time; time.sleep(60)"))

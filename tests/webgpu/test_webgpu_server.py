@@ -146,13 +146,27 @@ def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Clie
         )
 
 
+def test_two_models_at_once(servers: tuple[httpx.Client, httpx.Client]) -> None:
+    """Their sessions share the device's queue."""
+    device, cpu = servers
+    body = {"inputs": ["a [MASK]", "the dog [MASK] away"]}
+    with ThreadPoolExecutor(4) as pool:
+        texts = [pool.submit(generate, device, prompt, asks()) for prompt in PROMPTS[:2]]
+        masks = [pool.submit(device.post, "/fill-mask", json=body) for _ in range(6)]
+    for prompt, text in zip(PROMPTS, texts, strict=False):
+        assert_alike(text.result(), generate(cpu, prompt, asks()))
+    wanted = [[each["token"] for each in row] for row in cpu.post("/fill-mask", json=body).json()]
+    for mask in masks:
+        assert [[each["token"] for each in row] for row in mask.result().json()] == wanted
+
+
 @pytest.mark.usefixtures("software")
 def test_long_passes_that_the_device_computes_wrongly_are_refused(
     hybrid_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the golden check says if the probe did not find it."""
-    assert not webgpu.probe().attends
-    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
+    assert not webgpu.probe().attention_works
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attention_works=True, has_half=False))
     causal, full = load_bundles("dial", hybrid_bundle)
     config = load_config({"provider": "webgpu", "slots": 1, "threads": 1})
     with pytest.raises(BundleError, match=r"'dial': logits on this machine differ by [0-9.]+"):

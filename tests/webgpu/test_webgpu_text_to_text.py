@@ -128,7 +128,7 @@ def test_long_sources_that_the_device_computes_wrongly_are_refused(
     exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the export's text is short: among padding, the encoder's pass is long."""
-    monkeypatch.setattr(webgpu, "probe", lambda: Device(attends=True, has_half=False))
+    monkeypatch.setattr(webgpu, "probe", lambda: Device(attention_works=True, has_half=False))
     bundle = with_short_text(load_bundle("mine", exported("t5")), 12)
     config = load_config(SETTINGS | {"provider": "webgpu"})
     with pytest.raises(BundleError, match=r"'mine': logits on this machine differ by [0-9.]+"):

@@ -29,14 +29,14 @@ _Value = tuple[str, int, list[str | int]]  # name, element type and shape
 
 
 def rewrite_for_webgpu(
-    graph: Path, attends: Callable[[], bool], max_buffer_bytes: int | None = None
+    graph: Path, attention_works: Callable[[], bool], max_buffer_bytes: int | None = None
 ) -> bytes:
     """The serialized graph; its external data stays where it is.
 
     Args:
         graph: to be rewritten.
-        attends: whether the adapter computes ``MultiHeadAttention`` rightly, at all lengths; asked
-            if the graph has it.
+        attention_works: whether ``MultiHeadAttention`` is right at all lengths; asked if the graph
+            has it.
         max_buffer_bytes: the size of the adapter's largest buffer, if it is known.
 
     Raises:
@@ -49,11 +49,14 @@ def rewrite_for_webgpu(
         raise BundleError(f"cannot read {graph}: {error}") from error
     view = Graph(model.graph)
     if any(attributes_of(node).get("softcap") for node in view.nodes):
-        raise BundleError("WebGPU's attention ignores the cap of its scores (softcap)")
+        raise BundleError(
+            "WebGPU's attention ignores the cap of its scores (softcap); serve the model with "
+            "--provider cpu"
+        )
     _rewrite_int8_products(view)
     _rewrite_products(view)
     _take_rows(view)
-    rewrite_attention(view, attends)
+    rewrite_attention(view, attention_works)
     if max_buffer_bytes is not None:
         _check_weights(view, max_buffer_bytes)
     serialized: bytes = model.SerializeToString()
@@ -102,7 +105,10 @@ def _rewrite_int8_products(graph: Graph) -> None:
     graph.set_nodes(nodes)
     graph.remove_unused()
     if "MatMulIntegerToFloat" in graph.kinds:
-        raise BundleError("WebGPU has no products of integers as the graph has them")
+        raise BundleError(
+            "WebGPU has no products of integers as the graph has them; serve the model with "
+            "--provider cpu"
+        )
 
 
 def _rewrite_products(graph: Graph) -> None:

@@ -3,9 +3,9 @@
 ``MultiHeadAttention`` takes no ``key_padding_mask`` there: the texts' lengths become a bias for the
 scores, which all layers share, or which is added to a layer's own (a window's).
 
-Its shader for 32 tokens and more reads a block of 8 or 16 keys with one lane of a subgroup each. An
-adapter with smaller subgroups, as those of 4 lanes in software, gets other keys than it asked for.
-There it becomes two ``MatMul`` and a ``Softmax``, which no shader of attention computes.
+Its shader for 32 tokens and more reads a block of 8 or 16 keys with one lane of a subgroup each. On
+an adapter whose subgroups are smaller, as those of 4 lanes in software, it computes something else.
+There attention becomes two ``MatMul`` and a ``Softmax``.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,16 @@ from maskdial.kernels.graph import LENGTHS, Graph, attributes_of
 
 _ADDED, _KEY_PADDING_MASK, _BIAS = 3, 4, 5  # inputs of MultiHeadAttention
 _PREFIX = "webgpu."
-_MASKED = {TensorProto.FLOAT: -1e30, TensorProto.FLOAT16: -6e4}
-"""A score that no key has: finite, since the difference of two infinite ones is not a number."""
+_HIDDEN = -1e30
+"""The bias of padding: finite, since the difference of two infinite scores is not a number."""
 
 
-def rewrite_attention(graph: Graph, attends: Callable[[], bool]) -> None:
-    """Replaces each layer's mask of lengths by a bias (batch, 1, length, length)."""
+def rewrite_attention(graph: Graph, attention_works: Callable[[], bool]) -> None:
+    """Replaces each layer's mask of lengths by a bias (batch, 1, length, length).
+
+    Raises:
+        BundleError: a layer masks something else, or does not state how wide its heads are.
+    """
     masked = [
         node
         for node in graph.nodes
@@ -36,10 +40,11 @@ def rewrite_attention(graph: Graph, attends: Callable[[], bool]) -> None:
         return
     if {node.input[_KEY_PADDING_MASK] for node in masked} != {LENGTHS}:
         raise BundleError(
-            "WebGPU cannot mask attention as the graph does (attention sinks, or half precision)"
+            "WebGPU cannot mask attention as the graph does (attention sinks, or half precision); "
+            "serve the model with --provider cpu"
         )
-    fused = attends()
-    bias, nodes, constants = _length_bias(TensorProto.FLOAT)
+    works = attention_works()
+    bias, nodes, constants = _length_bias()
     layers = {id(node) for node in masked}
     biases: dict[str, str] = {}  # of windows, by the name of what is added
     for node in graph.nodes:
@@ -52,10 +57,10 @@ def rewrite_attention(graph: Graph, attends: Callable[[], bool]) -> None:
             biases[own] = f"{_PREFIX}{own}"
             nodes.append(helper.make_node("Add", [own, bias], [biases[own]]))
         scores_bias = biases.get(own, bias)
-        if not fused:
-            plain = _plain_attention(graph, node, scores_bias)
-            nodes += plain[0]
-            constants += plain[1]
+        if not works:
+            its_nodes, its_constants = _plain_attention(graph, node, scores_bias)
+            nodes += its_nodes
+            constants += its_constants
             continue
         rest = inputs[_BIAS + 1 :]
         inputs = [*inputs[:_KEY_PADDING_MASK], "", scores_bias, *rest]
@@ -80,7 +85,10 @@ def _plain_attention(
     num_heads, name = attributes["num_heads"], f"{_PREFIX}{output}"
     widths = [graph.width(each) for each in node.input[:3]]
     if not all(widths):
-        raise BundleError("WebGPU attends wrongly here, and the graph does not state its heads")
+        raise BundleError(
+            "WebGPU's attention is wrong on this GPU, and for another form of it the graph has to "
+            "state how wide heads are; serve the model with --provider cpu"
+        )
     scale = attributes.get("scale") or (widths[0] // num_heads) ** -0.5
     values: dict[str, Any] = {
         "heads": np.array([0, 0, num_heads, -1], np.int64),
@@ -121,7 +129,7 @@ def _plain_attention(
     return nodes, tensors
 
 
-def _length_bias(element: int) -> tuple[str, list[NodeProto], list[TensorProto]]:
+def _length_bias() -> tuple[str, list[NodeProto], list[TensorProto]]:
     """The bias that hides the padding of each text: its name, nodes and constants."""
     constants = {
         "zero": np.array(0, np.int32),
@@ -131,8 +139,8 @@ def _length_bias(element: int) -> tuple[str, list[NodeProto], list[TensorProto]]
         "to_column": np.array([1], np.int64),
         "to_heads": np.array([1, 2], np.int64),
         "once": np.array([1], np.int64),
-        "seen": np.array(0, helper.tensor_dtype_to_np_dtype(element)),
-        "hidden": np.array(_MASKED[element], helper.tensor_dtype_to_np_dtype(element)),
+        "seen": np.array(0, np.float32),
+        "hidden": np.array(_HIDDEN, np.float32),
     }
 
     def node(kind: str, inputs: list[str], output: str, **attributes: int) -> NodeProto:
@@ -142,7 +150,6 @@ def _length_bias(element: int) -> tuple[str, list[NodeProto], list[TensorProto]]
     nodes = [
         node("Shape", ["input_ids"], "shape"),
         node("Gather", ["shape", "length_at"], "length"),
-        node("Gather", ["shape", "length_at"], "length_again"),
         node("Reshape", ["length", "flat"], "scalar"),
         node("Cast", ["scalar"], "end", to=TensorProto.INT32),
         node("Range", ["zero", "end", "one"], "positions"),
@@ -150,7 +157,7 @@ def _length_bias(element: int) -> tuple[str, list[NodeProto], list[TensorProto]]
         node("Less", ["positions", "column"], "valid"),
         node("Where", ["valid", "seen", "hidden"], "scores"),
         node("Unsqueeze", ["scores", "to_heads"], "row"),
-        node("Concat", ["once", "once", "length_again", "once"], "sizes", axis=0),
+        node("Concat", ["once", "once", "length", "once"], "sizes", axis=0),
         node("Expand", ["row", "sizes"], "bias"),
     ]
     tensors = [numpy_helper.from_array(each, _PREFIX + name) for name, each in constants.items()]

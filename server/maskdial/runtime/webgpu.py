@@ -125,12 +125,12 @@ class WebGpuMemory:
         output: tuple[str, _Bound]
         if source >= _FIRST_ADDRESS:
             feeds["source"] = self._rows_of(source, unit)
-            feeds["from"] = _on_host(self._numbers(source, source_pitch, width, height, unit))
+            feeds["from"] = _on_host(self._row_numbers(source, source_pitch, width, height, unit))
         else:
             values = np.ascontiguousarray(_strided(source, source_pitch, width, height))
             feeds["values"] = _on_host(values.view(np.int32).reshape(num_rows, -1))
         if target >= _FIRST_ADDRESS:
-            numbers = self._numbers(target, target_pitch, width, height, unit)
+            numbers = self._row_numbers(target, target_pitch, width, height, unit)
             feeds["target"] = self._rows_of(target, unit)
             feeds["to"] = _on_host(numbers[:, None])
             output = "written", feeds["target"]
@@ -160,7 +160,7 @@ class WebGpuMemory:
         shape = self._sizes[index] // unit, unit // _ELEMENT
         return "webgpu", int(self._allocations[index].data_ptr()), np.dtype(np.int32), shape, None
 
-    def _numbers(
+    def _row_numbers(
         self, address: int, pitch: int, width: int, height: int, unit: int
     ) -> NDArray[np.int64]:
         """The rows of ``unit`` bytes that a copy touches, int64 (num_rows,).

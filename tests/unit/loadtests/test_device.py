@@ -3,6 +3,7 @@
 from typing import Any
 
 from loadtests.engine.device import split, summarize
+from loadtests.engine.vulkan import Traffic
 
 
 def run(start: int, duration: int) -> dict[str, Any]:
@@ -25,9 +26,9 @@ def test_passes_are_counted_apart() -> None:
     second = [node(21, "MatMul"), node(22, "MemcpyToHost", size=16), node(23, "Add"), run(20, 1500)]
     passes = split([{"cat": "Session", "name": "model_loading", "ts": 0}, *second, *first])
     assert [len(each) for each in passes] == [3, 4]
-    row = summarize("decode", 2, 1, passes[0], 100)
-    assert (row.on_device, row.on_cpu, row.round_trips, row.copies_up) == (0, 1, 0, 1)
-    assert (row.copied_bytes, row.logits_bytes) == (8, 200)
-    row = summarize("prefill", 1, 16, passes[1], 100)
-    assert (row.on_device, row.on_cpu, row.round_trips, row.copies_up) == (2, 0, 1, 0)
-    assert (row.copied_bytes, row.milliseconds) == (16, 1.5)
+    row = summarize("decode", 2, 1, Traffic(12, 24, 200), passes[0])
+    assert (row.on_device, row.on_cpu, row.round_trips) == (0, 1, 0)
+    assert (row.submissions, row.bytes_up, row.bytes_down) == (12, 24, 200)
+    row = summarize("prefill", 1, 16, None, passes[1])
+    assert (row.on_device, row.on_cpu, row.round_trips) == (2, 0, 1)
+    assert (row.submissions, row.bytes_up, row.ms) == (None, None, 1.5)

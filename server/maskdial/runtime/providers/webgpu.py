@@ -24,6 +24,11 @@ from maskdial.runtime.webgpu import WebGpuMemory
 _log = logging.getLogger(__name__)
 
 _PACKAGE = "onnxruntime_ep_webgpu"
+_NO_GPU = (
+    "there is no GPU that ONNX Runtime's plug-in for WebGPU can use; check its driver (on Linux, "
+    "Vulkan's)"
+)
+_NO_ADAPTER = "No supported adapters"  # Dawn's words
 _HOW_TO_INSTALL = "pip install 'maskdial[webgpu]'"
 _TIMEOUT = 120  # seconds
 _REPORT = 300  # characters
@@ -37,19 +42,10 @@ _PROBE = ("-m", "maskdial.runtime.providers.webgpu_probe")
 # which a pass needs there, or once at its beginning.
 _BOOKKEEPING = {
     *("Add", "And", "Cast", "Clip", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal"),
-    *(
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Max",
-    ),
-    *("Min", "Mod", "Mul", "Not", "Or", "Range", "ReduceMax", "ReduceSum", "Reshape", "Shape"),
-    *("Size", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+    *("Expand", "Flatten", "Gather", "Greater", "GreaterOrEqual", "Identity", "Less"),
+    *("LessOrEqual", "Max", "Min", "Mod", "Mul", "Not", "Or", "Range", "ReduceMax"),
+    *("ReduceSum", "Reshape", "Shape", "Size", "Slice", "Squeeze", "Sub", "Transpose"),
+    *("Unsqueeze", "Where"),
 }
 
 
@@ -84,16 +80,18 @@ class WebGpuProvider(Provider):
             ) from error
 
     def check(self, bundle: Bundle) -> None:
-        _check_operators(bundle)
+        manifest = bundle.manifest
+        if manifest.kv is not None and manifest.kv.states:
+            raise ConfigError(f"model {bundle.label!r} has recurrent layers, which only CPUs run")
         if self._is_lost:  # ONNX Runtime keeps one device for all sessions
             raise ConfigError("the GPU was lost while the server ran; restart the server")
         if find_spec(_PACKAGE) is None or find_spec("onnx") is None:
             raise ConfigError(f"the plug-in for WebGPU is not installed; {_HOW_TO_INSTALL}")
         (device,) = self.devices()
         found = probe()
-        if not found.has_half and bundle.manifest.precision in ("fp16", "int4-fp16"):
+        if not found.has_half and manifest.precision in ("fp16", "int4-fp16"):
             raise ConfigError(
-                f"model {bundle.label!r} is {bundle.manifest.precision}, and the GPU's driver has "
+                f"model {bundle.label!r} is {manifest.precision}, and the GPU's driver has "
                 "no half precision in shaders (shader-f16); export it with --precision int4 or fp32"
             )
         if not _is_gpu(device):
@@ -101,7 +99,7 @@ class WebGpuProvider(Provider):
                 "model %s runs on a software adapter of WebGPU, which is for tests only",
                 bundle.label,
             )
-        if not found.attends:
+        if not found.attention_works:
             _log.warning(
                 "the plug-in's attention over 32 tokens and more is wrong on this adapter; model "
                 "%s uses slower ways that are right",
@@ -109,7 +107,7 @@ class WebGpuProvider(Provider):
             )
 
     def max_query_tokens(self) -> int | None:
-        return None if probe().attends else _SHORT_QUERY_TOKENS
+        return None if probe().attention_works else _SHORT_QUERY_TOKENS
 
     def memory(self) -> WebGpuMemory:
         from maskdial.kernels.webgpu import copy_graphs  # needs onnx, which is optional
@@ -120,16 +118,13 @@ class WebGpuProvider(Provider):
     def devices(self) -> list[ort.OrtEpDevice]:
         found = self._all_devices()
         if not found:
-            raise ConfigError(
-                "there is no GPU that ONNX Runtime's plug-in for WebGPU can use; install a driver "
-                "for Vulkan"
-            )
+            raise ConfigError(_NO_GPU)
         return found[:1]
 
     def rewrite(self, graph: Path) -> bytes:
         from maskdial.kernels.webgpu import rewrite_for_webgpu  # needs onnx, which is optional
 
-        return rewrite_for_webgpu(graph, lambda: probe().attends, probe().max_buffer_bytes)
+        return rewrite_for_webgpu(graph, lambda: probe().attention_works, probe().max_buffer_bytes)
 
     def check_split(self, graph: Path, on_cpu: Sequence[str], total: int) -> None:
         within = sorted(kind for kind in on_cpu if kind not in _BOOKKEEPING)
@@ -163,17 +158,6 @@ def _is_gpu(device: ort.OrtEpDevice) -> bool:
     return bool(device.device.type.name == "GPU")
 
 
-def _check_operators(bundle: Bundle) -> None:
-    """Refuses what the plug-in has no kernels for.
-
-    Raises:
-        ConfigError: it cannot run the bundle.
-    """
-    manifest = bundle.manifest
-    if manifest.kv is not None and manifest.kv.states:
-        raise ConfigError(f"model {bundle.label!r} has recurrent layers, which only CPUs run")
-
-
 @cache
 def probe() -> Device:
     """Uses the device in another process, once: a driver may end the process that loads it.
@@ -192,10 +176,13 @@ def probe() -> Device:
     if done.stdout:
         found = Device(**json.loads(done.stdout.splitlines()[-1]))
         return replace(found, max_buffer_bytes=find_max_buffer_bytes(report))
+    if _NO_ADAPTER in report:
+        raise ConfigError(_NO_GPU)
     report = " ".join(report.split())[-_REPORT:]
+    reason = f" ({report})" if report else ""
     how = f"ends with signal {-done.returncode}" if done.returncode < 0 else "fails"
     raise ConfigError(
-        f"a process that uses the GPU through WebGPU {how} ({report}); check its driver (on "
+        f"a process that uses the GPU through WebGPU {how}{reason}; check its driver (on "
         "Linux, Vulkan's)"
     )
 

@@ -27,12 +27,12 @@ class Device:
     """What a device computes.
 
     Attributes:
-        attends: whether attention over passes of 32 tokens and more is right.
+        attention_works: whether attention over passes of 32 tokens and more is right.
         has_half: whether its shaders have half precision.
         max_buffer_bytes: the size of the largest buffer, if it is known.
     """
 
-    attends: bool
+    attention_works: bool
     has_half: bool
     max_buffer_bytes: int | None = None
 
@@ -59,8 +59,8 @@ def examine() -> Device:
     feeds, wanted = _attention()
     session = ort.InferenceSession(attention_check(_LENGTH, _HEADS, _HEAD_DIM), settings)
     (found,) = session.run(None, feeds)
-    attends = bool(np.abs(found - wanted).max() <= _TOLERANCE)
-    return Device(attends, _computes(half_check(), settings))
+    attention_works = bool(np.abs(found - wanted).max() <= _TOLERANCE)
+    return Device(attention_works, _computes(half_check(), settings))
 
 
 def provoke_limit() -> None:
