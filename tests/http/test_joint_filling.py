@@ -422,7 +422,7 @@ def test_blanks_are_filled_with_what_their_grammars_allow(
 def test_a_grammar_of_words_chooses_as_the_words_do(http: httpx.Client) -> None:
     text, words = "I like [MASK]!", ["ice", "sun", "sea", "me", "Mount"]
     grammar = {"type": "regex", "value": "|".join(words)}
-    search = {"order": "left_to_right", "top_k": 4, "num_beams": 8}
+    search: dict[str, Any] = {"order": "left_to_right", "top_k": 4, "num_beams": 8}
     found = ask(http, text, grammar=grammar, **search)
     assert found == ask(http, text, targets=words, **search)
     (short,) = ask(http, text, grammar=grammar, max_new_tokens=2)

@@ -16,6 +16,7 @@ from maskdial.dialects import ROUTES, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import embed as cohere_embed
+from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
@@ -50,7 +51,6 @@ from maskdial.dialects.openai import completions, decisions, embeddings, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.dialects.responses import stored as responses_stored
-from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
 from maskdial.registry.choice import ModelChoice

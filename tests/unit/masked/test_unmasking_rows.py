@@ -10,7 +10,7 @@ from maskdial.errors import InferenceError
 from maskdial.kernels.build import library_path
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedResult
-from maskdial.masked.tasks.unmasking import fill
+from maskdial.masked.tasks.fill_passes import fill
 from maskdial.unmasking.canvas import Blank, Block, Canvas, Draft
 from maskdial.unmasking.unmasker import Order, Unmasker, Unmasking
 

@@ -12,10 +12,10 @@ from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text, timings
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call, task_route
-from maskdial.dialects.native import unmask
+from maskdial.dialects.diffusion import unmasks
+from maskdial.dialects.native import generate_diffusion
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
-from maskdial.dialects.unmasking import unmasks
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import (
@@ -80,7 +80,7 @@ ROUTES = tuple(
 async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = False) -> Response:
     body = call.body
     if unmasks(call):
-        return await unmask.answer(call, stream=stream, as_list=as_list)
+        return await generate_diffusion.answer(call, stream=stream, as_list=as_list)
     model = await call.causal(GENERATE)
     parameters = body.parameters or GenerateParameters()
     if stream:

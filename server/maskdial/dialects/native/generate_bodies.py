@@ -22,9 +22,9 @@ from maskdial.dialects.body import (
     example,
     join_parts,
 )
+from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Schema
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
-from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.grammar.source import GrammarRequest, RequestGrammarKind
 
 

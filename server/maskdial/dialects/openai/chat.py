@@ -24,7 +24,8 @@ from maskdial.causal.tools import (
 )
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.openai import unmask
+from maskdial.dialects.diffusion import find_model, render, unmasks
+from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, answer
@@ -33,7 +34,6 @@ from maskdial.dialects.openai.messages import Message, PredictionBody, check_ope
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
-from maskdial.dialects.unmasking import find_model, render, unmasks
 from maskdial.errors import ValidationError, about
 from maskdial.unmasking.text import TextPrompt
 
@@ -345,7 +345,9 @@ async def _unmask(call: Call[ChatBody]) -> Response:
         )
     limit = body.max_completion_tokens or body.max_tokens or _DEFAULT_UNMASKED
     rendered = TextPrompt(prompt, rendered=True)
-    return await unmask.answer(call, unmask.CHAT, rendered, limit, model)
+    return await completions_diffusion.answer(
+        call, completions_diffusion.CHAT, rendered, limit, model
+    )
 
 
 # InferenceClient names a model that does not exist where the path names it.

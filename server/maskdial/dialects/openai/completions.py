@@ -19,7 +19,8 @@ from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.openai import unmask
+from maskdial.dialects.diffusion import find_model, unmasks
+from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import (
     AnyInput,
     TextsOrIds,
@@ -32,7 +33,6 @@ from maskdial.dialects.openai.generation import FINISH_REASONS, answer
 from maskdial.dialects.openai.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
-from maskdial.dialects.unmasking import find_model, unmasks
 from maskdial.errors import ValidationError
 from maskdial.unmasking.text import TextPrompt
 
@@ -226,7 +226,9 @@ async def _unmask(call: Call[CompletionsBody]) -> Response:
         raise ValidationError("must be at least 1 to unmask a text, not 0", field="max_tokens")
     (prompt,) = inputs_of(body.prompt)
     limit = body.max_tokens or _DEFAULT_MAX_TOKENS
-    return await unmask.answer(call, unmask.COMPLETION, TextPrompt(prompt), limit, model)
+    return await completions_diffusion.answer(
+        call, completions_diffusion.COMPLETION, TextPrompt(prompt), limit, model
+    )
 
 
 ROUTES = (

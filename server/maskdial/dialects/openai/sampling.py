@@ -16,10 +16,10 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.dialects.body import FieldError
+from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
 from maskdial.dialects.openai.base import Lenient, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
-from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.grammar.source import GrammarRequest
 
 

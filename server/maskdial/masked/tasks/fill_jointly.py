@@ -24,6 +24,7 @@ from maskdial.grammar.source import GrammarRequest
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks import passes
 from maskdial.masked.tasks.fill_mask import check_masks_kept, mask_positions, write_masks
+from maskdial.masked.tasks.fill_passes import MAX_WAVE, fill
 from maskdial.masked.tasks.passes import Passes
 from maskdial.masked.tasks.pseudo_likelihood import Masking, log_probability, maskings
 from maskdial.masked.tasks.task import (
@@ -34,7 +35,6 @@ from maskdial.masked.tasks.task import (
     Truncation,
     read_texts,
 )
-from maskdial.masked.tasks.unmasking import MAX_WAVE, fill
 from maskdial.unmasking.canvas import Blank, Block, Canvas, Draft
 from maskdial.unmasking.unmasker import Unmasker, Unmasking
 

@@ -11,16 +11,16 @@ from pydantic import Field
 from maskdial.bounds import Range
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import IncrementalDecoder
+from maskdial.causal.block_diffusion import BlockRequest, BlockTask
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import Conversation
-from maskdial.causal.unmask import BlockRequest, BlockTask
 from maskdial.dialects.body import Wire
 from maskdial.dialects.call import Call
 from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
-from maskdial.masked.tasks.unmask import UnmaskRequest
+from maskdial.masked.tasks.masked_diffusion import UnmaskRequest
 from maskdial.unmasking.canvas import FilledToken
 from maskdial.unmasking.text import BLOCK_LENGTH, TextPlan, TextPrompt, TextSoFar
 from maskdial.unmasking.unmasker import Order

@@ -6,8 +6,7 @@ from typing import Any
 from fastapi import Response
 
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
-from maskdial.dialects.unmasking import (
+from maskdial.dialects.diffusion import (
     UnmaskingFields,
     UnmaskingModel,
     Written,
@@ -15,6 +14,7 @@ from maskdial.dialects.unmasking import (
     parts,
     refuse_others,
 )
+from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.engine.timing import Timed, Timings
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import encode_json, error_content, json_reply, timing_headers

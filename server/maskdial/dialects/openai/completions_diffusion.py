@@ -8,16 +8,16 @@ from fastapi import Response
 
 from maskdial.causal.sampling.params import DEFAULTS
 from maskdial.dialects.call import Call
-from maskdial.dialects.openai.errors import error_frame
-from maskdial.dialects.openai.generation import DONE, reply_header
-from maskdial.dialects.openai.sampling import GenerationBody
-from maskdial.dialects.unmasking import (
+from maskdial.dialects.diffusion import (
     UnmaskingFields,
     UnmaskingModel,
     Written,
     parts,
     refuse_others,
 )
+from maskdial.dialects.openai.errors import error_frame
+from maskdial.dialects.openai.generation import DONE, reply_header
+from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.engine.timing import Timed, Timings
 from maskdial.http.replies import encode_json, json_reply, timing_headers
 from maskdial.http.sse import Frames, data_frame

@@ -6,9 +6,9 @@ from typing import ClassVar
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.masked.tasks import passes
+from maskdial.masked.tasks.fill_passes import step
 from maskdial.masked.tasks.passes import Passes
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
-from maskdial.masked.tasks.unmasking import step
 from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar, UnmaskedText
 
 _SECONDS_PER_LOGIT = 5e-9
