@@ -227,6 +227,38 @@ def test_drafts_that_do_not_pay_are_watched_without_a_pass() -> None:
     assert drafts == ((4,),)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "num_looks"),
+    [
+        (1e-6, 80),  # in passes of a second: in each step
+        (0.02, 16),  # every 5th token takes 0.4% of them
+        (5.0, 4),  # every 16th token, and whose turn it is is asked every 5th step
+    ],
+)
+def test_looking_takes_a_small_share_of_the_passes(
+    seconds: float, num_looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no text has drafts; here one is looked at per pass of a second."""
+    now = 0.0
+
+    class SlowOracle(Oracle):
+        def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+            nonlocal now
+            now += seconds
+            return super().propose(sequence, max_tokens)
+
+    monkeypatch.setattr("maskdial.causal.drafts.speculation.pass_clock", lambda: now)
+    oracle = SlowOracle()
+    speculation = speculation_of(oracle, Metrics())
+    sequence = running(90)
+    for _ in range(80):
+        plan = plan_of(sequence)
+        assert speculation.draft(plan) == ()
+        write(sequence, 5)
+        speculation.note(plan, 1.0)
+    assert abs(oracle.num_asked - num_looks) <= 1
+
+
 def test_a_pause_asks_nobody() -> None:
     oracle = Oracle(4)
     speculation = speculation_of(oracle, Metrics())

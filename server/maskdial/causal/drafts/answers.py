@@ -18,7 +18,8 @@ _SHORTEST = 8  # tokens of an answer that is worth keeping
 
 _Owner = tuple[str, str]
 """Whose an answer is: the cache salt, and the key's name."""
-_Gram = tuple[_Owner, bytes]
+_Places = dict[bytes, tuple[int, int]]
+"""By four tokens, the number of the latest text that has them, and the place after them."""
 
 
 class Answers:
@@ -39,7 +40,7 @@ class Answers:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._texts: OrderedDict[int, tuple[_Owner, NDArray[np.int64]]] = OrderedDict()
-        self._places: dict[_Gram, tuple[int, int]] = {}  # a text's number, and the place after
+        self._places: dict[_Owner, _Places] = {}
         self._num_learned = 0
         self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
         self._num_pushed: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
@@ -59,8 +60,9 @@ class Answers:
         self._num_learned += 1
         self._texts[number] = owner, text
         self._num_tokens += len(text)
-        for place, gram in _grams(owner, text):
-            self._places[gram] = number, place
+        places = self._places.setdefault(owner, {})
+        for place, gram in enumerate(_grams(text), _NGRAM):
+            places[gram] = number, place
         while self._num_tokens > self._max_tokens:
             self._forget()
 
@@ -86,7 +88,7 @@ class Answers:
     def _find(self, sequence: Sequence) -> Follower | None:
         """Follows the latest answer that has the text's last tokens."""
         last = sequence.token_ids[-_NGRAM:]
-        found = self._places.get((self._owner(sequence), last.tobytes()))
+        found = self._places.get(self._owner(sequence), {}).get(last.tobytes())
         if found is None:
             return None
         number, place = found
@@ -100,14 +102,15 @@ class Answers:
         """Forgets the oldest answer, and the places in it that no later one has."""
         number, (owner, text) = self._texts.popitem(last=False)
         self._num_tokens -= len(text)
-        for _, gram in _grams(owner, text):
-            if self._places.get(gram, (-1, 0))[0] == number:
-                del self._places[gram]
+        places = self._places[owner]
+        for gram in _grams(text):
+            if places.get(gram, (-1, 0))[0] == number:
+                del places[gram]
+        if not places:
+            del self._places[owner]
 
 
-def _grams(owner: _Owner, text: NDArray[np.int64]) -> list[tuple[int, _Gram]]:
-    """Each four tokens of a text that another one follows, and the place after them."""
+def _grams(text: NDArray[np.int64]) -> list[bytes]:
+    """Each four tokens of a text that another one follows."""
     data, size = text.tobytes(), text.itemsize
-    return [
-        (end, (owner, data[(end - _NGRAM) * size : end * size])) for end in range(_NGRAM, len(text))
-    ]
+    return [data[(end - _NGRAM) * size : end * size] for end in range(_NGRAM, len(text))]

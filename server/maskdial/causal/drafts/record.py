@@ -14,7 +14,7 @@ class Record:
 
     def __init__(self, prior: float) -> None:
         self._hits, self._tests = _PRIOR_TESTS * prior, _PRIOR_TESTS
-        self._pause = self._wait = 0
+        self._pause = 0
         self.resume_at = 0
         """Tokens of the text from which on it is worth looking for draft tokens again."""
         self.untried: tuple[int, int] | None = None
@@ -30,7 +30,6 @@ class Record:
         kept = _DECAY ** (num_right + num_wrong)
         self._hits = kept * self._hits + num_right
         self._tests = kept * self._tests + num_right + num_wrong
-        self._wait = 0
         if num_right:
             self._pause = 0
 
@@ -42,7 +41,6 @@ class Record:
         self._pause = min(2 * self._pause + 1, LONGEST_PAUSE)
         self.resume_at = num_tokens + self._pause
 
-    def wait(self, num_tokens: int, longest: int) -> None:
+    def wait(self, num_tokens: int, tokens: int) -> None:
         """Takes in that a text had no draft tokens: looking for some takes time as well."""
-        self._wait = min(self._wait + 1, longest)
-        self.resume_at = num_tokens + self._wait
+        self.resume_at = num_tokens + tokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.budget import PassCosts, choose
+from maskdial.causal.drafts.budget import PassCosts, choose, pass_clock
 from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
 from maskdial.causal.drafts.model import DraftModel
 from maskdial.causal.drafts.record import LONGEST_PAUSE, Record
@@ -19,7 +19,9 @@ MAX_PASS_DRAFTS = 64
 
 _FIRST_RATE, _MOST_AT_FIRST = 0.5, 0.75
 _OVERALL_DECAY = 0.98
-_SHORT_WAIT, _LONG_WAIT = 3, 12  # tokens
+_LOOK_SHARE, _LOOK_SHARE_OF_GAIN = 0.005, 0.05  # of the time of passes
+_LOOK_DECAY, _GAIN_DECAY = 0.98, 0.95
+_LONGEST_WAIT, _LOOKS_A_WAIT = 16, 4  # tokens
 _PROBE_SHARE = 0.005
 _MOST_CREDIT = 100.0  # steps of the draft model
 
@@ -107,20 +109,34 @@ class Speculation:
         self._overall: dict[DraftKind, _Overall] = defaultdict(_Overall)
         self._records: WeakKeyDictionary[Sequence, _Records] = WeakKeyDictionary()
         self._verified: tuple[_Verified, ...] = ()
-        self._longest_wait = _SHORT_WAIT
+        self._wait = 1
+        self._steps_to_skip = 0
+        self._skips = False
+        self._seconds_per_look = 0.0
+        self._gain = 0.0  # the share of the latest tokens that drafts gave
         self._credit = 0.0  # seconds that may be spent on asking the draft model again
 
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""
         self._verified = ()
+        self._skips = self._steps_to_skip > 0
+        if self._skips:
+            self._steps_to_skip -= 1
+            return ()
         sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
-        # The more texts share a pass, the larger a share of a token's time looking for drafts is.
-        self._longest_wait = min(max(len(sequences), _SHORT_WAIT), _LONG_WAIT)
-        offers = [self._offer(sequence) for sequence in sequences]
-        if not any(offers):
-            return ()
+        self._wait = self._find_wait(len(sequences))
+        offers = self._offers(sequences)
+        found = any(offer is not None and not offer.written for offer in offers)
+        drafts = self._draft(plan, offers) if any(offers) else ()
+        if not (found or drafts):
+            self._steps_to_skip = self._wait // _LOOKS_A_WAIT
+        return drafts
+
+    def _draft(self, plan: Plan, offers: list[_Offer | None]) -> tuple[tuple[int, ...], ...]:
+        """As `draft`, of what each sequence may have."""
+        sequences = plan.decoding
         num_rows = len(sequences) + sum(prefill.num_tokens for prefill in plan.prefills)
         sizes = self._choose(sequences, offers, num_rows)
         written: dict[Sequence, tuple[int, ...]] = {}
@@ -151,12 +167,15 @@ class Speculation:
 
     def note(self, plan: Plan, seconds: float) -> None:
         """Takes in a step whose passes took so many seconds, and whose tokens were appended."""
-        blocks = any(sequence.block_text is not None for sequence in plan.decoding)
-        if not plan.prefills and plan.decoding and not blocks:
-            self._costs.observe(len(plan.decoding), sum(map(len, plan.drafts)), seconds)
         if self._model is not None:
             most = _MOST_CREDIT * self._model.seconds_per_token
             self._credit = min(self._credit + _PROBE_SHARE * seconds, most)
+        if self._skips:  # some passes without drafts are enough to know their time
+            return
+        blocks = any(sequence.block_text is not None for sequence in plan.decoding)
+        if not plan.prefills and plan.decoding and not blocks:
+            self._costs.observe(len(plan.decoding), sum(map(len, plan.drafts)), seconds)
+        num_gained = 0
         for each in self._verified:
             sequence, draft = each.sequence, each.draft
             new = sequence.token_ids[each.num_tokens :].tolist()
@@ -173,6 +192,10 @@ class Speculation:
             gained = num_new if sequence.held_logits is not None else max(num_new - 1, 0)
             self._metrics.draft_tokens[draft.kind].inc(size)
             self._metrics.accepted_draft_tokens[draft.kind].inc(min(num_right, gained))
+            num_gained += min(num_right, gained)
+        if plan.decoding:
+            gain = num_gained / (len(plan.decoding) + num_gained)
+            self._gain = _GAIN_DECAY * self._gain + (1 - _GAIN_DECAY) * gain
         self._verified = ()
 
     def learn(self, sequences: Iterable[Sequence]) -> None:
@@ -232,9 +255,38 @@ class Speculation:
             self._max_length - sequence.num_tokens - 1,
         )
 
-    def _offer(self, sequence: Sequence) -> _Offer | None:
+    def _find_wait(self, num_sequences: int) -> int:
+        """After how many tokens a text without drafts is looked at again.
+
+        Looking at each one so often takes a small share of the passes' time, a larger one while
+        drafts are right.
+        """
+        share = _LOOK_SHARE + _LOOK_SHARE_OF_GAIN * self._gain
+        allowed = share * self._costs.seconds(num_sequences)
+        if not allowed:
+            return 1
+        return min(1 + int(num_sequences * self._seconds_per_look / allowed), _LONGEST_WAIT)
+
+    def _offers(self, sequences: tuple[Sequence, ...]) -> list[_Offer | None]:
+        """The draft tokens that each sequence may have; looks only where it is time to."""
+        looks = [
+            sequence.num_tokens >= sequence.look_at or sequence.grammar is not None
+            for sequence in sequences
+        ]
+        num_looks = sum(looks)
+        if not num_looks and self._model is None:
+            return []
+        began = pass_clock()
+        offers = list(map(self._offer, sequences, looks))
+        if num_looks:
+            seconds = (pass_clock() - began) / num_looks
+            mean = self._seconds_per_look or seconds
+            latest = min(seconds, 4 * mean)
+            self._seconds_per_look = _LOOK_DECAY * mean + (1 - _LOOK_DECAY) * latest
+        return offers
+
+    def _offer(self, sequence: Sequence, looks: bool) -> _Offer | None:
         """The draft tokens of the first proposer that has some, or of the draft model."""
-        looks = sequence.num_tokens >= sequence.look_at or sequence.grammar is not None
         if not looks and self._model is None:
             return None
         room = self._room(sequence)
@@ -276,7 +328,7 @@ class Speculation:
                 token_ids = token_ids[: sequence.grammar.num_allowed(token_ids)]
             if token_ids:
                 return _Offer(record, Draft(token_ids, proposer.kind), len(token_ids))
-            record.wait(num_tokens, self._longest_wait)
+            record.wait(num_tokens, self._wait)
             look_at = min(look_at, record.resume_at)
         sequence.look_at = look_at
         return None
