@@ -66,7 +66,10 @@ def _llama(layers: int, hidden: int, inner: int, heads: int, kv_heads: int) -> d
 
 TINY: dict[Family, Shape] = {
     "causal": Shape(
-        "tiny-llama", "causal", "A tiny Llama shape, to try the command", _llama(2, 64, 128, 4, 2)
+        "tiny-llama",
+        "causal",
+        "A tiny Llama shape, to try the command",
+        _llama(2, 64, 128, 4, 2) | {"vocab_size": 2_000},
     ),
     "masked": Shape(
         "tiny-bert",

@@ -68,6 +68,8 @@ MASKED = (
     "bert-embed",
     "modernbert-embed",
 )
+QUICK = ("gpt2", "gemma2", "llama:full", "bert", "deberta-v2", "modernbert-embed")
+"""At least one of each kind of attention and position; the others are marked."""
 
 
 def type_of(value: ir.Value) -> DataType | None:
@@ -94,7 +96,13 @@ def without_kernel(graph: ir.Graph) -> set[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
-@pytest.mark.parametrize("name", [*CAUSAL, *MASKED, "llama:full"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.zoo)
+        for name in (*CAUSAL, *MASKED, "llama:full")
+    ],
+)
 def test_every_operator_has_a_kernel(
     name: str, precision: str, graphs: Callable[[str, str], ir.Graph]
 ) -> None:

@@ -124,7 +124,15 @@ def assert_fills_as_torch(graph: Path, source: Path) -> None:
         np.testing.assert_array_equal(alone[0], logits[index])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "gpt_neox", "qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        pytest.param("opt", marks=pytest.mark.zoo),
+        pytest.param("gpt_neox", marks=pytest.mark.zoo),
+        "qwen3",
+    ],
+)
 def test_full_mask_equals_torch(name: str, checkpoint: New, tmp_path: Path) -> None:
     manifest = export(str(checkpoint(name)), tmp_path / "bundle", mask="full")
     assert (manifest.family, manifest.task) == ("masked", "fill-mask")

@@ -234,18 +234,14 @@ LATENT = SHAPE | {
 }
 CAUSAL: Mapping[str, Specimen] = {
     "gpt2": Specimen("GPT2LMHeadModel", GPT, quick=True),
-    "opt": Specimen(
-        "OPTForCausalLM", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 16}, quick=True
-    ),
+    "opt": Specimen("OPTForCausalLM", SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 16}),
     "gpt-neox": Specimen(
         "GPTNeoXForCausalLM", WIDE | {"rotary_pct": 0.5}, "rotates half of a head", quick=True
     ),
     "llama": Specimen(
         "LlamaForCausalLM", GROUPED | {"tie_word_embeddings": True}, "grouped queries", quick=True
     ),
-    "mistral": Specimen(
-        "MistralForCausalLM", GROUPED | {"sliding_window": 5}, "sliding window", quick=True
-    ),
+    "mistral": Specimen("MistralForCausalLM", GROUPED | {"sliding_window": 5}, "sliding window"),
     "qwen2": Specimen("Qwen2ForCausalLM", GROUPED),
     "qwen3": Specimen("Qwen3ForCausalLM", GROUPED | {"num_attention_heads": 4}, quick=True),
     "phi3": Specimen(
@@ -254,7 +250,6 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"sliding_window": 7, "max_position_embeddings": 256, "rope_parameters": SPREAD_ROPE}
         | {"original_max_position_embeddings": 128},
         "sliding window, longrope",
-        quick=True,
     ),
     "gemma2": Specimen(
         "Gemma2ForCausalLM",
@@ -793,7 +788,7 @@ FILL_MASK: Mapping[str, Specimen] = {
         "RobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}, quick=True
     ),
     "albert": Specimen("AlbertForMaskedLM", SHAPE | {"embedding_size": 16}, quick=True),
-    "distilbert": Specimen("DistilBertForMaskedLM", DISTILLED, quick=True),
+    "distilbert": Specimen("DistilBertForMaskedLM", DISTILLED),
     "electra": Specimen("ElectraForMaskedLM", SHAPE | {"embedding_size": 16}),
     "xlm-roberta": Specimen(
         "XLMRobertaForMaskedLM", SHAPE | {"pad_token_id": 1, "bos_token_id": 0}
@@ -801,9 +796,9 @@ FILL_MASK: Mapping[str, Specimen] = {
     "modernbert": Specimen("ModernBertForMaskedLM", MODERN, "local and global layers", quick=True),
     "ultrabert": Specimen("UltrabertForMaskedLM", ULTRA, "local and global layers"),
     "deberta-v2": Specimen("DebertaV2ForMaskedLM", DEBERTA_V2, "relative positions", quick=True),
-    "mpnet": Specimen("MPNetForMaskedLM", ROBERTA, "relative positions", quick=True),
+    "mpnet": Specimen("MPNetForMaskedLM", ROBERTA, "relative positions"),
     "bert-pretraining": Specimen(
-        "BertForPreTraining", SMALL, "`--task classify` for its next-sentence head", quick=True
+        "BertForPreTraining", SMALL, "`--task classify` for its next-sentence head"
     ),
     "mobilebert-pretraining": Specimen(
         "MobileBertForPreTraining",
@@ -876,9 +871,7 @@ CLASSIFY: Mapping[str, Specimen] = {
     "bert-classify": Specimen(
         "BertForSequenceClassification", SHAPE | {"id2label": LABELS}, quick=True
     ),
-    "roberta-classify": Specimen(
-        "RobertaForSequenceClassification", SHAPE | {"pad_token_id": 1}, quick=True
-    ),
+    "roberta-classify": Specimen("RobertaForSequenceClassification", SHAPE | {"pad_token_id": 1}),
     "modernbert-classify": Specimen(
         "ModernBertForSequenceClassification",
         MODERN | {"classifier_pooling": "mean"},
@@ -895,7 +888,7 @@ CLASSIFY: Mapping[str, Specimen] = {
         "DebertaV2ForSequenceClassification",
         DEBERTA_V2 | {"num_hidden_layers": 1, "problem_type": "multi_label_classification"},
     ),
-    "bert-next-sentence": Specimen("BertForNextSentencePrediction", SMALL, quick=True),
+    "bert-next-sentence": Specimen("BertForNextSentencePrediction", SMALL),
     "llama-classify": Specimen(
         "LlamaForSequenceClassification",
         SMALL | GROUPED | {"id2label": LABELS},
@@ -906,7 +899,6 @@ CLASSIFY: Mapping[str, Specimen] = {
         "LlamaForSequenceClassification",
         SMALL | GROUPED | {"id2label": {0: "LABEL_0"}},
         "causal backbone",
-        quick=True,
     ),
     "longformer-classify": Specimen(
         "LongformerForSequenceClassification",
@@ -1013,7 +1005,7 @@ TOKEN_CLASSIFY: Mapping[str, Specimen] = {
         DEBERTA_V2 | {"num_hidden_layers": 1, "id2label": TAGS},
     ),
     "electra-detect": Specimen(
-        "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens", quick=True
+        "ElectraForPreTraining", SMALL | {"embedding_size": 16}, "replaced tokens"
     ),
     "roberta-token-classify": Specimen(
         "RobertaForTokenClassification", SMALL | {"pad_token_id": 1, "id2label": TAGS}
@@ -1184,7 +1176,7 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
         "sinusoidal positions; starts from the padding token",
         quick=True,
     ),
-    "m2m-100": Specimen("M2M100ForConditionalGeneration", BART, "M2M-100 and NLLB", quick=True),
+    "m2m-100": Specimen("M2M100ForConditionalGeneration", BART, "M2M-100 and NLLB"),
     "plbart": Specimen("PLBartForConditionalGeneration", BART),
     "blenderbot": Specimen("BlenderbotForConditionalGeneration", BART),
     "blenderbot-small": Specimen("BlenderbotSmallForConditionalGeneration", BART),
