@@ -42,12 +42,13 @@ def train(model: Any, folder: Path, **settings: Any) -> Any:
     return adapted.eval()
 
 
-def test_lora_equals_peft(checkpoint: New, load_reference: Load, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["use_rslora", "use_dora"])
+def test_lora_equals_peft(checkpoint: New, load_reference: Load, tmp_path: Path, kind: str) -> None:
     source = checkpoint("llama")
     plain = load_reference(source)
     with torch.no_grad():
         before = plain(IDS).logits[0].numpy()
-        adapted = train(plain, tmp_path / "lora", use_rslora=True, task_type="CAUSAL_LM")
+        adapted = train(plain, tmp_path / "lora", task_type="CAUSAL_LM", **{kind: True})
         expected = adapted(IDS).logits[0].numpy()
     assert np.abs(expected - before).max() > 0.1
     manifest = export(str(source), tmp_path / "bundle", adapter=tmp_path / "lora")

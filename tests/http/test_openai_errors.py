@@ -77,6 +77,7 @@ def error_of(reply: httpx.Response, status: int = 400) -> Any:
         ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
         ({"use_beam_search": True}, "use_beam_search", "unknown field"),
         ({"prompt_embeds": "abc"}, "prompt_embeds", "unknown field"),
+        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora", 'name one as "model"'),
         ({"timeout": 0}, "timeout", "between 0.001 and 86400"),
         ({"model": "sentiment"}, "model", "cannot do generate"),
         ({"model": None}, "model", "several models"),

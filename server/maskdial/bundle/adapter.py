@@ -136,12 +136,6 @@ class AdapterBundle:
     matrices: Mapping[str, LowRank]
     head: bytes | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of its matrices and its head."""
-        size = sum(each.a.nbytes + each.b.nbytes for each in self.matrices.values())
-        return size + len(self.head or b"")
-
 
 def read_adapter_manifest(name: str, path: Path) -> AdapterManifest:
     """The manifest of an adapter's folder; its weights are not read.

@@ -21,6 +21,7 @@ class PackedAdapter:
 
     Attributes:
         address: what the graph's input ``adapters`` has for a text with this adapter.
+        num_bytes: the size of the matrices, filled up to whole vectors.
     """
 
     def __init__(self, library: Path) -> None:
@@ -29,16 +30,17 @@ class PackedAdapter:
         new.restype, new.argtypes = _POINTER, ()
         release.restype, release.argtypes = None, (_POINTER,)
         self._adapt = loaded.maskdial_adapt
-        self._adapt.restype = None
+        self._adapt.restype = _SIZE
         sizes = (_SIZE,) * 4
         self._adapt.argtypes = (_POINTER, ctypes.c_char_p, _POINTER, _POINTER, *sizes, ctypes.c_int)
         self.address = int(new())
+        self.num_bytes = 0
         weakref.finalize(self, release, self.address)
 
     def add(self, matrices: LowRank, place: Projection) -> None:
         """Adds a layer, before any pass uses the adapter; the matrices are copied."""
         a, b = np.ascontiguousarray(matrices.a), np.ascontiguousarray(matrices.b)
-        self._adapt(
+        self.num_bytes += self._adapt(
             self.address,
             place.product.encode(),
             a.ctypes.data,

@@ -17,14 +17,12 @@ class Adapter:
     Attributes:
         name: what requests call it.
         digest: what the keys of the prefix cache have of it: the hash of its weights.
-        num_bytes: the size of its matrices and its head.
         packed: the matrices; None if it has a head only.
         head: what its texts have in place of the base's output; None for that.
     """
 
     name: str
     digest: str
-    num_bytes: int
     packed: PackedAdapter | None
     head: Head | None = None
 
@@ -32,6 +30,12 @@ class Adapter:
     def address(self) -> int:
         """What passes know it by; 0 if they compute what the base does."""
         return 0 if self.packed is None else self.packed.address
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its matrices and its head in memory."""
+        parts = (self.packed, self.head)
+        return sum(each.num_bytes for each in parts if each is not None)
 
 
 def load_adapter(
@@ -82,7 +86,7 @@ def load_adapter(
                 places.add((size.product, size.first))
                 packed.add(own, size)
     digest = bundle.manifest.weights_sha256
-    return Adapter(bundle.name, digest, bundle.num_bytes, packed if places else None, head)
+    return Adapter(bundle.name, digest, packed if places else None, head)
 
 
 def address_of(adapter: Adapter | None) -> int:

@@ -21,7 +21,7 @@ from maskdial.causal.request import GenerationRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.guided import GuidedFields
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.openai.base import Lenient, Lora
 from maskdial.dialects.sampling import SamplingFields, Stops
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.grammar.source import GrammarRequest
@@ -109,6 +109,7 @@ class InfillBody(SamplingFields, GuidedFields, Lenient, TaskBody):
     num_beams: Annotated[int, Range(1, MAX_BEAMS)] | None = Field(
         None, description="For masked models, fillings of each length to follow. Default: 1."
     )
+    lora: Lora = None
 
     @pydantic.model_validator(mode="after")
     def _check_grammars(self) -> Self:

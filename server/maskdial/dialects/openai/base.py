@@ -78,6 +78,15 @@ class Unsupported:
         raise ValueError(self.reason)
 
 
+Lora = Annotated[
+    Any,
+    Unsupported(
+        'adapters are models here: name one as "model" (GET /v1/models lists them), and the base '
+        "for none; their scale is the one that they were exported with"
+    ),
+]
+"""llama.cpp's choice of adapters, by their places on its command line."""
+
 TextsOrIds = str | list[str] | list[int] | list[list[int]]
 """What OpenAI takes as an input: a text, texts, token ids, or lists of them."""
 

@@ -18,7 +18,7 @@ from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
-from maskdial.dialects.openai.base import Lenient, OpenAIBody
+from maskdial.dialects.openai.base import Lenient, Lora, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
 from maskdial.grammar.source import GrammarRequest
 
@@ -189,6 +189,7 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="Extension: what the text must be."
     )
+    lora: Lora = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

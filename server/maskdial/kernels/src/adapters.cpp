@@ -22,8 +22,8 @@
 #include "operators.h"
 #include "scratch.h"
 
-void Adapter::add(const std::string& product, const void* a, const void* b, size_t rank,
-                  size_t num_inputs, size_t num_outputs, size_t first, bool halves) {
+size_t Adapter::add(const std::string& product, const void* a, const void* b, size_t rank,
+                    size_t num_inputs, size_t num_outputs, size_t first, bool halves) {
   const size_t bytes = halves ? sizeof(uint16_t) : sizeof(float);
   const size_t padded_rank = (rank + kRankStep - 1) / kRankStep * kRankStep;
   const size_t input_blocks = (num_inputs + kLanes - 1) / kLanes, lane = first % kLanes;
@@ -57,6 +57,7 @@ void Adapter::add(const std::string& product, const void* a, const void* b, size
   const size_t number = number_of(product);
   if (number >= layers_.size()) layers_.resize(number + 1);
   layers_[number].push_back(matrices);
+  return padded_rank * (input_blocks + matrices.num_blocks) * kLanes * bytes;
 }
 
 size_t Adapter::number_of(const std::string& product) {

@@ -14,9 +14,10 @@
 // the last of them ends.
 class Adapter {
  public:
-  // Copies a [rank][num_inputs] and b [rank][num_outputs], of floats, or of halves if `halves`.
-  void add(const std::string& product, const void* a, const void* b, size_t rank, size_t num_inputs,
-           size_t num_outputs, size_t first, bool halves);
+  // Copies a [rank][num_inputs] and b [rank][num_outputs], of floats, or of halves if `halves`, and
+  // returns the bytes that the copies take.
+  size_t add(const std::string& product, const void* a, const void* b, size_t rank,
+             size_t num_inputs, size_t num_outputs, size_t first, bool halves);
 
   // What it has for a product, by `number_of` its name; null for nothing.
   const std::vector<LowRank>* find(size_t product) const {

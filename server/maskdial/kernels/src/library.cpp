@@ -50,10 +50,10 @@ EXPORTED Adapter* maskdial_new_adapter() { return new Adapter; }
 
 EXPORTED void maskdial_release_adapter(Adapter* adapter) { delete adapter; }
 
-EXPORTED void maskdial_adapt(Adapter* adapter, const char* product, const void* a, const void* b,
-                             size_t rank, size_t num_inputs, size_t num_outputs, size_t first,
-                             int halves) {
-  adapter->add(product, a, b, rank, num_inputs, num_outputs, first, halves != 0);
+EXPORTED size_t maskdial_adapt(Adapter* adapter, const char* product, const void* a, const void* b,
+                               size_t rank, size_t num_inputs, size_t num_outputs, size_t first,
+                               int halves) {
+  return adapter->add(product, a, b, rank, num_inputs, num_outputs, first, halves != 0);
 }
 
 // The constants that Python repeats, in this order: kChunk, kLanes, kMaxProducts of Linears, and the
