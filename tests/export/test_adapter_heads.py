@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,8 +205,11 @@ def check_fit(dest: Path) -> None:
     ):
         with pytest.raises(BundleError, match=why):
             Head("mine", its, graph, columns)
+    holders = sys.getrefcount(content)
+    head = Head("mine", settings, content, 32)
+    assert sys.getrefcount(content) == holders, "weights are in memory once"
     with pytest.raises(InferenceError, match="the head of adapter 'mine' failed"):
-        Head("mine", settings, content, 32)(np.zeros((1, 31), np.float32))
+        head(np.zeros((1, 31), np.float32))
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,8 @@ def test_what_is_added_is_the_product_of_the_matrices(
     adapter, drawn = draw(kernels, 1, 7, dtype, {"0": (0, 37)})
     second = draw(kernels, 2, 3, dtype, {"0": (37, 63)})[1]["0"]
     adapter.add(second, Projection(INPUTS, 63, "0", 37, OUTPUTS))
+    # Ranks are filled up to multiples of 4, columns to blocks of 16.
+    assert adapter.num_bytes == (8 * (80 + 48) + 4 * (80 + 80)) * np.dtype(dtype).itemsize
     inputs = {"x": np.float32, "y": np.float32, "adapters": np.int64}
     node = helper.make_node("Adapt", list(inputs), ["z"], domain="maskdial", projections="0")
     values = [helper.make_tensor_value_info(n, TYPES[np.dtype(k)], None) for n, k in inputs.items()]
