@@ -88,7 +88,8 @@ test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
 
 test-zoo: $(DEV)
-	$(PYTEST) tests/export -m "zoo or not zoo" -k "architectures or heads or repeat or cuda_kernels or masks" $(ARGS)
+	$(PYTEST) tests/export tests/unit/loadtests -m "zoo or not zoo" \
+		-k "architectures or heads or repeat or cuda_kernels or masks or compare_bundles" $(ARGS)
 
 test-webgpu: $(DEV)
 	$(PYTEST) tests/webgpu -m "webgpu or not webgpu" $(ARGS)

@@ -271,9 +271,8 @@ CAUSAL: Mapping[str, Specimen] = {
         "Cohere2ForCausalLM",
         GROUPED | LOCAL_GLOBAL,
         "interleaved rotation, global layers without it",
-        quick=True,
     ),
-    "mixtral": Specimen("MixtralForCausalLM", LOCAL_EXPERTS, "mixture of experts", quick=True),
+    "mixtral": Specimen("MixtralForCausalLM", LOCAL_EXPERTS, "mixture of experts"),
     "gpt-neo": Specimen(
         "GPTNeoForCausalLM",
         SHAPE
@@ -443,7 +442,6 @@ CAUSAL: Mapping[str, Specimen] = {
         | {"num_local_experts": 4, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
         | {"no_rope_layers": [1, 0], "attention_chunk_size": 128},
         "texts of one chunk; mixture of experts, rotation by complex numbers, layers without it",
-        quick=True,
     ),
     "minicpm3": Specimen(
         "MiniCPM3ForCausalLM",
@@ -620,7 +618,6 @@ WRAPPED: Mapping[str, Specimen] = {
             video_token_id=1,
         ),
         "positions in time, height and width",
-        quick=True,
     ),
     "qwen3.5-vision": Specimen(
         "Qwen3_5ForConditionalGeneration",
@@ -904,13 +901,11 @@ CLASSIFY: Mapping[str, Specimen] = {
         "LongformerForSequenceClassification",
         LONGFORMER | {"id2label": LABELS},
         "sliding window, the first token global",
-        quick=True,
     ),
     "xlnet-classify": Specimen(
         "XLNetForSequenceClassification",
         XLNET | {"id2label": LABELS},
         "relative positions and segments",
-        quick=True,
     ),
     "xlnet-classify-mean": Specimen(
         "XLNetForSequenceClassification",
@@ -973,7 +968,7 @@ TWICE = BART | {"id2label": LABELS, "forced_eos_token_id": None}
 CLASSIFY = {
     **CLASSIFY,
     "bart-classify": Specimen(
-        "BartForSequenceClassification", TWICE, "the text in the encoder and decoder", quick=True
+        "BartForSequenceClassification", TWICE, "the text in the encoder and decoder"
     ),
     "mbart-classify": Specimen("MBartForSequenceClassification", TWICE, "also in the decoder"),
     "plbart-classify": Specimen("PLBartForSequenceClassification", TWICE, "also in the decoder"),
@@ -1093,7 +1088,7 @@ MULTIPLE_CHOICE: Mapping[str, Specimen] = {
 
 EMBED: Mapping[str, Specimen] = {
     "bert-embed": Specimen("BertModel", SMALL, quick=True),
-    "xlm-roberta-embed": Specimen("XLMRobertaModel", SMALL | {"pad_token_id": 1}, quick=True),
+    "xlm-roberta-embed": Specimen("XLMRobertaModel", SMALL | {"pad_token_id": 1}),
     "modernbert-embed": Specimen("ModernBertModel", MODERN | {"num_hidden_layers": 1}, quick=True),
     "ultrabert-embed": Specimen("UltrabertModel", ULTRA, "local and global layers"),
     "mpnet-embed": Specimen("MPNetModel", ROBERTA, "relative positions"),
@@ -1174,7 +1169,6 @@ TEXT_TO_TEXT: Mapping[str, Specimen] = {
         | {"pad_token_id": 100, "decoder_start_token_id": 100, "bad_words_ids": [[100]]}
         | {"share_encoder_decoder_embeddings": True},
         "sinusoidal positions; starts from the padding token",
-        quick=True,
     ),
     "m2m-100": Specimen("M2M100ForConditionalGeneration", BART, "M2M-100 and NLLB"),
     "plbart": Specimen("PLBartForConditionalGeneration", BART),

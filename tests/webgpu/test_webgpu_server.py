@@ -13,7 +13,7 @@ from maskdial.bundle.bundle import load_bundle, load_bundles
 from maskdial.config import load_config
 from maskdial.errors import BundleError
 from maskdial.metrics import Metrics
-from maskdial.registry import loading
+from maskdial.registry import causal as causal_models
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.golden import masked_logits
 from maskdial.registry.loading import start_model
@@ -146,6 +146,7 @@ def test_masked_texts_of_several_lengths(servers: tuple[httpx.Client, httpx.Clie
         )
 
 
+@pytest.mark.webgpu
 def test_two_models_at_once(servers: tuple[httpx.Client, httpx.Client]) -> None:
     """Their sessions share the device's queue."""
     device, cpu = servers
@@ -173,7 +174,8 @@ def test_long_passes_that_the_device_computes_wrongly_are_refused(
         start_model(full, config, Metrics())
     with pytest.raises(BundleError, match=r"logits on this machine differ by [0-9.]+"):
         start_model(causal, config, Metrics())
-    monkeypatch.setattr(loading, "check_golden", lambda *_, **__: None)  # as of a shorter text
+    # As of a shorter text.
+    monkeypatch.setattr(causal_models, "check_golden", lambda *_, **__: None)
     with pytest.raises(BundleError, match="48 tokens has other logits in one pass than in pieces"):
         start_model(causal, config, Metrics())
 

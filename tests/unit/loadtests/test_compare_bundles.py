@@ -44,6 +44,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], S
     return make
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize(
     ("shape", "precision"),
     [("tiny-llama", "int4-fp16"), ("tiny-bert", "fp16")],
