@@ -1,10 +1,10 @@
-"""Memory that a request causes ends with the request: 120 more of each kind leave nothing behind.
+"""Memory that a request causes ends with the request: 40 more of each kind leave nothing behind.
 
 The resident memory of a server process, from a collection of its garbage to the moment before the
 next one, with free memory given back both times: reference cycles count as kept. Most kinds keep
 0 to 0.1 MB, none more than 1.1 MB, an arena of Python's allocator. Some keep 5 MB
 once, when an arena of a session grows, so the best of several rounds counts: what each request
-keeps is kept in every round. 20 KB a request are 2.4 MB.
+keeps is kept in every round. 40 KB a request are 1.6 MB.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from tests.http.every_route import NEED_TORCH, TASKS, make_models
 
 pytestmark = pytest.mark.slow
 
-_REQUESTS = 120
-_LOADS = 12
+_REQUESTS = 40
+_LOADS = 6
 _ROUNDS = 6
 _MAX_BYTES = 1_200_000
 _SETTLE_SECONDS = 0.05
@@ -60,9 +60,9 @@ def test_every_route_is_asked(server: ServerProcess) -> None:
     assert set(document["paths"]) - {step.path for step in steps} == NEED_TORCH
 
 
-def test_requests_that_keep_20_kb_each_are_found(server: ServerProcess) -> None:
+def test_requests_that_keep_40_kb_each_are_found(server: ServerProcess) -> None:
     """Those whose headers are not complete: the server keeps what has come of them."""
-    head = "GET /info HTTP/1.1\r\n" + "".join(f"x-{n}: {'x' * 1000}\r\n" for n in range(20))
+    head = "GET /info HTTP/1.1\r\n" + "".join(f"x-{n}: {'x' * 1000}\r\n" for n in range(40))
     with contextlib.ExitStack() as stack:
 
         def ask(numbers: range) -> None:

@@ -196,3 +196,18 @@ def test_int8_weights_stand_for_floats() -> None:
     golden = bundle.manifest.golden
     row = masked_logits(session, golden)[list(golden.columns)]
     assert row == pytest.approx(golden.logits, abs=golden.tolerance)
+
+
+@pytest.mark.webgpu
+def test_a_model_comes_and_goes_beside_another(
+    servers: tuple[httpx.Client, httpx.Client], hybrid_bundle: Path
+) -> None:
+    """What it frees, it frees between the other's passes."""
+    device, cpu = servers
+    full = load_bundles("other", hybrid_bundle)[1]
+    with ThreadPoolExecutor(1) as pool:
+        texts = [pool.submit(generate, device, prompt, asks()) for prompt in PROMPTS * 4]
+        while not texts[-1].done():
+            start_model(full, load_config(SETTINGS), Metrics()).stop()
+    for prompt, text in zip(PROMPTS * 4, texts, strict=True):
+        assert_alike(text.result(), generate(cpu, prompt, asks()))

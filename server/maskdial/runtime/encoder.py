@@ -47,6 +47,15 @@ class Encoder:
         for row, source in zip(input_ids, sources, strict=True):
             row[: len(source)] = source
         padded = self._bench.divided(*input_ids.shape)
+        with self._session.turn:
+            self._pass(input_ids, lengths, padded)
+        for index, (slot, length) in enumerate(zip(slots, lengths.tolist(), strict=True)):
+            self._cache.copy_from(padded, index, slot, 0, length)
+        self._memory.synchronize()
+
+    def _pass(
+        self, input_ids: NDArray[np.int64], lengths: NDArray[np.int32], padded: KVCache
+    ) -> None:
         binding = self._session.io_binding()
         inputs = {"input_ids": host_buffer(input_ids), "lengths": host_buffer(lengths)}
         for name, buffer in inputs.items():
@@ -55,6 +64,3 @@ class Encoder:
             device, address = self._memory.device, self._memory.bound(buffer)
             binding.bind_output(f"cross_{name}", device, 0, buffer.dtype, buffer.shape, address)
         self._session.run_with_binding(binding)
-        for index, (slot, length) in enumerate(zip(slots, lengths.tolist(), strict=True)):
-            self._cache.copy_from(padded, index, slot, 0, length)
-        self._memory.synchronize()

@@ -77,6 +77,7 @@ class Runner:
         batch_sizes: Sequence[int] = (),
     ) -> None:
         self._session = session
+        self._bindings: dict[tuple[bool, int, int], _Binding] = {}
         self._memory = memory = HostMemory() if memory is None else memory
         self.slots = slots
         self.max_length = max_length
@@ -123,7 +124,10 @@ class Runner:
         }
         self._numbers = np.arange(slots)
         self._none_ahead = np.zeros(max_tokens, np.int64)
-        self._bindings: dict[tuple[bool, int, int], _Binding] = {}
+
+    def __del__(self) -> None:
+        with self._session.turn:
+            self._bindings.clear()
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
@@ -360,15 +364,16 @@ class Runner:
         feeds.setdefault(_AHEAD, self._none_ahead[: feeds["input_ids"].size])
         if self.adapters is not None:
             feeds[_ADAPTERS] = self.adapters[slot : slot + batch]
-        binding = self._binding(cache or self.cache, slot, batch)
-        device = self._memory.of_passes.device
-        for name, staging in self._inputs.items():
-            binding.bind_input(name, device, staging.write(feeds[name]))
-        for name, staging in self._lengths.items():
-            binding.bind_input(name, "cpu", staging.write(np.array(lengths[name])))
-        for name, buffer in logits.outputs(len(feeds["rows"])):
-            binding.bind_output(name, device, buffer)
-        self._session.run_with_binding(binding.ort, captured_size)
+        with self._session.turn:
+            binding = self._binding(cache or self.cache, slot, batch)
+            device = self._memory.of_passes.device
+            for name, staging in self._inputs.items():
+                binding.bind_input(name, device, staging.write(feeds[name]))
+            for name, staging in self._lengths.items():
+                binding.bind_input(name, "cpu", staging.write(np.array(lengths[name])))
+            for name, buffer in logits.outputs(len(feeds["rows"])):
+                binding.bind_output(name, device, buffer)
+            self._session.run_with_binding(binding.ort, captured_size)
         self._memory.synchronize()
 
     def _binding(self, cache: KVCache, slot: int, batch: int) -> "_Binding":

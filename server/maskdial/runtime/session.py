@@ -1,6 +1,7 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -72,6 +73,8 @@ class Session:
     """One graph, loaded. A pass releases the GIL; only one thread at a time should run passes.
 
     Attributes:
+        turn: held while inputs are bound (those in main memory are then copied to the device), while
+            the pass over them runs, and while what was bound is freed.
         kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
             saturating; also of a graph that a provider rewrote without products of integers.
@@ -81,6 +84,8 @@ class Session:
         windows: by layer, how many tokens our kernels read, where that is not all.
         projections: the products that adapters may add to, by their layers' names.
     """
+
+    turn: AbstractContextManager[Any] = nullcontext()
 
     def __init__(
         self,
@@ -98,7 +103,8 @@ class Session:
             ConfigError: the provider did not start (no device, a missing library), or there are no
                 kernels that can compute the graph over a cache of the integers asked for.
         """
-        provider = find_provider(options.provider)
+        self._provider = provider = find_provider(options.provider)
+        self.turn = provider.turn
         provider_options = provider.options(
             stream=options.stream, captures=options.captures, threads=options.intra_op_threads
         )
@@ -123,9 +129,8 @@ class Session:
         elif (rewritten := provider.rewrite(graph)) is not None:
             model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
-        self._provider, self._turn = provider, provider.turn
         try:
-            with self._turn:
+            with self.turn:
                 self._session = ort.InferenceSession(
                     model,
                     settings,
@@ -150,6 +155,10 @@ class Session:
         self.captures = options.captures
         self.input_names = frozenset(value.name for value in self._session.get_inputs())
         self.output_names = tuple(value.name for value in self._session.get_outputs())
+
+    def __del__(self) -> None:
+        with self.turn:  # its weights leave the device
+            self.__dict__.pop("_session", None)
 
     def _take_kernels(
         self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, options: SessionOptions
@@ -194,7 +203,7 @@ class Session:
         """As `run`; None if the pass was stopped before its end."""
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
         try:
-            with self._turn:
+            with self.turn:
                 (output,) = self._session.run(self.output_names[:1], declared, stop.options)
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             self._provider.check_lost(error)
@@ -213,7 +222,7 @@ class Session:
         """
         declared = {name: array for name, array in feeds.items() if name in self.input_names}
         try:
-            with self._turn:
+            with self.turn:
                 return cast(list[NDArray[Any]], self._session.run(outputs, declared))
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             self._provider.check_lost(error)
@@ -239,7 +248,7 @@ class Session:
         """
         if not self.captures:
             try:
-                with self._turn:
+                with self.turn:
                     self._session.run_with_iobinding(binding)
             except Exception as error:  # ONNX Runtime's exceptions share no other base
                 self._provider.check_lost(error)

@@ -50,18 +50,23 @@ class WebGpuMemory:
     ) -> None:
         self.max_buffer_bytes = max_buffer_bytes
         self._turn = turn
+        self._addresses: list[int] = []  # ascending
+        self._allocations: list[ort.OrtValue] = []
+        self._sizes: list[int] = []  # bytes
+        self._copies: dict[str, ort.InferenceSession] = {}
         settings = ort.SessionOptions()
         settings.log_severity_level = _ERRORS_ONLY
         settings.intra_op_num_threads = 1
         settings.add_provider_for_devices(devices, {})
         with turn:
-            self._copies = {
-                name: ort.InferenceSession(graph, settings) for name, graph in graphs.items()
-            }
+            for name, graph in graphs.items():
+                self._copies[name] = ort.InferenceSession(graph, settings)
         self._host = HostMemory()
-        self._addresses: list[int] = []  # ascending
-        self._allocations: list[ort.OrtValue] = []
-        self._sizes: list[int] = []  # bytes
+
+    def __del__(self) -> None:
+        with self._turn:
+            self._allocations.clear()
+            self._copies.clear()
 
     @property
     def of_passes(self) -> HostMemory:
@@ -134,25 +139,27 @@ class WebGpuMemory:
             feeds["target"] = self._rows_of(target, unit)
             feeds["to"] = _on_host(numbers[:, None])
             output = "written", feeds["target"]
-            self._run("across" if source >= _FIRST_ADDRESS else "up", feeds, output)
+            with self._turn:
+                self._run("across" if source >= _FIRST_ADDRESS else "up", feeds, output)
             return
         values = np.empty((height, width), np.uint8)
         output = "values", _on_host(values.view(np.int32).reshape(num_rows, -1))
-        self._run("down", feeds, output)
+        with self._turn:
+            self._run("down", feeds, output)
         _strided(target, target_pitch, width, height)[...] = values
 
     def synchronize(self) -> None:
         pass  # what comes down has waited for all before it
 
     def _run(self, name: str, feeds: Mapping[str, "_Bound"], output: tuple[str, "_Bound"]) -> None:
+        """Runs a copy, its turn held: binding copies to the device, and the end frees buffers."""
         session = self._copies[name]
         binding = session.io_binding()
         for each, (device, pointer, dtype, shape, _) in feeds.items():
             binding.bind_input(each, device, 0, dtype, shape, pointer)
         each, (device, pointer, dtype, shape, _) = output
         binding.bind_output(each, device, 0, dtype, shape, pointer)
-        with self._turn:
-            session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding)
 
     def _rows_of(self, address: int, unit: int) -> "_Bound":
         """The allocation of an address as rows of ``unit`` bytes."""
