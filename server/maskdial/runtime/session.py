@@ -73,8 +73,8 @@ class Session:
     """One graph, loaded. A pass releases the GIL; only one thread at a time should run passes.
 
     Attributes:
-        turn: held while inputs are bound (those in main memory are then copied to the device), while
-            the pass over them runs, and while what was bound is freed.
+        turn: held while inputs are bound, since those in main memory are then copied to the device,
+            while the pass over them runs, and while what was bound is freed.
         kernels: the instruction set of our kernels, if they compute any part of it; else empty.
         multiplies_exactly: whether they compute all quantized products of the graph, and so without
             saturating; also of a graph that a provider rewrote without products of integers.
