@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from transformers import PreTrainedModel
 
 from maskdial_export.errors import ExportError, first_line
+from maskdial_export.tracing.lower import quick_lowering
 from maskdial_export.tracing.rewrite import (
     MODULES,
     PRODUCTS,
@@ -106,7 +107,7 @@ def to_onnx_ir(
     Raises:
         ExportError: torch cannot trace the model.
     """
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), quick_lowering():
         try:
             program = torch.onnx.export(
                 module.eval(),
