@@ -17,6 +17,7 @@ _COPIES_PERHAPS = (
     *(_aten.to.dtype, _aten.to.dtype_layout, _aten.contiguous.default),
     *(_aten.detach.default, _aten.detach_.default),
 )
+_CONTIGUOUS = {"memory_format": torch.contiguous_format}
 _EQUALS = {_aten.min.other: _aten.minimum.default, _aten.max.other: _aten.maximum.default}
 
 
@@ -64,18 +65,16 @@ def _rewrite(graph: fx.Graph) -> None:
                 sizes = [size if isinstance(size, int) else -1 for size in shape]
                 if sizes.count(-1) > 1:
                     continue
-            if not value.meta["val"].is_contiguous():
+            if not _is_contiguous(value):
                 with graph.inserting_before(node):
-                    value = graph.call_function(
-                        _aten.clone.default,
-                        (value,),
-                        {"memory_format": torch.contiguous_format},
-                    )
+                    value = graph.call_function(_aten.clone.default, (value,), _CONTIGUOUS)
                 value.meta.update(node.meta, val=node.args[0].meta["val"].clone())
             node.target, node.args = _aten.view.default, (value, sizes)
         elif target in _COPIES_PERHAPS:
             dtype = node.meta["val"].dtype
-            if value.meta["val"].dtype != dtype:
+            if target is _aten.contiguous.default and not _is_contiguous(value):
+                node.target, node.kwargs = _aten.clone.default, _CONTIGUOUS
+            elif value.meta["val"].dtype != dtype:
                 node.target, node.args, node.kwargs = (
                     _aten._to_copy.default,
                     (value,),
@@ -104,6 +103,10 @@ def _is_translated(registry: Any) -> Callable[[fx.Node], bool]:
         return bool(registry.is_registered(target))
 
     return is_translated
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    return bool(node.meta["val"].is_contiguous())
 
 
 def _is_composite(target: torch._ops.OpOverload[..., Any]) -> bool:
