@@ -32,7 +32,8 @@ _OTHERS = """## Checkpoints of other libraries
 |---|---|---|
 | gliner 0.2 | spans and tokens, BERT, DeBERTa-v3 and ModernBERT, an LSTM, an encoder for labels | \
 [GLiNER](export.md#gliner) |
-| gliner2 2.1 | the architecture `span` on BERT | [GLiNER2](export.md#gliner2) |
+| gliner2 2.1 | the architecture `span` on BERT; `boundary` (GLiNER2.5) in `make test-zoo` | \
+[GLiNER2](export.md#gliner2) |
 """
 
 

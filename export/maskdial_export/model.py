@@ -67,8 +67,8 @@ from maskdial_export.session import Floats, Graph
 from maskdial_export.tracing import (
     bidirectional,
     causal,
-    counts,
     encoder_decoder,
+    field_head,
     masked,
     two_parts,
 )
@@ -163,17 +163,17 @@ class Checkpoint:
             self.model, self.survey, self.task, self.pooler, typed=self.sends_token_types
         )
 
-    def trace_counts(self) -> ir.Model | None:
-        """The traced graph of a GLiNER2 model's queries; None if it is no such model."""
-        return None if self.extraction is None else counts.trace(self.model)
+    def trace_field_head(self) -> ir.Model | None:
+        """The traced graph that reads a GLiNER2 model's fields; None if it is no such model."""
+        return None if self.extraction is None else field_head.trace(self.model.field_head)
 
-    def check_counts(self, graph: Path, tolerance: float) -> None:
-        """Compares a graph of `trace_counts` with torch.
+    def check_field_head(self, graph: Path, tolerance: float) -> None:
+        """Compares a graph of `trace_field_head` with torch.
 
         Raises:
             ExportError: they differ by more than the tolerance.
         """
-        counts.check(self.model, graph, tolerance)
+        field_head.check(self.model.field_head, graph, tolerance)
 
     def trace_encoder(self) -> ir.Model | None:
         """The traced graph of the encoder, if the model has one beside its decoder."""

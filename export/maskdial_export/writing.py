@@ -16,7 +16,6 @@ from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
-    COUNT_GRAPH,
     DECISION_TEMPLATE,
     ENCODER_GRAPH,
     GRAPH,
@@ -192,7 +191,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             share_weights(folder, (GRAPH, ENCODER_GRAPH))
             names.remove(data_file(ENCODER_GRAPH))
     names += _write_label_encoder(source, folder, settings)
-    names += _write_counts(checkpoint, folder, settings)
+    names += _write_field_head(checkpoint, folder, settings)
     kv = checkpoint.kv
     if kv is not None and precision in HALF:
         kv = kv.model_copy(update={"dtype": "float16"})
@@ -246,14 +245,15 @@ def _write_label_encoder(source: Source, folder: Path, settings: Settings) -> li
     return [f"{LABEL_ENCODER}/{name}" for name in (MANIFEST, *manifest.files)]
 
 
-def _write_counts(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[str]:
-    """Writes what makes queries of a GLiNER2 model's fields, in fp32; returns its files' names."""
-    graph = checkpoint.trace_counts()
-    if graph is None:
+def _write_field_head(checkpoint: Checkpoint, folder: Path, settings: Settings) -> list[str]:
+    """Writes what reads a GLiNER2 model's fields, in fp32; returns its files' names."""
+    graph = checkpoint.trace_field_head()
+    if graph is None or checkpoint.extraction is None:
         return []
-    files = save(optimize(graph), folder / COUNT_GRAPH)
+    path = folder / checkpoint.extraction.graph
+    files = save(optimize(graph), path)
     with _onnxruntime_errors():
-        checkpoint.check_counts(folder / COUNT_GRAPH, settings.tolerance)
+        checkpoint.check_field_head(path, settings.tolerance)
     return files
 
 

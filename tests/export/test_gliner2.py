@@ -131,7 +131,7 @@ def expect(reference: Any, text: str, schema: dict[str, Any], **settings: Any) -
     """What gliner2 finds; records of which there is none are a list, too."""
     found = reference.extract(text, Schema.from_dict(schema), **settings)
     for name in schema.get("structures", {}):
-        found[name] = found[name] or []
+        found[name] = found.get(name) or []
     return found
 
 
@@ -309,7 +309,7 @@ def test_the_evaluation_of_a_precision_compares_words(url: str, folder: Path) ->
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"architecture": "boundary"}, "has architecture 'boundary' in config.json"),
+        ({"architecture": "bounds"}, "has architecture 'bounds' in config.json"),
         ({"token_pooling": "mean"}, "has token_pooling 'mean'"),
         ({"counting_layer": "count_gru"}, "has counting_layer 'count_gru'"),
         ({"counting_layer": "count_lstm"}, "lacks the weight count_embed.projector.0.weight"),

@@ -24,6 +24,8 @@ class CountHead(nn.Module):
     occurrences (num_steps,) to (num_steps, num_fields, columns): a query and a bias each.
     """
 
+    output = "queries"
+
     def __init__(self, stored: Weights, kind: str) -> None:
         super().__init__()
         self.positions = nn.Parameter(stored[f"{_COUNT}pos_embedding.weight"])
@@ -40,6 +42,12 @@ class CountHead(nn.Module):
         inputs = self.positions[steps][:, None].expand(-1, fields.shape[0], -1)
         labels = self.mix(self._states(inputs, fields), fields)
         return torch.cat([labels @ self.query, labels @ self.bias[:, None]], dim=-1)
+
+    def example(self, size: tuple[int, int], generator: torch.Generator) -> dict[str, Tensor]:
+        """Inputs of so many fields and occurrences."""
+        num_fields, num_steps = size
+        fields = torch.randn(num_fields, self.gru.hidden_size, generator=generator)
+        return {"fields": fields, "steps": torch.arange(min(num_steps, len(self.positions)))}
 
     def _states(self, inputs: Tensor, fields: Tensor) -> Tensor:
         """The GRU's states (num_steps, num_fields, hidden_size)."""

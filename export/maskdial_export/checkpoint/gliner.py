@@ -180,7 +180,7 @@ def load_body(
     encoder: PreTrainedConfig, stored: Mapping[str, Tensor], prefix: str
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """An encoder with the weights of a prefix, and what `from_pretrained` would say of these."""
-    own = {name.removeprefix(prefix): each for name, each in stored.items() if prefix in name}
+    own = {n.removeprefix(prefix): each for n, each in stored.items() if n.startswith(prefix)}
     tables = ("word_embeddings", "tok_embeddings")
     table = next((own[n] for part in tables for n in own if part in n), None)
     if table is not None:

@@ -428,7 +428,8 @@ class FindEntities(Agreement):
 
 
 class FindBySchema(Agreement):
-    """The best of `LABELS` for each word and each two words, of a schema of entities."""
+    """The best of `LABELS` for each word and each two words, of a schema of entities; where
+    boundaries are paired, for each as a start and as an end."""
 
     def __init__(
         self,
@@ -440,7 +441,8 @@ class FindBySchema(Agreement):
     ) -> None:
         self.columns = extraction.num_columns
         self.hidden_size = extraction.hidden_size
-        self.head = model.count_head
+        self.pairs_boundaries = extraction.scores == "boundary"
+        self.head = model.field_head
         pieces = ["(", "[P]", "entities", "("]
         for label in LABELS:
             pieces += ["[E]", label]
@@ -458,7 +460,12 @@ class FindBySchema(Agreement):
 
     def choose(self, output: Floats) -> Answers:
         count = 1 + len(LABELS)
-        fields = torch.from_numpy(output[1:count, -self.hidden_size :].copy())
+        hidden = torch.from_numpy(output[:, -self.hidden_size :].copy())
+        fields = hidden[1:count]
+        if self.pairs_boundaries:
+            with torch.no_grad():
+                marginals = self.head.marginals(hidden[count:], fields)
+            return _best(torch.cat(marginals, dim=1).T.numpy())
         with torch.no_grad():
             labels = self.head(fields, torch.zeros(1, dtype=torch.int64))[0].numpy()
         start, end = np.split(output[count:, : 8 * self.hidden_size], 2, axis=1)

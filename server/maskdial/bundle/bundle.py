@@ -11,6 +11,7 @@ A bundle holds everything the server needs and nothing else::
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
     counts.onnx       of a model that finds what a schema names: the queries of its fields
+    boundaries.onnx   or, if it pairs boundaries: the spans of its fields
     labels/           of a model that finds entities, if another one encodes the labels: a bundle
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
@@ -35,7 +36,10 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   dimension + token_dimension + 1), `maskdial.masked.tasks.hybrid_rows`.
   ``counts.onnx`` takes ``fields`` float32 (num_fields, hidden_size) and ``steps`` int64
   (num_steps,), 0 to n - 1, and returns ``queries`` float32 (num_steps, num_fields,
-  4 * hidden_size + 1).
+  4 * hidden_size + 1). ``boundaries.onnx`` takes ``words`` float32 (num_words, hidden_size) and
+  ``fields``, and ``forced`` int64 (num_forced, 2), spans to be among the candidates; and returns
+  ``spans`` float32 (num_fields, num_candidates, 3): the boundaries before and after a span, as
+  words before them, both 0 where there is none, and its logit.
 * causal: ``input_ids`` int64 (batch, new_tokens); ``position_ids`` int64 (batch, new_tokens);
   ``seqlens_k`` int32 (batch,), tokens in the cache after this pass minus one;
   ``total_sequence_length`` int32 (), the maximum of ``seqlens_k`` plus one; ``rows`` int64
@@ -68,7 +72,6 @@ import pydantic
 
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
-    COUNT_GRAPH,
     ENCODER_GRAPH,
     FULL_MANIFEST,
     GRAPH,
@@ -246,7 +249,7 @@ def _verify(
     stamps: dict[str, Stamp] = {}
     others: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
     if manifest.extraction is not None:
-        others = (COUNT_GRAPH,)
+        others = (manifest.extraction.graph,)
     if manifest.entities is not None and manifest.entities.encodes_labels:
         own = (MANIFEST, GRAPH, TOKENIZER)
         others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)

@@ -22,6 +22,7 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"
 TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
 COUNT_GRAPH = "counts.onnx"
+BOUNDARY_GRAPH = "boundaries.onnx"
 SCHEMA_MARKERS = (
     "[SEP_STRUCT]",
     "[SEP_TEXT]",
@@ -398,15 +399,27 @@ class Extraction(_Frozen):
     `COUNT_GRAPH` makes of the hidden states of a task's fields a query and a bias for each field of
     each occurrence. A span from word i to word j has for these the score
     relu(start_i + end_j) . query + bias.
+
+    ``boundary`` (GLiNER2.5): the graph gives the columns (label, absent, hidden). A field whose
+    marker's ``absent`` is positive has no spans as a type of entities. `BOUNDARY_GRAPH` makes of
+    the hidden states of a text's words and of all fields the spans of each field and their logits.
     """
 
+    scores: Literal["span", "boundary"] = "span"
     hidden_size: int = Field(gt=0)
-    max_width: int = Field(gt=0, description="of a span in words")
-    max_count: int = Field(gt=0, description="of occurrences, plus one")
+    max_width: int = Field(0, ge=0, description="of a span in words; 0: any")
+    max_count: int = Field(0, ge=0, description="of occurrences, plus one; 0: one occurrence")
+
+    @property
+    def graph(self) -> str:
+        """The file of the second graph."""
+        return COUNT_GRAPH if self.scores == "span" else BOUNDARY_GRAPH
 
     @property
     def num_columns(self) -> int:
         """Of the graph's output."""
+        if self.scores == "boundary":
+            return 2 + self.hidden_size
         return 9 * self.hidden_size + 1 + self.max_count
 
 

@@ -12,7 +12,7 @@ from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
-from maskdial.masked.tasks.task import Queries
+from maskdial.masked.tasks.task import PairedSpans, Queries
 
 
 class Conversations(Protocol):
@@ -33,8 +33,8 @@ class MaskedModel(Model):
 
     ``conversations`` writes its prompts, if it may write texts. ``kernel_library`` is the file of
     the kernels, if it uses them. ``label_encoder`` is the second model of one that finds entities
-    of labels by their vectors, ``queries`` what makes queries of fields in one that finds what a
-    schema names; ``grammars`` compiles what its blanks have to match, if it fills masks.
+    of labels by their vectors, ``queries`` or ``spans`` what reads a schema's fields in one that
+    finds what it names; ``grammars`` compiles what its blanks have to match, if it fills masks.
     """
 
     engine: MaskedEngine
@@ -42,6 +42,7 @@ class MaskedModel(Model):
     kernel_library: Path | None = field(default=None, kw_only=True)
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
     queries: Queries | None = field(default=None, kw_only=True)
+    spans: PairedSpans | None = field(default=None, kw_only=True)
     grammars: GrammarCompiler | None = field(default=None, kw_only=True)
 
     @property

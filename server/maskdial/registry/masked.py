@@ -5,12 +5,13 @@ from functools import partial
 from math import lcm
 
 from maskdial.bundle.bundle import Bundle
-from maskdial.bundle.manifest import COUNT_GRAPH, Manifest
+from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import read_chat_template
 from maskdial.config import Config
 from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.masked.boundary_spans import BoundarySpans
 from maskdial.masked.count_queries import CountQueries
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
@@ -52,9 +53,13 @@ def make_masked(
     if bundle.manifest.task == "fill-mask":
         conversations = read_chat_template(bundle, tokenizer)
         grammars = GrammarCompiler.of_bundle(bundle)
-    queries = None
-    if bundle.manifest.extraction is not None:
-        queries = CountQueries(Session(bundle.path / COUNT_GRAPH, options))
+    queries, spans = None, None
+    if (extraction := bundle.manifest.extraction) is not None:
+        of_fields = Session(bundle.path / extraction.graph, options)
+        if extraction.scores == "span":
+            queries = CountQueries(of_fields)
+        else:
+            spans = BoundarySpans(of_fields)
     if label_encoder is not None:
         label_encoder.engine.start()
     return MaskedModel(
@@ -71,6 +76,7 @@ def make_masked(
         kernel_library=None if options.kernels is None else options.kernels.path,
         label_encoder=label_encoder,
         queries=queries,
+        spans=spans,
         grammars=grammars,
     )
 

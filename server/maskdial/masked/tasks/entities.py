@@ -124,7 +124,7 @@ class EntitiesRequest(TaskRequest[list[list[Entity]]]):
     def _finder(self, model: TaskModel) -> EntityFinder:
         entities = model.manifest.entities
         if entities is None:
-            return SchemaFinder(self.labels, self.threshold, model)
+            return SchemaFinder(self.labels, self.threshold, model, flat=self.flat)
         return GlinerFinder(self.labels, self.vectors, entities, model)
 
     def _check_windows(self, model: TaskModel, plans: Sequence[Sequence[WordWindow]]) -> None:

@@ -21,7 +21,8 @@ from maskdial.masked.tasks.entity_spans import (
 )
 from maskdial.masked.tasks.extraction_prompt import SchemaPrompt
 from maskdial.masked.tasks.extraction_schema import Field, Schema
-from maskdial.masked.tasks.extraction_scores import Findings, Scorer
+from maskdial.masked.tasks.extraction_scores import Findings
+from maskdial.masked.tasks.schema_scorer import make_scorer
 from maskdial.masked.tasks.task import TaskModel
 from maskdial.masked.tasks.text_words import TextWords, WordWindow
 
@@ -114,10 +115,11 @@ class SchemaFinder:
     subtoken_is_last = False
     num_labels = 0
 
-    def __init__(self, labels: Sequence[str], threshold: float, model: TaskModel) -> None:
-        extraction, queries = model.manifest.extraction, model.queries
+    def __init__(
+        self, labels: Sequence[str], threshold: float, model: TaskModel, *, flat: bool
+    ) -> None:
+        extraction = model.manifest.extraction
         assert extraction is not None, "a model without it has no schema"
-        assert queries is not None, "every model with it has them"
         self._tokenizer = model.tokenizer
         schema = Schema(entities=tuple(map(Field, labels)))
         try:
@@ -127,8 +129,8 @@ class SchemaFinder:
             raise ValidationError(error.message, field="candidate_labels") from error
         self.ids, self.rows = prompt.ids, prompt.rows
         self.max_width = extraction.max_width
-        self.reduce: Callable[[Floats], Floats] | None = Scorer(
-            prompt.tasks, [[threshold] * len(labels)], len(prompt.rows), 0, extraction, queries
+        self.reduce: Callable[[Floats], Floats] | None = make_scorer(
+            prompt, [[threshold] * len(labels)], model, flat=flat
         )
 
     def read(self, text: str, max_words: int) -> TextWords:

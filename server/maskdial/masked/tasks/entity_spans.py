@@ -84,8 +84,8 @@ def span_scores(
     Raises:
         InferenceError: a column is not a finite number.
     """
-    _check_finite(words)
-    _check_finite(labels)
+    check_finite(words)
+    check_finite(labels)
     width = words.shape[1] // 2
     starts, ends = words[:, :width], words[:, width:]
     queries, bias = np.ascontiguousarray(labels[:, :-1].T), labels[:, -1]
@@ -163,7 +163,7 @@ def token_probabilities(logits: NDArray[np.float32], num_labels: int) -> NDArray
     Raises:
         InferenceError: one is not a finite number.
     """
-    _check_finite(logits)
+    check_finite(logits)
     return span_probabilities(logits.reshape(-1, num_labels, 3))
 
 
@@ -219,7 +219,12 @@ def _least_within(
     return found
 
 
-def _check_finite(logits: NDArray[np.float32]) -> None:
+def check_finite(logits: NDArray[np.float32]) -> None:
+    """Refuses a model's output with a number that is not finite.
+
+    Raises:
+        InferenceError: there is one.
+    """
     if not np.isfinite(logits).all():
         raise InferenceError("the model returned scores that are not finite numbers")
 

@@ -6,7 +6,7 @@ ends with the full stop that gliner2 adds to a text without one, a word without 
 and a relation has its own name in the answer, also with a description.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,8 +19,9 @@ from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.extraction_prompt import HEAD_AND_TAIL, PromptTask, SchemaPrompt
 from maskdial.masked.tasks.extraction_schema import Choice, Field, Schema
-from maskdial.masked.tasks.extraction_scores import Findings, Scorer
+from maskdial.masked.tasks.extraction_scores import Findings, Floats
 from maskdial.masked.tasks.logits import sigmoid, softmax
+from maskdial.masked.tasks.schema_scorer import make_scorer
 from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
 from maskdial.masked.tasks.text_words import TextWords
 
@@ -86,19 +87,9 @@ class ExtractRequest(TaskRequest[list[Extracted]]):
         return tokenizing_seconds([*self.texts, *self.schema.texts()])
 
     def read(self, model: TaskModel) -> Reading[list[Extracted]]:
-        extraction, queries = model.manifest.extraction, model.queries
-        assert extraction is not None, "models for this task have it"
-        assert queries is not None, "models for this task have them"
         prompt = SchemaPrompt.read(self.schema, model.tokenizer)
         room = prompt.check(model, "the schema takes")
-        scorer = Scorer(
-            prompt.tasks,
-            self._thresholds(),
-            len(prompt.rows),
-            len(prompt.words),
-            extraction,
-            queries,
-        )
+        scorer = make_scorer(prompt, self._thresholds(), model)
         inputs, texts, num_truncated = [], [], 0
         for index, text in enumerate(self.texts):
             with about("texts", index):
@@ -147,7 +138,9 @@ class ExtractRequest(TaskRequest[list[Extracted]]):
         return [self.threshold if one.threshold is None else one.threshold for one in fields]
 
 
-def _input(prompt: SchemaPrompt, words: TextWords, scorer: Scorer) -> MaskedInput:
+def _input(
+    prompt: SchemaPrompt, words: TextWords, scorer: Callable[[Floats], Floats]
+) -> MaskedInput:
     before = len(prompt.ids) + len(prompt.words.ids)
     return MaskedInput(
         (*prompt.ids, *prompt.words.ids.tolist(), *words.ids.tolist()),

@@ -11,8 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Extraction
-from maskdial.errors import InferenceError, ValidationError
-from maskdial.masked.tasks.entity_spans import MAX_CANDIDATES, span_probabilities, span_scores
+from maskdial.errors import ValidationError
+from maskdial.masked.tasks.entity_spans import (
+    MAX_CANDIDATES,
+    check_finite,
+    span_probabilities,
+    span_scores,
+)
 from maskdial.masked.tasks.extraction_prompt import PromptTask
 from maskdial.masked.tasks.task import Queries
 
@@ -72,17 +77,13 @@ class Scorer:
             InferenceError: a number is not finite.
             ValidationError: there are too many findings.
         """
-        if not np.isfinite(rows).all():
-            raise InferenceError("the model returned scores that are not finite numbers")
+        check_finite(rows)
         width = 8 * self.extraction.hidden_size
         markers, words = rows[: self.num_markers], rows[self.num_markers :, :width]
-        parts: list[Floats] = [np.zeros((0, NUM_COLUMNS), np.float32)]
+        parts: list[Floats] = []
         for number, (task, thresholds) in enumerate(zip(self.tasks, self.thresholds, strict=True)):
             if task.kind == "choice":
-                logits = markers[task.rows, width]
-                names = np.arange(len(logits))
-                zero = np.zeros(len(logits))
-                parts.append(_table(zero + number, zero, names, zero, zero, logits))
+                parts.append(label_logits(number, markers[task.rows, width]))
                 continue
             count = self._count(markers[task.row])
             if count == 0 or not len(words):
@@ -103,7 +104,7 @@ class Scorer:
                     f"leaves more than {MAX_CANDIDATES:,} spans of a text to choose from; raise it",
                     field="threshold",
                 )
-        return np.concatenate(parts)
+        return join_tables(parts)
 
     def _count(self, marker: Floats) -> int:
         first = 8 * self.extraction.hidden_size + 1
@@ -122,7 +123,7 @@ class Scorer:
         within = start + more < len(own)
         name, start, more = name[within], start[within], more[within]
         best = own[start, more, name]
-        return [_table(np.full(len(name), task), step, name, start, start + more, best)]
+        return [findings_table(task, step, name, start, start + more, best)]
 
     def _choices(
         self,
@@ -137,13 +138,30 @@ class Scorer:
         for name, places in enumerate(prompt.choices):
             own = scores[list(places), 0, name]
             kept = np.flatnonzero(own >= np.float32(thresholds[name]))
-            found.append(_table(np.full(len(kept), task), step, name, kept, kept, own[kept]))
+            found.append(findings_table(task, step, name, kept, kept, own[kept]))
         return found
 
 
-def _table(task: NDArray[np.number], *columns: NDArray[np.number] | float) -> Floats:
-    table = np.empty((len(task), NUM_COLUMNS), np.float32)
-    table[:, 0] = task
-    for place, column in enumerate(columns, 1):
+def label_logits(task: int, logits: Floats) -> Floats:
+    """The table of a task's labels."""
+    return findings_table(task, 0, np.arange(len(logits)), 0, 0, logits)
+
+
+def findings_table(
+    task: int,
+    step: int,
+    name: NDArray[np.int64] | int,
+    start: NDArray[np.int64] | int,
+    end: NDArray[np.int64] | int,
+    score: NDArray[np.floating],
+) -> Floats:
+    """The columns of `Findings` as a table (num_findings, `NUM_COLUMNS`)."""
+    table = np.empty((len(score), NUM_COLUMNS), np.float32)
+    for place, column in enumerate((task, step, name, start, end, score)):
         table[:, place] = column
     return table
+
+
+def join_tables(tables: Sequence[Floats]) -> Floats:
+    """All of them, or none, below each other."""
+    return np.concatenate([np.zeros((0, NUM_COLUMNS), np.float32), *tables])

@@ -48,6 +48,22 @@ class Queries(Protocol):
         ...
 
 
+class PairedSpans(Protocol):
+    """What finds spans of fields by their boundaries (`maskdial.bundle.bundle`)."""
+
+    def __call__(
+        self,
+        words: NDArray[np.float32],
+        fields: NDArray[np.float32],
+        forced: NDArray[np.int64],
+    ) -> NDArray[np.float32]:
+        """Of (num_words, hidden_size) and (num_fields, hidden_size): (num_fields, num_candidates,
+        3), the boundaries of spans, both 0 where there is none, and logits. The spans ``forced``
+        (num_forced, 2) are among them.
+        """
+        ...
+
+
 class TaskModel(ReadingModel, Protocol):
     """What a task needs to know of its model."""
 
@@ -57,6 +73,8 @@ class TaskModel(ReadingModel, Protocol):
     def label_encoder(self) -> LabelVectors | None: ...
     @property
     def queries(self) -> Queries | None: ...
+    @property
+    def spans(self) -> PairedSpans | None: ...
     @property
     def grammars(self) -> GrammarCompiler | None: ...
     def vocabulary_kernels(self) -> VocabularyKernels | None: ...
