@@ -8,6 +8,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import math
 import os
 import re
 import shutil
@@ -292,6 +293,21 @@ def make_hybrid(torch: ModuleType, folder: Path, *, num_layers: int = 1) -> None
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def circling(torch: ModuleType, made_once: MakeOnce) -> Path:
+    """A tiny checkpoint with a layer for multi-token prediction, and its ``bundle`` in int8."""
+
+    def make(folder: Path) -> None:
+        from maskdial_export.export import export
+        from maskdial_export.quantize.quality import Gate
+        from tests.mtp import make_circling
+
+        make_circling(folder, make_byte_tokenizer(), max_length=512)
+        export(str(folder), folder / "bundle", precision="int8", gate=Gate(max_loss=math.inf))
+
+    return made_once("checkpoints/circling", make)
 
 
 @pytest.fixture(scope="session")

@@ -150,6 +150,7 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
         checkpoint.reads_both_ways,
         checkpoint.survey.whole,
         checkpoint.sends_token_types,
+        checkpoint.mtp is not None,
     )
     digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
     config = checkpoint.model.config.to_json_string(use_diff=False)

@@ -148,6 +148,7 @@ def _reading(source: str) -> Iterator[None]:
 def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:
     """Writes one model under both masks. A layer kept in fp32 by one graph is kept by both."""
     sources = found.under("causal"), found.under("full")
+    settings = replace(settings, drafts=False)
     with _temporary(folder, ".masks.") as parts:
         while True:
             round_ = Path(tempfile.mkdtemp(dir=parts))

@@ -74,6 +74,7 @@ from maskdial_export.tracing import (
 )
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
+from maskdial_export.tracing.mtp import Mtp
 from maskdial_export.tracing.positions import check_sizes, max_length
 from maskdial_export.tracing.repeat import find_stack
 from maskdial_export.tracing.reranking import make_scorer, read_template
@@ -92,7 +93,8 @@ class Checkpoint:
     the parts of a text pair. ``entities`` is set for GLiNER models, ``label_vectors`` for those
     with an encoder of labels: its output for `LABELS`. ``extraction`` is set for GLiNER2 models.
     ``doubt``: why the model may not be the one that was trained.
-    ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
+    ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these. ``mtp`` is
+    the checkpoint's layer for multi-token prediction, if it is exported.
     """
 
     task: TaskName
@@ -116,6 +118,7 @@ class Checkpoint:
     entities: Entities | None = None
     label_vectors: Floats | None = None
     extraction: Extraction | None = None
+    mtp: Mtp | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -154,7 +157,7 @@ class Checkpoint:
         if self.text_to_text is not None and self.kv is not None:
             return encoder_decoder.trace_decoder(self.model, self.kv, self.survey.layers)
         if self.kv is not None:
-            return causal.trace(self.model, self.survey)
+            return causal.trace(self.model, self.survey, gives_hidden=self.mtp is not None)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
         if two_parts.reads_twice(self.model):
@@ -180,6 +183,10 @@ class Checkpoint:
         if self.text_to_text is None or self.kv is None:
             return None
         return encoder_decoder.trace_encoder(self.model, self.kv)
+
+    def trace_mtp(self) -> ir.Model | None:
+        """The traced graph of the layer for multi-token prediction, if it is exported."""
+        return None if self.mtp is None else self.mtp.trace()
 
     def parity(self, graph: Graph) -> MaskedParity | CausalParity | EncoderDecoderParity:
         """The comparison of a graph with this model."""

@@ -43,15 +43,15 @@ class Loaded:
     """
 
     def __init__(self, path: Path, *, prepack: bool = True) -> None:
-        self._path = path
+        self.path = path
         self._prepack = prepack
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
 
     def session(self, name: str | None = None) -> onnxruntime.InferenceSession:
         """The session of the graph, or of the file ``name`` next to it."""
-        name = name or self._path.name
+        name = name or self.path.name
         if name not in self._sessions:
-            self._sessions[name] = load_session(self._path.parent / name, prepack=self._prepack)
+            self._sessions[name] = load_session(self.path.parent / name, prepack=self._prepack)
         return self._sessions[name]
 
     def free(self) -> None:
@@ -130,13 +130,17 @@ class MaskedSession:
 class CausalSession:
     """A session for the graph of a causal model, with a KV cache of one slot per text.
 
-    A slot of which no token was ``seen`` has states of zeros.
+    A slot of which no token was ``seen`` has states of zeros. ``hidden`` are the hidden states of
+    all tokens of the last pass, (num_tokens, hidden_size), if the graph gives them.
     """
+
+    hidden: Floats
 
     def __init__(self, graph: Graph, layout: KVLayout, slots: int, room: int) -> None:
         self._session = _loaded(graph).session()
         self.inputs = frozenset(value.name for value in self._session.get_inputs())
         types = {value.name: value.type for value in self._session.get_inputs()}
+        self._gives_hidden = "hidden" in {value.name for value in self._session.get_outputs()}
         half = types.get("past_key.0") == "tensor(float16)"
         self._dtype = np.dtype(np.float16 if half else np.float32)
         self._cache = {
@@ -151,11 +155,17 @@ class CausalSession:
         self.seen = np.zeros(slots, np.int64)
 
     def run(
-        self, first_slot: int, texts: Sequence[Ids], positions: Sequence[Ids] | None = None
+        self,
+        first_slot: int,
+        texts: Sequence[Ids],
+        positions: Sequence[Ids] | None = None,
+        previous_hidden: Floats | None = None,
     ) -> list[Floats]:
         """Appends a text to each slot from ``first_slot``; returns logits (length, vocab_size).
 
         ``positions`` are the tokens of each text whose logits are wanted; None for all.
+        ``previous_hidden`` (length, hidden_size) is what a graph for multi-token prediction reads
+        with its text.
         """
         slots = slice(first_slot, first_slot + len(texts))
         ids = _pad(texts)
@@ -173,6 +183,8 @@ class CausalSession:
             "rows": _flat_rows(texts, wanted),
             "lengths": np.array(lengths, np.int32),
         }
+        if previous_hidden is not None:
+            feeds["previous_hidden"] = np.ascontiguousarray(previous_hidden[None])
         binding = self._session.io_binding()
         for name, array in feeds.items():
             if name in self.inputs:
@@ -183,10 +195,15 @@ class CausalSession:
             place = ("cpu", 0, cache.dtype, view.shape, view.ctypes.data)
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
+        if self._gives_hidden:
+            binding.bind_output("hidden")
         binding.bind_output("logits")
         self._session.run_with_iobinding(binding)
         self.seen[slots] = totals
-        return _split(binding.get_outputs()[-1].numpy(), wanted)
+        *_, before, logits = binding.get_outputs()
+        if self._gives_hidden:
+            self.hidden = before.numpy()
+        return _split(logits.numpy(), wanted)
 
 
 class EncoderDecoderSession:

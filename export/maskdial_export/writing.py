@@ -22,10 +22,12 @@ from maskdial.bundle.manifest import (
     KERNEL_CHECK,
     LABEL_ENCODER,
     MANIFEST,
+    MTP_GRAPH,
     Family,
     GoldenCheck,
     InfillTokens,
     Manifest,
+    MultiTokenPrediction,
     ParityReport,
     QualityReport,
 )
@@ -34,6 +36,7 @@ from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
 from maskdial_export.checkpoint.gliner_labels import label_source
 from maskdial_export.checkpoint.integers import stored_matrices
+from maskdial_export.checkpoint.mtp import load_mtp
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
@@ -50,6 +53,7 @@ from maskdial_export.quantize.table import tied_head
 from maskdial_export.session import Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.heads import labels_of
+from maskdial_export.tracing.mtp import Mtp
 from maskdial_export.tracing.rewrite import packs_of
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
@@ -64,8 +68,9 @@ class Settings:
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
     fp32; ``strict`` refuses checkpoints with missing or unused weights; ``limit`` is how many
-    tokens a text may have, None for as many as the model reads; ``made`` has the int4 matrices that
-    the graphs of one model share.
+    tokens a text may have, None for as many as the model reads; ``drafts``: whether a layer for
+    multi-token prediction is exported with its model; ``made`` has the int4 matrices that the
+    graphs of one model share.
     """
 
     precision: Precision
@@ -76,6 +81,7 @@ class Settings:
     console: Console
     strict: bool = True
     limit: int | None = None
+    drafts: bool = True
     made: dict[str, Blocks] = field(default_factory=dict)
 
     def keeping(self, names: Collection[str], int8: Collection[str]) -> "Settings":
@@ -143,7 +149,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             console=console,
             folder=folder,
         )
-        checkpoint = replace(checkpoint, packs=packs)
+        checkpoint = replace(checkpoint, packs=packs, mtp=_read_mtp(source, checkpoint, settings))
         texts = read_files(source, checkpoint.tokenizer)
         decision, decision_template = read_decision(source)
         if decision_template is not None:
@@ -186,10 +192,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     if multiplies_int8 and not settings.gate.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
-    if graphs.encoder is not None:
+    if graphs.others:
         with phase(console, "Sharing the weights"):
-            share_weights(folder, (GRAPH, ENCODER_GRAPH))
-            names.remove(data_file(ENCODER_GRAPH))
+            share_weights(folder, (GRAPH, *graphs.others))
+        for name in graphs.others:
+            names.remove(data_file(name))
     names += _write_label_encoder(source, folder, settings)
     names += _write_field_head(checkpoint, folder, settings)
     kv = checkpoint.kv
@@ -212,6 +219,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             reads_left=_reads_left(source, checkpoint),
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
+            mtp=_describe_mtp(checkpoint),
             text_to_text=checkpoint.text_to_text,
             pair_template=checkpoint.pair_template,
             decision=decision,
@@ -231,6 +239,27 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         )
         write_manifest(folder, manifest)
     return Written(manifest, packs_of(graphs.graph.graph))
+
+
+def _read_mtp(source: Source, checkpoint: Checkpoint, settings: Settings) -> Mtp | None:
+    """The layer for multi-token prediction that is exported with a model, if it has one.
+
+    A server drafts with the kernels only, which compute int8 and int4.
+    """
+    if source.task != "generate" or source.both_ways or not settings.drafts:
+        return None
+    if settings.precision not in ("int8", "int4"):
+        return None
+    found = load_mtp(source, checkpoint.model)
+    if found is None:
+        return None
+    finding(settings.console, "the layer for multi-token prediction is exported as well")
+    return Mtp.of(checkpoint.model, found)
+
+
+def _describe_mtp(checkpoint: Checkpoint) -> MultiTokenPrediction | None:
+    mtp = checkpoint.mtp
+    return None if mtp is None else MultiTokenPrediction(hidden_size=mtp.hidden_size, kv=mtp.kv)
 
 
 def _write_label_encoder(source: Source, folder: Path, settings: Settings) -> list[str]:
@@ -291,25 +320,30 @@ def _quantizer(source: Source, checkpoint: Checkpoint, settings: Settings) -> Qu
 
 
 def _write_graphs(checkpoint: Checkpoint, folder: Path, settings: Settings) -> Graphs:
-    """Writes the fp32 graph, and that of the encoder; returns them with their modules' names."""
+    """Writes the fp32 graph and those beside it; returns them with their modules' names."""
     console = settings.console
     with phase(console, "Tracing"):
-        graph, encoder = checkpoint.trace(), checkpoint.trace_encoder()
+        graph = checkpoint.trace()
+        traced = {ENCODER_GRAPH: checkpoint.trace_encoder(), MTP_GRAPH: checkpoint.trace_mtp()}
     with phase(console, "Optimizing"):
         graph = optimize(graph, checkpoint.packs)
-        encoder = encoder and optimize(encoder)
-        named = Graphs(graph.clone(), encoder and encoder.clone())  # saving removes the names
+        others = {name: optimize(other) for name, other in traced.items() if other is not None}
+        # Saving removes the names
+        named = Graphs(graph.clone(), {name: other.clone() for name, other in others.items()})
     with phase(console, "Writing"):
         save(graph, folder / GRAPH)
-        if encoder is not None:
-            save(encoder, folder / ENCODER_GRAPH)
+        for name, other in others.items():
+            save(other, folder / name)
     return named
 
 
 def _check(checkpoint: Checkpoint, graph: Loaded, golden: Golden, settings: Settings) -> _Checked:
-    """Compares the fp32 graph with torch."""
+    """Compares the fp32 graphs with torch."""
     with phase(settings.console, "Checking parity"), _onnxruntime_errors():
         measured = checkpoint.parity(graph).measure(settings.tolerance)
+        if checkpoint.mtp is not None and checkpoint.kv is not None:
+            own = graph.path.parent / MTP_GRAPH
+            checkpoint.mtp.check(graph, checkpoint.kv, own, settings.tolerance)
         allowed = SLACK * measured.report.tolerance
         check = golden.check(golden.expected, allowed)
     report = measured.report.model_copy(update={"doubt": checkpoint.doubt})

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
@@ -21,6 +22,7 @@ from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.draft import Proposer
 from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.model import DraftModel
+from maskdial.causal.drafts.mtp import MtpDrafts
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
@@ -268,10 +270,17 @@ class Tally(EngineMetrics):
 class Bench:
     """An engine without its thread: tests run it step by step, in their event loop."""
 
-    def __init__(self, engine: CausalEngine, runner: WatchedRunner, tally: Tally) -> None:
+    def __init__(
+        self,
+        engine: CausalEngine,
+        runner: WatchedRunner,
+        tally: Tally,
+        model: DraftModel | None = None,
+    ) -> None:
         self.engine = engine
         self.runner = runner
         self.tally = tally
+        self.model = model
 
     def submit(
         self, request: Request, shared: SharedPrompt | None = None, timeout: float | None = None
@@ -314,6 +323,22 @@ class Bench:
         return asyncio.run(main())
 
 
+class WatchedDrafts(MtpDrafts):
+    """Keeps what was drafted after which text."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.drafted: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def propose(
+        self, sequences: SequenceOf[Sequence], sizes: SequenceOf[int]
+    ) -> list[tuple[int, ...]]:
+        proposed = super().propose(sequences, sizes)
+        texts = [tuple(each.token_ids.tolist()) for each in sequences]
+        self.drafted += [pair for pair in zip(texts, proposed, strict=True) if pair[1]]
+        return proposed
+
+
 class LoadedModel:
     """A causal model, loaded once."""
 
@@ -323,8 +348,12 @@ class LoadedModel:
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
         # As the server does: where the kernels are built, these tests hold for them.
         self.kernels = find_kernels("auto")
-        options = SessionOptions("cpu", 1, False, kernels=self.kernels, kv_cache="auto")
-        self.session = Session(self.bundle.graph, options)
+        mtp = self.manifest.mtp
+        self.options = SessionOptions(
+            "cpu", 1, False, kernels=self.kernels, kv_cache="auto", gives_hidden=mtp is not None
+        )
+        self.session = Session(self.bundle.graph, self.options)
+        self.hidden_size = mtp.hidden_size if mtp is not None and self.session.is_exact else 0
         assert self.manifest.kv is not None
         self.layout = self.manifest.kv.stored_as(self.session.kv_cache)
         self.compiler = GrammarCompiler(
@@ -343,11 +372,12 @@ class LoadedModel:
         together: bool = True,
         answers: Answers | None = None,
         model: DraftModel | None = None,
+        mtp_slots: int = 0,
         proposers: SequenceOf[Proposer] = (ForcedText(), Prediction(), PromptLookup()),
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
-        """A fresh engine."""
+        """A fresh engine; with ``mtp_slots``, it drafts by its layer for multi-token prediction."""
         layout = self.layout
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
@@ -358,7 +388,10 @@ class LoadedModel:
             vocab_size=vocab_size,
             max_tokens=max_length + MAX_PASS_DRAFTS,
             max_rows=max_length + MAX_PASS_DRAFTS,
+            hidden_size=self.hidden_size,
         )
+        if mtp_slots:
+            model = self.mtp_drafts(runner, mtp_slots)
         block_bytes = layout.query_block * layout.bytes_per_token + layout.state_bytes
         cache_bytes = int(cache_blocks * block_bytes)
         tally = Tally()
@@ -399,7 +432,7 @@ class LoadedModel:
             metrics=tally.metrics,
             name=NAME,
         )
-        return Bench(engine, runner, tally)
+        return Bench(engine, runner, tally, model)
 
     def draft_model(self, slots: int = 8, *, fail_at: int | None = None) -> DraftModel:
         """This model as a draft model."""
@@ -412,6 +445,29 @@ class LoadedModel:
         )
         runner.fail_at = fail_at
         return DraftModel(runner, slots=slots, max_length=MAX_LENGTH, chunk_tokens=40, name=NAME)
+
+    def mtp_runner(self, slots: int) -> Runner:
+        """The layer for multi-token prediction."""
+        assert self.manifest.mtp is not None
+        session = Session(self.bundle.mtp, self.options)
+        return Runner(
+            session,
+            self.manifest.mtp.kv.stored_as(session.kv_cache),
+            slots=slots,
+            max_length=MAX_LENGTH,
+            vocab_size=self.manifest.vocab_size,
+            hidden_size=self.hidden_size,
+        )
+
+    def mtp_drafts(self, main: Runner, slots: int) -> "WatchedDrafts":
+        return WatchedDrafts(
+            self.mtp_runner(slots),
+            main,
+            slots=slots,
+            max_length=MAX_LENGTH,
+            chunk_tokens=40,
+            name=NAME,
+        )
 
     def request(
         self, prompt: str | SequenceOf[int], *, seed: int | None = None, **params: object
@@ -435,6 +491,12 @@ def starter() -> LoadedModel:
     assert loaded.manifest.kv is not None
     assert loaded.manifest.kv.query_block == BLOCK
     return loaded
+
+
+@pytest.fixture(scope="session")
+def circling_model(circling: Path) -> LoadedModel:
+    """A small int8 model with a layer for multi-token prediction."""
+    return LoadedModel(load_bundle("circling", circling / "bundle"))
 
 
 @pytest.fixture(scope="session")

@@ -108,7 +108,7 @@ def quantize(tmp_path: Path) -> Quantize:
             {},
             StoredIntegers({}, precision),
         )
-        return quantizer.replace(Graphs(model.graph, None), path, Loaded(path))[0]
+        return quantizer.replace(Graphs(model.graph, {}), path, Loaded(path))[0]
 
     return run
 

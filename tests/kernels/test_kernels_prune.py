@@ -197,3 +197,13 @@ def test_a_causal_starter_gets_the_same_bits(
         results.append([*passes, np.array(together)])
     for narrowed, plain in zip(*results, strict=True):
         np.testing.assert_array_equal(narrowed, plain)
+
+
+def test_hidden_states_that_nobody_asks_for_leave_the_graph(circling: Path) -> None:
+    """Otherwise the last layer would compute all tokens of prompts, for nothing."""
+    for gives_hidden in (True, False):
+        rewritten = rewrite(circling / "bundle" / "model.onnx", gives_hidden=gives_hidden)
+        graph = onnx.load_from_string(rewritten.model).graph
+        assert ("hidden" in {value.name for value in graph.output}) == gives_hidden
+        attention = [node for node in graph.node if node.op_type.endswith("CausalAttention")][-1]
+        assert len(attention.input) == (12 if gives_hidden else 13)

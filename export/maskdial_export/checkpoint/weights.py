@@ -29,6 +29,7 @@ from maskdial_export.checkpoint.dequantize import dequantize
 from maskdial_export.checkpoint.gliner import load_finder
 from maskdial_export.checkpoint.gliner2 import load_extractor
 from maskdial_export.checkpoint.gliner_labels import load_label_encoder
+from maskdial_export.checkpoint.mtp import without_mtp
 from maskdial_export.checkpoint.source import GLINER, GLINER2, Source
 from maskdial_export.checkpoint.text_part import take_text_part, towers_left_out
 from maskdial_export.errors import ExportError, first_line
@@ -113,7 +114,7 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
         model = merge_adapter(model, source.adapter)
     model.eval()
     _check_scales(source, info["unexpected_keys"])
-    unused = info["unexpected_keys"]
+    unused = without_mtp(model, info["unexpected_keys"])
     loaded = LoadedModel(model, None)
     if decides:
         missing -= {"proj.bias"}  # that of a readout without one starts at zero

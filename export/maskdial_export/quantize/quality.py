@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rich.console import Console
 from torch import Tensor
 
-from maskdial.bundle.manifest import ENCODER_GRAPH, GRAPH, QualityReport
+from maskdial.bundle.manifest import GRAPH, QualityReport
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.errors import ExportError
@@ -109,16 +109,18 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """A model's fp32 graph with its modules' names, and that of its encoder if it has one."""
+    """A model's fp32 graph with its modules' names, and others that share weights with it.
+
+    ``others``, by the names of their files: that of its encoder, or of what drafts for it.
+    """
 
     graph: ir.Model
-    encoder: ir.Model | None
+    others: Mapping[str, ir.Model]
 
     @property
     def files(self) -> list[str]:
         """The names of the files that they are written to."""
-        names = [GRAPH, ENCODER_GRAPH][: 1 + (self.encoder is not None)]
-        return [file for name in names for file in (name, data_file(name))]
+        return [file for name in (GRAPH, *self.others) for file in (name, data_file(name))]
 
 
 class Quantizer:
@@ -173,7 +175,7 @@ class Quantizer:
         self._moments: Mapping[str, Tensor] | None = None
 
     def replace(self, graphs: Graphs, path: Path, fp32: Loaded) -> tuple[QualityReport, Loaded]:
-        """Replaces the fp32 graph at ``path`` by a quantized one, and its encoder's next to it.
+        """Replaces the fp32 graph at ``path`` by a quantized one, and the others next to it.
 
         ``fp32`` is the graph at ``path``, which is freed. Returns the quality of the new one, and
         that graph.
@@ -199,8 +201,9 @@ class Quantizer:
         for attempt in self._attempts(graphs.graph):
             with phase(self.console, "Quantizing"):
                 save(self._lowered(graphs.graph, attempt), path)
-                if graphs.encoder is not None:
-                    save(self._lowered(graphs.encoder, attempt), path.parent / ENCODER_GRAPH)
+                for name, graph in graphs.others.items():  # which read other inputs
+                    lowered = self._lowered(graph, replace(attempt, ranges={}))
+                    save(lowered, path.parent / name)
             quantized = Loaded(path)
             with phase(self.console, "Checking quality") as show:
                 answers = self.evaluation.answers(quantized, show)
@@ -221,7 +224,7 @@ class Quantizer:
         """Trains the scales of the 4-bit matrices, once for all graphs that share them."""
         known = set(self.made)
         with phase(self.console, "Quantizing"):
-            for graph in filter(None, (graphs.graph, graphs.encoder)):
+            for graph in (graphs.graph, *graphs.others.values()):
                 self._lowered(graph, _Attempt())
         new = {name: blocks for name, blocks in self.made.items() if name not in known}
         if not new:
@@ -263,9 +266,8 @@ class Quantizer:
         ):
             path = Path(temporary) / GRAPH
             save(self._lowered(graphs.graph, attempt, weights_only=True), path)
-            if graphs.encoder is not None:
-                encoder = self._lowered(graphs.encoder, attempt, weights_only=True)
-                save(encoder, path.parent / ENCODER_GRAPH)
+            for name, graph in graphs.others.items():
+                save(self._lowered(graph, attempt, weights_only=True), path.parent / name)
             answers = self.evaluation.answers(Loaded(path, prepack=False), show)
             comparison = self.evaluation.compare(reference, answers)
         finding(

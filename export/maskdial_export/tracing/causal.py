@@ -93,11 +93,17 @@ def can_continue(model: PreTrainedModel, survey: Survey) -> bool:
 
 
 class CausalGraph(nn.Module):
-    """A causal model with the inputs and outputs that `maskdial.bundle.bundle` documents."""
+    """A causal model with the inputs and outputs that `maskdial.bundle.bundle` documents.
 
-    def __init__(self, model: PreTrainedModel, survey: Survey) -> None:
+    With ``gives_hidden``, these are also the hidden states of all tokens.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, survey: Survey, *, gives_hidden: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
+        self.gives_hidden = gives_hidden
         self.attention = CausalAttention(survey.layers)
         self.recurrence = Recurrence()
         # The head of a decision model hands everything to what it stands on
@@ -114,29 +120,42 @@ class CausalGraph(nn.Module):
         lengths: Tensor,
         past: list[tuple[Tensor, Tensor]],
         states: list[Tensor],
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], list[Tensor]]:
+        previous_hidden: Tensor | None = None,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], list[Tensor], list[Tensor]]:
         self.attention.begin(past, seqlens_k, total_sequence_length)
         settings: dict[str, Any] = {"position_ids": position_ids} if self.numbers_positions else {}
         if states:
             self.recurrence.begin(states, lengths, input_ids.shape[1])
             settings["use_cache"] = False  # of transformers, whose layers would fill it
-        with gather_rows(trunk(self.model), rows):
+        if previous_hidden is not None:
+            settings["previous_hidden"] = previous_hidden
+        with gather_rows(trunk(self.model), rows) as read:
             output = self.model(input_ids=input_ids, **settings)
         present = self.attention.present, self.recurrence.present
-        return output.logits.squeeze(0).float(), *present
+        return output.logits.squeeze(0).float(), *present, read if self.gives_hidden else []
 
 
-def trace(model: PreTrainedModel, survey: Survey) -> ir.Model:
-    """Traces a causal model, float32 or float16, for any batch, length and cache size."""
-    graph = CausalGraph(model, survey)
+def trace(
+    model: PreTrainedModel, survey: Survey, *, gives_hidden: bool = False, hidden_size: int = 0
+) -> ir.Model:
+    """Traces a causal model, float32 or float16, for any batch, length and cache size.
+
+    Args:
+        model: the model.
+        survey: of the model.
+        gives_hidden: whether the hidden states of all tokens are an output.
+        hidden_size: that of the input ``previous_hidden``, for a model that reads another's hidden
+            states.
+    """
+    graph = CausalGraph(model, survey, gives_hidden=gives_hidden)
     layout = kv_layout(survey)
     with attending(model, survey, graph.attention), recurring(model, graph.recurrence):
         return trace_by_layers(
-            model, survey, graph, lambda num_layers: _trace(graph, layout, num_layers)
+            model, survey, graph, lambda num_layers: _trace(graph, layout, num_layers, hidden_size)
         )
 
 
-def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int) -> ir.Model:
+def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int, hidden_size: int) -> ir.Model:
     batch, length, room = 2, 5, 11
     empties = [
         torch.zeros(batch, heads.num_heads, room, heads.head_dim, dtype=graph.model.dtype)
@@ -164,10 +183,15 @@ def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int) -> ir.Model:
         "past": [past_shape] * num_layers,
         "states": [{0: dynamic}] * len(layout.states),
     }
+    if hidden_size:
+        inputs["previous_hidden"] = torch.zeros(batch, length, hidden_size)
+        shapes["previous_hidden"] = {0: dynamic, 1: dynamic}
     layers = range(num_layers)
     pasts = [name for i in layers for name in (f"past_key.{i}", f"past_value.{i}")]
     presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
     states = range(len(layout.states))
-    input_names = [*list(inputs)[:-2], *pasts, *(f"past_state.{i}" for i in states)]
+    input_names = [*list(inputs)[:6], *pasts, *(f"past_state.{i}" for i in states)]
+    input_names += ["previous_hidden"] * bool(hidden_size)
     output_names = ["logits", *presents, *(f"present_state.{i}" for i in states)]
+    output_names += ["hidden"] * graph.gives_hidden
     return to_onnx_ir(graph, inputs, shapes, input_names, output_names)

@@ -56,21 +56,23 @@ def trunk(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextmanager
-def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[None]:
+def gather_rows(base_model: nn.Module, rows: Tensor) -> Iterator[list[Tensor]]:
     """Lets the base model return only the hidden states of ``rows``.
 
     The head that follows then runs on (1, num_rows, hidden_size) instead of
-    (batch, length, hidden_size). ``rows`` are indices into the flattened batch, int64.
+    (batch, length, hidden_size). ``rows`` are indices into the flattened batch, int64. The list
+    gets the hidden states of all tokens, (batch * length, hidden_size).
     """
+    states: list[Tensor] = []
 
     def gather(_module: nn.Module, _args: Any, output: Any) -> Any:
-        hidden: Tensor = output[0]
-        output["last_hidden_state"] = hidden.flatten(0, 1).index_select(0, rows)[None]
+        states.append(output[0].flatten(0, 1))
+        output["last_hidden_state"] = states[-1].index_select(0, rows)[None]
         return output
 
     hook = base_model.register_forward_hook(gather)
     try:
-        yield
+        yield states
     finally:
         hook.remove()
 

@@ -10,6 +10,7 @@ A bundle holds everything the server needs and nothing else::
     chat_template.jinja, generation_config.json      if the checkpoint has them
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
+    mtp.onnx          of a causal model whose checkpoint brings a layer for drafts: its graph
     counts.onnx       of a model that finds what a schema names: the queries of its fields
     boundaries.onnx   or, if it pairs boundaries: the spans of its fields
     labels/           of a model that finds entities, if another one encodes the labels: a bundle
@@ -50,7 +51,12 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1. With recurrent
   layers also ``lengths`` int32 (batch,), the valid new tokens of each row, perhaps none, and
   ``past_state.I``, float32 of the shapes `KVLayout.states`, zero before a text's first token; the
-  outputs ``present_state.I`` may share their memory.
+  outputs ``present_state.I`` may share their memory. With ``mtp.onnx`` there is an output
+  ``hidden`` float32 (tokens, hidden_size), the hidden states of all tokens after the last norm,
+  padding included. ``mtp.onnx`` is a causal graph over a cache of its own
+  (`MultiTokenPrediction.kv`): its tokens are a text's from the second one on, and its input
+  ``previous_hidden`` float32 (batch, new_tokens, hidden_size) has the hidden state of the token
+  before each. Its own output ``hidden`` stands for those that the model has not computed yet.
 * encoder-decoder, ``model.onnx``: the decoder, as causal with new_tokens 1, and also
   ``cross_key.I`` and ``cross_value.I``, which are only read, (batch, num_heads,
   max_source_length, head_dim), with ``source_seqlens_k`` int32 (batch,), tokens of the source text
@@ -77,6 +83,7 @@ from maskdial.bundle.manifest import (
     GRAPH,
     LABEL_ENCODER,
     MANIFEST,
+    MTP_GRAPH,
     SCHEMA_VERSION,
     TOKENIZER,
     Manifest,
@@ -126,6 +133,11 @@ class Bundle:
     def encoder(self) -> Path:
         """The encoder's graph of an encoder-decoder model."""
         return self.path / ENCODER_GRAPH
+
+    @property
+    def mtp(self) -> Path:
+        """The graph of a layer for multi-token prediction."""
+        return self.path / MTP_GRAPH
 
     def label_encoder(self) -> "Bundle | None":
         """The bundle that turns labels into vectors, whose files were verified with its own.
@@ -250,6 +262,8 @@ def _verify(
     others: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
     if manifest.extraction is not None:
         others = (manifest.extraction.graph,)
+    if manifest.mtp is not None:
+        others = (MTP_GRAPH,)
     if manifest.entities is not None and manifest.entities.encodes_labels:
         own = (MANIFEST, GRAPH, TOKENIZER)
         others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)

@@ -23,6 +23,7 @@ TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
 COUNT_GRAPH = "counts.onnx"
 BOUNDARY_GRAPH = "boundaries.onnx"
+MTP_GRAPH = "mtp.onnx"
 SCHEMA_MARKERS = (
     "[SEP_STRUCT]",
     "[SEP_TEXT]",
@@ -199,6 +200,16 @@ class IntegerKVLayout(KVLayout):
 
     def width(self, heads: Heads) -> int:
         return heads.head_dim + CACHE_HEADERS[self.integer]
+
+
+class MultiTokenPrediction(_Frozen):
+    """A layer that predicts the token after the next one, for drafts: `MTP_GRAPH`.
+
+    ``kv`` is its own KV cache, ``hidden_size`` the columns of the hidden states that it reads.
+    """
+
+    hidden_size: int = Field(gt=0)
+    kv: KVLayout
 
 
 class MultiVector(_Frozen):
@@ -510,6 +521,9 @@ class Manifest(_Frozen):
         False, description="of the masked family: whether tokens attend to earlier ones only"
     )
     kv: KVLayout | None = None
+    mtp: MultiTokenPrediction | None = Field(
+        None, description="what drafts for the model, if the checkpoint brings it"
+    )
     text_to_text: TextToText | None = None
     pair_template: PairTemplate | None = None
     decision: Decision | None = Field(

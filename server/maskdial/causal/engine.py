@@ -98,7 +98,8 @@ class CausalEngine(Engine):
         )
         self._prefix_cache = prefix_cache
         self._speculation = speculation
-        self._executor = Executor(runner, prefix_cache, metrics, name, encoder)
+        keep_hidden = None if speculation is None else speculation.keep_hidden
+        self._executor = Executor(runner, prefix_cache, metrics, name, encoder, keep_hidden)
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
             sampler or Sampler(vocab_size, ends, never),

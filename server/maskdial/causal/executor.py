@@ -134,6 +134,7 @@ class Executor:
         metrics: the model's instruments.
         name: the model's, for messages.
         encoder: of an encoder-decoder model.
+        keep_hidden: is called after each pass, with the sequences that it read tokens of.
     """
 
     def __init__(
@@ -143,9 +144,11 @@ class Executor:
         metrics: ModelMetrics,
         name: str,
         encoder: SourceEncoder | None = None,
+        keep_hidden: Callable[[tuple[Sequence, ...]], None] | None = None,
     ) -> None:
         self._runner = runner
         self._encoder = encoder
+        self._keep_hidden = keep_hidden
         self._prefix_cache = prefix_cache
         self._metrics = metrics
         self._name = name
@@ -426,6 +429,8 @@ class Executor:
             return Output(sequences, _NO_LOGITS, error=GenerationError(message))
         seconds = time.perf_counter() - started_at
         self._metrics.observe_pass(seconds, size.num_rows, size.num_tokens, size.padded_tokens)
+        if self._keep_hidden is not None:
+            self._keep_hidden(sequences)
         return Output(sequences, logits)
 
 

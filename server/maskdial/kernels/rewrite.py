@@ -151,7 +151,13 @@ class Rewritten:
     projections: Mapping[str, Projection]
 
 
-def rewrite(path: Path, kv_cache: CacheChoice = "float", *, adapters: bool = False) -> Rewritten:
+def rewrite(
+    path: Path,
+    kv_cache: CacheChoice = "float",
+    *,
+    adapters: bool = False,
+    gives_hidden: bool = False,
+) -> Rewritten:
     """Reads a graph and rewrites it.
 
     Args:
@@ -159,6 +165,8 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float", *, adapters: bool = Fal
         kv_cache: element type of the KV cache. ``auto``: int16 if the kernels compute all
             attention, and products are quantized; else float.
         adapters: whether texts may have adapters (`maskdial.kernels.adapt`).
+        gives_hidden: whether to leave the output ``hidden``, for which the last layer computes all
+            tokens.
 
     Raises:
         BundleError: it cannot be read, or names the kernels itself, which no exported graph does.
@@ -172,6 +180,8 @@ def rewrite(path: Path, kv_cache: CacheChoice = "float", *, adapters: bool = Fal
     if any(each.domain == DOMAIN for each in imports):
         raise BundleError(f"{path} uses operators of the domain {DOMAIN!r}; export the model again")
     graph = Graph(model.graph)
+    if not gives_hidden:
+        _remove_outputs(graph, {"hidden"})
     num_replaced = _replace_operators(graph)
     integer: CacheInteger | None = None
     if kv_cache == "auto":

@@ -29,7 +29,7 @@ from maskdial.errors import BundleError, ConfigError
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.metrics import Metrics
-from maskdial.registry.drafts import find_max_drafts, make_speculation
+from maskdial.registry.drafts import find_max_drafts, hidden_size, make_speculation
 from maskdial.registry.golden import (
     LONG_PASS,
     causal_logits,
@@ -68,7 +68,12 @@ def make_causal(
     manifest, provider = bundle.manifest, placement.provider
     if manifest.kv is None:
         raise BundleError(f"model {bundle.name!r}: a causal bundle without a KV layout")
-    options = replace(options, stream=placement.memory.stream, kv_cache=config.kv_cache_dtype)
+    options = replace(
+        options,
+        stream=placement.memory.stream,
+        kv_cache=config.kv_cache_dtype,
+        gives_hidden=hidden_size(bundle, config) > 0,
+    )
     session = _session(bundle, config, placement, options)
     layout = manifest.kv.stored_as(session.kv_cache)
     block_tokens = _block_tokens(session, layout, provider)
@@ -273,6 +278,7 @@ def _runner(
         max_rows=max(slots, layout.query_block + 1) + num_drafted,
         max_ahead=min(chunk_tokens, MOST_TOKENS) if placement.memory.on_host else 0,
         max_source_length=source_length,
+        hidden_size=hidden_size(bundle, config) if session.is_exact else 0,
         batch_sizes=placement.provider.batch_sizes,
     )
 

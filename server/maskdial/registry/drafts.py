@@ -3,12 +3,14 @@
 import logging
 from dataclasses import replace
 
+import numpy as np
 import tokenizers
 
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.model import DraftModel
+from maskdial.causal.drafts.mtp import MtpDrafts
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import Speculation
@@ -16,6 +18,7 @@ from maskdial.config import Config
 from maskdial.errors import ConfigError
 from maskdial.metrics import ModelMetrics
 from maskdial.registry.catalog import find_bundles
+from maskdial.runtime.piece import Piece
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -43,6 +46,13 @@ def find_max_drafts(bundle: Bundle, session: Session, config: Config, *, on_host
     if config.speculative_tokens is None:
         return _DRAFTS if session.is_exact and on_host else 0
     return config.speculative_tokens
+
+
+def hidden_size(bundle: Bundle, config: Config) -> int:
+    """The columns of the hidden states that drafts are made from; 0 if none are."""
+    mtp = bundle.manifest.mtp
+    drafts_itself = config.draft in (None, bundle.name) and config.speculative_tokens != 0
+    return mtp.hidden_size if mtp is not None and drafts_itself else 0
 
 
 def make_speculation(
@@ -83,10 +93,12 @@ def _draft_model(
     *,
     exact: bool,
 ) -> DraftModel | None:
-    """The model of ``--draft``, loaded for a model with its vocabulary."""
+    """The model of ``--draft``, loaded for a model with its vocabulary; or else what the model's
+    own bundle has for drafts.
+    """
     name = config.draft
     if name is None or name == bundle.name:
-        return None
+        return _mtp_drafts(bundle, runner, options, config, chunk_tokens) if exact else None
     if not exact:
         _log.warning(
             "model %s runs without the draft model %s: its own last bits would depend on it; see "
@@ -132,6 +144,47 @@ def _draft_model(
         max_length=drafting.max_length,
         chunk_tokens=chunk_tokens,
         name=name,
+    )
+
+
+def _mtp_drafts(
+    bundle: Bundle, runner: Runner, options: SessionOptions, config: Config, chunk_tokens: int
+) -> MtpDrafts | None:
+    """The layer for multi-token prediction of a model's bundle, if it has one."""
+    size, mtp = hidden_size(bundle, config), bundle.manifest.mtp
+    if not size or mtp is None:
+        return None
+    session = Session(
+        bundle.mtp, replace(options, kv_cache="auto", adapters=False, gives_hidden=True)
+    )
+    if not session.is_exact:
+        _log.warning(
+            "model %s runs without its layer for multi-token prediction: the kernels do not "
+            "compute all of it",
+            bundle.label,
+        )
+        return None
+    drafting = Runner(
+        session,
+        mtp.kv.stored_as(session.kv_cache),
+        slots=runner.slots,
+        max_length=runner.max_length,
+        vocab_size=bundle.manifest.vocab_size,
+        max_tokens=chunk_tokens,
+        max_rows=runner.slots,
+        hidden_size=size,
+    )
+    none, before = np.empty(0, np.int64), np.zeros((1, size), np.float32)
+    first = Piece.of(0, np.zeros(1, np.int64), 0)._replace(previous_hidden=before)
+    assert drafting.decode_and_prefill is not None, "an exact graph has the shared pass"
+    drafting.decode_and_prefill(none, none, none, [first])  # as a draft model's warm-up
+    return MtpDrafts(
+        drafting,
+        runner,
+        slots=drafting.slots,
+        max_length=drafting.max_length,
+        chunk_tokens=chunk_tokens,
+        name=bundle.name,
     )
 
 

@@ -16,6 +16,8 @@ class Piece(NamedTuple):
         rows: int64 (num_logits,), the places among them of those to compute logits for.
         ahead: int64 (num_tokens,), how many of the tokens behind it each one sees, none less far
             than the one before it. None: none sees any, as under the causal mask.
+        previous_hidden: float32 (num_tokens, hidden_size), the hidden states of the tokens before
+            them; of a graph for multi-token prediction, with every piece.
     """
 
     slot: int
@@ -23,6 +25,7 @@ class Piece(NamedTuple):
     start: int
     rows: NDArray[np.int64]
     ahead: NDArray[np.int64] | None = None
+    previous_hidden: NDArray[np.float32] | None = None
 
     @classmethod
     def of(

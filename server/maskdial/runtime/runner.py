@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,6 +22,7 @@ _NEW_TOKENS = "new_tokens"
 _LENGTHS = "lengths"
 _ADAPTERS = "adapters"
 _AHEAD = "tokens_ahead"
+_HIDDEN, _PREVIOUS_HIDDEN = "hidden", "previous_hidden"
 
 
 class Runner:
@@ -49,6 +51,8 @@ class Runner:
             in addition to those and their rows of logits; of a graph that has such passes.
         max_source_length: maximum number of tokens of a source text, for the decoder of an
             encoder-decoder model, whose passes have one token per row.
+        hidden_size: columns of the hidden states that the graph gives, and perhaps reads. Default:
+            they are left alone.
         batch_sizes: the sizes that decode steps are padded to, ascending, in addition to ``slots``,
             so that each of them can be captured as a CUDA graph. Default: no padding.
 
@@ -74,6 +78,7 @@ class Runner:
         max_rows: int | None = None,
         max_ahead: int = 0,
         max_source_length: int | None = None,
+        hidden_size: int = 0,
         batch_sizes: Sequence[int] = (),
     ) -> None:
         self._session = session
@@ -102,6 +107,11 @@ class Runner:
         summarizes = SUMMARY.keys() <= set(session.output_names)
         self._decode_logits = _LogitsBuffer(io, slots, vocab_size, summarizes=summarizes)
         self._prefill_logits = _LogitsBuffer(io, max_rows, vocab_size, summarizes=summarizes)
+        self._hidden, self._hidden_view = None, None
+        if hidden_size:
+            self._hidden = io.allocate((max_tokens, hidden_size), np.dtype(np.float32))
+            self._hidden_view = io.view(self._hidden)
+        self._last_read = 0, np.zeros(0, np.int64)
         inputs = {
             "input_ids": Staging(io, max_tokens, np.int64),
             "position_ids": Staging(io, max_tokens, np.int64),
@@ -112,6 +122,7 @@ class Runner:
             _LENGTHS: Staging(io, slots, np.int32),
             _ADAPTERS: Staging(io, slots, np.int64),
             _AHEAD: Staging(io, max_tokens, np.int32),
+            _PREVIOUS_HIDDEN: Staging(io, max_tokens * hidden_size, np.float32),
         }
         self._inputs = {n: each for n, each in inputs.items() if n in session.input_names}
         takes_adapters = _ADAPTERS in session.input_names
@@ -250,10 +261,37 @@ class Runner:
             if ahead is not None and piece.ahead is not None:
                 ahead[row, :size] = piece.ahead
         flat = np.concatenate(wanted)
-        self._run(first, input_ids, starts, num_tokens, flat, self._prefill_logits, ahead=ahead)
+        hidden = None
+        if _PREVIOUS_HIDDEN in self._inputs:
+            in_order = sorted(pieces, key=lambda piece: piece.slot)
+            rows_of = [each.previous_hidden for each in in_order]
+            hidden = np.concatenate([each for each in rows_of if each is not None])[None]
+        self._run(
+            first,
+            input_ids,
+            starts,
+            num_tokens,
+            flat,
+            self._prefill_logits,
+            ahead=ahead,
+            hidden=hidden,
+        )
         took = np.flatnonzero(num_tokens)
         self.cache.lengths[first + took] = (starts + num_tokens)[took]
         return self._prefill_logits.first(len(flat))
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """The hidden states of the tokens that the last pass read in a slot.
+
+        Only of a graph that takes rows of different lengths, and with a ``hidden_size``.
+
+        Returns:
+            float32 (num_tokens, hidden_size), valid until the next pass.
+        """
+        first, num_tokens = self._last_read
+        end = int(num_tokens[: slot - first + 1].sum())
+        assert self._hidden_view is not None, "only a runner in main memory has hidden states"
+        return self._hidden_view[end - int(num_tokens[slot - first]) : end]
 
     def warm_up(self) -> None:
         """Runs a first pass of each kind, which captures the decode steps; all slots are empty."""
@@ -312,6 +350,7 @@ class Runner:
         taken: NDArray[np.bool_] | None = None,
         cache: KVCache | None = None,
         ahead: NDArray[np.int64] | None = None,
+        hidden: NDArray[np.float32] | None = None,
     ) -> None:
         """One pass of ``input_ids`` (batch, longest), right-padded, in the slots from ``slot`` on.
 
@@ -320,7 +359,7 @@ class Runner:
         ``captured_size`` the pass is captured under that number, if the session captures passes.
         Rows that are not ``taken``, bool (batch,), are dummies, which change no states. The slots
         are those of ``cache``, by default the runner's own. ``ahead`` (batch, longest) is that of
-        each piece.
+        each piece, ``hidden`` (1, sum of num_tokens, hidden_size) the hidden states before them.
         """
         last = starts + num_tokens - 1
         batch, position_ids = len(input_ids), starts[:, None] + np.arange(input_ids.shape[1])
@@ -329,7 +368,7 @@ class Runner:
             rows = (np.cumsum(valid) - 1)[rows]
             input_ids, position_ids = input_ids[valid][None], position_ids[valid][None]
             ahead = None if ahead is None else ahead[valid]
-        feeds = {
+        feeds: dict[str, NDArray[Any]] = {
             "input_ids": input_ids,
             "position_ids": position_ids,
             "seqlens_k": last,
@@ -339,6 +378,8 @@ class Runner:
         }
         if ahead is not None:
             feeds[_AHEAD] = ahead
+        if hidden is not None:
+            feeds[_PREVIOUS_HIDDEN] = hidden
         self._pass(slot, batch, int(last.max()) + 1, feeds, logits, captured_size, cache)
 
     def _pass(
@@ -346,7 +387,7 @@ class Runner:
         slot: int,
         batch: int,
         total_length: int,
-        feeds: dict[str, NDArray[np.int64]],
+        feeds: dict[str, NDArray[Any]],
         logits: "_LogitsBuffer",
         captured_size: int | None = None,
         cache: KVCache | None = None,
@@ -373,6 +414,9 @@ class Runner:
                 binding.bind_input(name, "cpu", staging.write(np.array(lengths[name])))
             for name, buffer in logits.outputs(len(feeds["rows"])):
                 binding.bind_output(name, device, buffer)
+            if self._hidden is not None:
+                self._last_read = slot, feeds[_NEW_TOKENS]
+                binding.bind_output(_HIDDEN, device, self._hidden[: feeds["input_ids"].size])
             self._session.run_with_binding(binding.ort, captured_size)
         self._memory.synchronize()
 

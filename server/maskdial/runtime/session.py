@@ -40,6 +40,7 @@ class SessionOptions:
             Runtime's.
         kv_cache: what the graph's KV cache is to consist of, if it has one.
         adapters: whether texts may have adapters, which needs the kernels.
+        gives_hidden: whether the kernels' graph gives the hidden states of all tokens, if it can.
         profile: where `Session.end_profile` finds what each operator of each pass did, a file whose
             name begins so; None for no profile.
     """
@@ -52,6 +53,7 @@ class SessionOptions:
     kernels: Kernels | None = None
     kv_cache: CacheChoice = "float"
     adapters: bool = False
+    gives_hidden: bool = False
     profile: Path | None = None
 
 
@@ -166,7 +168,12 @@ class Session:
         """What to load: the graph rewritten for the kernels, or its path if they have no part."""
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
-        rewritten = rewrite(graph, options.kv_cache, adapters=options.adapters)
+        rewritten = rewrite(
+            graph,
+            options.kv_cache,
+            adapters=options.adapters,
+            gives_hidden=options.gives_hidden,
+        )
         if not rewritten.num_replaced:
             return str(graph)
         settings.register_custom_ops_library(str(kernels.path))

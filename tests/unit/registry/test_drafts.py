@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,7 +14,7 @@ from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
 from maskdial.errors import ConfigError
 from maskdial.kernels.installed import find_kernels
-from maskdial.metrics import Metrics
+from maskdial.metrics import DraftKind, Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.drafts import _has_same_tokens
 from maskdial.registry.loading import load_model
@@ -29,10 +29,12 @@ def config_of(**settings: Any) -> Config:
     return Config(models=models, slots=2, threads=1, **settings)
 
 
-def write(config: Config, prompt: str = "Once upon a time", **params: Any) -> tuple[Any, Any]:
+def write(
+    config: Config, prompt: str = "Once upon a time", folder: Path = HYBRID, **params: Any
+) -> tuple[Any, Any]:
     """A text, and the numbers of the engine that wrote it."""
     metrics = Metrics()
-    model = load_model("large", HYBRID, config, metrics)
+    model = load_model("large", folder, config, metrics)
     assert isinstance(model, CausalModel)
 
     async def main() -> list[Any]:
@@ -54,7 +56,7 @@ def plain() -> Any:
 
 
 def num_drafts(numbers: EngineMetrics) -> dict[str, int]:
-    kinds = ("grammar", "prediction", "prompt", "answers", "model")
+    kinds = get_args(DraftKind)
     counts = {k: numbers.value("speculative_draft_tokens_total", kind=k) for k in kinds}
     return {kind: count for kind, count in counts.items() if count}
 
@@ -105,6 +107,16 @@ def test_a_model_that_cannot_draft_ends_the_load(name: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         write(config_of(draft=name))
     assert words in caught.value.message
+
+
+@needs_kernels
+def test_a_model_drafts_by_the_layer_that_its_bundle_has(circling: Path) -> None:
+    folder = circling / "bundle"
+    text, numbers = write(config_of(), folder=folder)
+    assert text == write(config_of(speculative_tokens=0), folder=folder)[0]
+    assert num_drafts(numbers)["mtp"] > 0  # few: the layer takes as long as the model
+    _, numbers = write(config_of(draft="small"), folder=folder)  # of another vocabulary
+    assert "mtp" not in num_drafts(numbers)
 
 
 def test_vocabularies_are_compared_token_by_token(hybrid_copy: Path) -> None:

@@ -34,17 +34,19 @@ class DraftRunner(Protocol):
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """A sequence's slot in the draft model's cache, and what is in it.
 
     Attributes:
         slot: its number.
         num_read: tokens of the text that the slot holds.
+        first: how many come before them in the text.
         drafted: the draft tokens that it holds after them.
     """
 
     slot: int
     num_read: int = 0
+    first: int = 0
     drafted: tuple[int, ...] = ()
 
 
@@ -73,7 +75,7 @@ class DraftModel:
         self._chunk_tokens = chunk_tokens
         self._name = name
         self._free = list(range(slots))
-        self._places: dict[Sequence, _Place] = {}
+        self._places: dict[Sequence, Place] = {}
         self.seconds_per_token = 0.0
         """A step of the draft model, in the mean of the latest ones."""
 
@@ -139,25 +141,17 @@ class DraftModel:
             place = self._enter(sequence)
             if place is None:
                 continue
-            start = place.num_read
-            piece = sequence.token_ids[start : start + max(left, 0)]
-            if not len(piece):
+            text, start = self._text(sequence, place), place.num_read
+            token_ids = text[start : start + max(left, 0)]
+            if not len(token_ids):
                 continue
-            left -= len(piece)
-            pieces.append(Piece.of(place.slot, piece, start))
-            place.num_read += len(piece)
-            ended.append(sequence if place.num_read == sequence.num_tokens else None)
+            left -= len(token_ids)
+            pieces.append(self._piece(sequence, place, token_ids, start))
+            place.num_read += len(token_ids)
+            ended.append(sequence if place.num_read == len(text) else None)
         if not pieces:
             return {}
-        together = self._runner.decode_and_prefill
-        assert together is not None, "a draft model has the shared pass"
-        none = np.empty(0, np.int64)
-        began = pass_clock()
-        best = _best(together(none, none, none, pieces))
-        seconds = pass_clock() - began
-        more = sum(len(each.token_ids) for each in pieces) - len(pieces)
-        self._note(seconds / (1 + _SHARE_OF_A_TOKEN * more))
-        pairs = zip(ended, best, strict=True)
+        pairs = zip(ended, self._run(pieces), strict=True)
         return {sequence: token_id for sequence, token_id in pairs if sequence is not None}
 
     def _step(
@@ -174,18 +168,43 @@ class DraftModel:
         self._note(pass_clock() - began)
         return dict(zip(ordered, best, strict=True))
 
+    def _text(self, sequence: Sequence, place: Place) -> NDArray[np.int64]:
+        """The tokens to read of a sequence, from the first one of its slot on."""
+        return sequence.token_ids
+
+    def _piece(
+        self, sequence: Sequence, place: Place, token_ids: NDArray[np.int64], start: int
+    ) -> Piece:
+        """Tokens of a sequence that follow the first ``start`` ones of its slot."""
+        return Piece.of(place.slot, token_ids, start)
+
+    def _run(self, pieces: list[Piece]) -> list[int]:
+        """The likeliest token after each piece."""
+        together = self._runner.decode_and_prefill
+        assert together is not None, "a draft model has the shared pass"
+        none = np.empty(0, np.int64)
+        began = pass_clock()
+        best = _best(together(none, none, none, pieces))
+        more = sum(len(each.token_ids) for each in pieces) - len(pieces)
+        self._note((pass_clock() - began) / (1 + _SHARE_OF_A_TOKEN * more))
+        return best
+
     def _note(self, seconds: float) -> None:
         mean = self.seconds_per_token or seconds
         self.seconds_per_token = _DECAY * mean + (1 - _DECAY) * min(seconds, 4 * mean)
 
-    def _enter(self, sequence: Sequence) -> _Place | None:
+    def _enter(self, sequence: Sequence) -> Place | None:
         """A sequence's place, its wrong draft tokens forgotten; None if no slot is free."""
         place = self._places.get(sequence)
         if place is None:
             if not self._free:
                 return None
-            place = self._places[sequence] = _Place(self._free.pop(0))
-            return place
+            place = self._places[sequence] = Place(self._free.pop(0))
+        self._return(sequence, place)
+        return place
+
+    def _return(self, sequence: Sequence, place: Place) -> None:
+        """Finds what a slot has of a text now."""
         following = sequence.token_ids[place.num_read :].tolist()
         pairs = enumerate(zip(place.drafted, following, strict=False))
         num_right = next((i for i, (one, other) in pairs if one != other), None)
@@ -194,7 +213,6 @@ class DraftModel:
         # The newest token is read again, for its logits.
         place.num_read = min(place.num_read + num_right, sequence.num_tokens - 1)
         place.drafted = ()
-        return place
 
     def _release(self) -> None:
         """Frees the slots of sequences that have ended."""

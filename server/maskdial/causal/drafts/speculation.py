@@ -1,7 +1,7 @@
 """Speculation: which draft tokens the next pass verifies, and what became of them."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -9,6 +9,7 @@ from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import PassCosts, choose, pass_clock
 from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
 from maskdial.causal.drafts.model import DraftModel
+from maskdial.causal.drafts.mtp import MtpDrafts
 from maskdial.causal.drafts.record import LONGEST_PAUSE, Record
 from maskdial.causal.plan import Plan
 from maskdial.causal.sequence import Sequence
@@ -101,6 +102,7 @@ class Speculation:
     ) -> None:
         self._together = together
         self._answers, self._model = answers, model
+        self._unwritten = NO_DRAFT if model is None else Draft((), model.kind)
         self._proposers = (*proposers, *([] if answers is None else [answers]))
         self._max_drafts = max_drafts
         self._max_length = max_length
@@ -115,6 +117,11 @@ class Speculation:
         self._seconds_per_look = 0.0
         self._gain = 0.0  # the share of the latest tokens that drafts gave
         self._credit = 0.0  # seconds that may be spent on asking the draft model again
+
+    @property
+    def keep_hidden(self) -> Callable[[Iterable[Sequence]], None] | None:
+        """What is to be called after each pass, with the sequences that it read tokens of."""
+        return self._model.keep if isinstance(self._model, MtpDrafts) else None
 
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""
@@ -152,7 +159,7 @@ class Speculation:
         for sequence, offer, size in zip(sequences, offers, sizes, strict=True):
             draft = NO_DRAFT
             if offer is not None and offer.written:
-                draft = Draft(written.get(sequence, ()), "model")
+                draft = Draft(written.get(sequence, ()), offer.draft.kind)
             elif offer is not None and size:
                 draft = Draft(offer.draft.token_ids[:size], offer.draft.kind)
             elif offer is not None:
@@ -295,11 +302,11 @@ class Speculation:
         records = self._records_of(sequence)
         offer = self._look(sequence, records, room) if looks else None
         if self._model is not None and self._model.serves(sequence):
-            record = self._record(records, "model")
+            record = self._record(records, self._model.kind)
             if offer is None or offer.record.rate < record.rate:
                 if offer is not None:
                     offer.record.untried = sequence.num_tokens, offer.draft.token_ids[0]
-                return _Offer(record, NO_DRAFT, room, written=True)
+                return _Offer(record, self._unwritten, room, written=True)
         return offer
 
     def _look(self, sequence: Sequence, records: _Records, room: int) -> _Offer | None:

@@ -1,0 +1,160 @@
+"""MtpDrafts: draft tokens of a layer that predicts the token after the next one."""
+
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.causal.drafts.model import DraftModel, DraftRunner, Place
+from maskdial.causal.sequence import Sequence
+from maskdial.metrics import DraftKind
+from maskdial.runtime.piece import Piece
+
+MAX_KEPT = 2048
+"""Tokens of a text whose hidden states wait to be read; older ones are dropped."""
+
+
+class HiddenStates(Protocol):
+    """Who has the hidden states; `maskdial.runtime.runner` describes the method."""
+
+    def hidden(self, slot: int) -> NDArray[np.float32]: ...
+
+
+class MtpRunner(DraftRunner, HiddenStates, Protocol):
+    """What it needs of the layer."""
+
+
+class _Kept:
+    """The hidden states of adjacent tokens of a text, which wait to be read.
+
+    Attributes:
+        start: the position of the first of them.
+        end: that of the token after the last.
+    """
+
+    def __init__(self) -> None:
+        self.start = self.end = 0
+        self._rows: deque[NDArray[np.float32]] = deque()
+
+    def add(self, start: int, rows: NDArray[np.float32]) -> None:
+        """Adds those of the tokens from a position on; what is kept of these is replaced."""
+        self.cut(max(start, self.start))
+        if start > self.end:  # those between come from the prefix cache, or from another's prompt
+            self.take(self.end - self.start)
+            self.start = self.end = start
+        new = rows[self.end - start :]
+        if len(new):
+            self._rows.append(new.copy())
+            self.end += len(new)
+        self.take(max(self.end - self.start - MAX_KEPT, 0))
+
+    def cut(self, end: int) -> None:
+        """Drops those from a position on."""
+        while self.end > end:
+            rows = self._rows.pop()
+            left = max(len(rows) - (self.end - end), 0)
+            self.end -= len(rows) - left
+            if left:
+                self._rows.append(rows[:left])
+
+    def take(self, count: int) -> list[NDArray[np.float32]]:
+        """Removes the first ones, and returns them."""
+        taken: list[NDArray[np.float32]] = []
+        self.start += count
+        while count:
+            rows = self._rows.popleft()
+            taken.append(rows[:count])
+            if len(rows) > count:
+                self._rows.appendleft(rows[count:])
+            count -= len(taken[-1])
+        return taken
+
+
+class MtpDrafts(DraftModel):
+    """Predicts by what the model itself has computed, from the hidden states of a text's tokens.
+
+    It reads each token together with the hidden state of the one before. Where the model has none
+    yet, its own takes their place, so one layer writes several draft tokens. A slot may begin
+    later than its text: with the first token whose hidden state is there.
+
+    Args:
+        runner: of the layer's graph, as of a draft model.
+        main: of the model that it belongs to.
+        slots: sequences that run at once.
+        max_length: tokens of a slot.
+        chunk_tokens: of prompts, read between two steps.
+        name: the model's, for messages.
+    """
+
+    kind: DraftKind = "mtp"
+
+    def __init__(
+        self,
+        runner: MtpRunner,
+        main: HiddenStates,
+        *,
+        slots: int,
+        max_length: int,
+        chunk_tokens: int,
+        name: str,
+    ) -> None:
+        super().__init__(
+            runner, slots=slots, max_length=max_length, chunk_tokens=chunk_tokens, name=name
+        )
+        self._layer, self._main = runner, main
+        self._kept: WeakKeyDictionary[Sequence, _Kept] = WeakKeyDictionary()
+        self._last: dict[int, NDArray[np.float32]] = {}
+        """By slot, its own hidden state of the last token."""
+
+    def keep(self, sequences: Iterable[Sequence]) -> None:
+        """Keeps the hidden states of the tokens that a pass of the model has just read."""
+        for sequence in sequences:
+            kept = self._kept.get(sequence)
+            if kept is None:
+                kept = self._kept[sequence] = _Kept()
+            kept.add(sequence.num_computed, self._main.hidden(sequence.slot))
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """See `DraftModel`."""
+        return sequence.num_tokens - 1 - self._kept[sequence].start
+
+    def serves(self, sequence: Sequence) -> bool:
+        """Whether the hidden state before the newest token is there."""
+        kept = self._kept.get(sequence)
+        return kept is not None and kept.end >= sequence.num_tokens - 1 and super().serves(sequence)
+
+    def _text(self, sequence: Sequence, place: Place) -> NDArray[np.int64]:
+        return sequence.token_ids[place.first + 1 :]
+
+    def _return(self, sequence: Sequence, place: Place) -> None:
+        """Draft tokens are read again: by now, the model has the hidden states before them."""
+        kept = self._kept[sequence]
+        if place.first + place.num_read != kept.start:
+            place.first, place.num_read = kept.start, 0
+
+    def _piece(
+        self, sequence: Sequence, place: Place, token_ids: NDArray[np.int64], start: int
+    ) -> Piece:
+        rows = np.concatenate(self._kept[sequence].take(len(token_ids)))
+        return Piece.of(place.slot, token_ids, start)._replace(previous_hidden=rows)
+
+    def _step(
+        self, sequences: SequenceOf[Sequence], found: dict[Sequence, list[int]]
+    ) -> dict[Sequence, int]:
+        pieces = []
+        for sequence in sequences:
+            place, drafted = self._places[sequence], found[sequence]
+            token_ids, start = np.array(drafted[-1:], np.int64), place.num_read + len(drafted) - 1
+            piece = Piece.of(place.slot, token_ids, start)
+            pieces.append(piece._replace(previous_hidden=self._last[place.slot]))
+        return dict(zip(sequences, self._run(pieces), strict=True))
+
+    def _run(self, pieces: list[Piece]) -> list[int]:
+        best = super()._run(pieces)
+        for piece in pieces:
+            self._last[piece.slot] = self._layer.hidden(piece.slot)[-1:].copy()
+        return best

@@ -1,0 +1,129 @@
+"""Layers for multi-token prediction against transformers' own, `MtpModel`."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.manifest import GRAPH, MTP_GRAPH
+from maskdial_export.checkpoint.mtp import without_mtp
+from maskdial_export.errors import ExportError
+from maskdial_export.export import export
+from maskdial_export.quantize.quality import Gate
+from maskdial_export.session import CausalSession
+from tests.export.conftest import make_tokenizer
+from tests.export.zoo import ROUTED, SHAPE
+from tests.mtp import add_layer, save
+
+ANY_LOSS = Gate(max_loss=math.inf)
+# Of the largest logit: what rounding to int8 may take
+TOLERANCE = 0.05
+LATENT = SHAPE | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+}
+
+
+def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
+    """Reads a text as the server does, in pieces, and compares what the layer predicts."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+    mtp: Any = MtpModel.from_pretrained(model)
+    ids = np.random.default_rng(7).integers(5, model.config.vocab_size, 30)
+    with torch.no_grad():
+        read = model(torch.from_numpy(ids[None, :-1]), output_hidden_states=True)
+        states = mtp.forward_layer(
+            0,
+            read.hidden_states[-1],
+            torch.arange(1, 30)[None],
+            MtpCache(config=model.config.get_mtp_config()),
+            input_ids=torch.from_numpy(ids[None, 1:]),
+        )
+        expected = model.lm_head(states)[0].numpy()
+    bundle = load_bundle("mtp", folder)
+    kv, own = bundle.manifest.kv, bundle.manifest.mtp
+    assert kv is not None
+    assert own is not None
+    main, layer = CausalSession(folder / GRAPH, kv, 1, 40), CausalSession(bundle.mtp, own.kv, 1, 40)
+    found = []
+    for start, end in ((0, 12), (12, 13), (13, 29)):
+        main.run(0, [ids[start:end]])
+        found += layer.run(0, [ids[start + 1 : end + 1]], previous_hidden=main.hidden)
+    assert np.abs(np.concatenate(found) - expected).max() < tolerance * np.abs(expected).max()
+
+
+def test_the_layer_predicts_what_transformers_does(circling: Path) -> None:
+    compare(circling, circling / "bundle", TOLERANCE)
+
+
+def test_embeddings_and_head_are_stored_once(circling: Path) -> None:
+    places: list[dict[str, tuple[str, str]]] = []
+    for name in (GRAPH, MTP_GRAPH):
+        graph = onnx.load(circling / "bundle" / name, load_external_data=False).graph
+        stored = {
+            each.name: {entry.key: entry.value for entry in each.external_data}
+            for each in graph.initializer
+            if each.external_data
+        }
+        places.append({n: (each["location"], each["offset"]) for n, each in stored.items()})
+    for name in ("model.embed_tokens.int8", "lm_head.int8"):
+        assert places[0][name] == places[1][name]
+
+
+def test_a_layer_too_many_is_none_for_multi_token_prediction() -> None:
+    """As where config.json has one layer fewer than there are."""
+    config = transformers.Glm4MoeConfig(**ROUTED)
+    with torch.device("meta"):
+        model = transformers.Glm4MoeForCausalLM(config)
+    norm = f"model.layers.{config.num_hidden_layers}.input_layernorm.weight"
+    projection = f"model.layers.{config.num_hidden_layers}.eh_proj.weight"
+    assert without_mtp(model, [norm, "other"]) == {norm, "other"}
+    assert without_mtp(model, [norm, projection, "other"]) == {"other"}
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [("Glm4MoeForCausalLM", ROUTED), ("DeepseekV3ForCausalLM", LATENT)],
+)
+def test_architectures(architecture: str, settings: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, architecture)
+    model = model_class(model_class.config_class(**settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    save(model, add_layer(model), tmp_path)
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    manifest = export(str(tmp_path), tmp_path / "bundle", precision="int8", gate=ANY_LOSS)
+    assert manifest.mtp is not None  # its fp32 graph was compared with transformers'
+    assert manifest.mtp.hidden_size == model.config.hidden_size
+
+
+def test_a_layer_that_lacks_a_weight_is_refused(circling: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copyfile(circling / name, tmp_path / name)
+    tensors = safetensors.torch.load_file(circling / "model.safetensors")
+    del tensors["mtp.fc.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"for multi-token prediction of .* cannot be loaded"):
+        export(str(tmp_path), tmp_path / "bundle", precision="int8", gate=ANY_LOSS)
