@@ -14,11 +14,15 @@ from torch.onnx._internal.exporter import _fx_passes
 
 _aten = torch.ops.aten
 _COPIES_PERHAPS = (
-    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.contiguous.default),
+    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.contiguous.default),
     *(_aten.detach.default, _aten.detach_.default),
 )
 _CONTIGUOUS = {"memory_format": torch.contiguous_format}
-_EQUALS = {_aten.min.other: _aten.minimum.default, _aten.max.other: _aten.maximum.default}
+_EQUALS = {
+    _aten.min.other: _aten.minimum.default,
+    _aten.max.other: _aten.maximum.default,
+    _aten.__and__.Tensor: _aten.bitwise_and.Tensor,
+}
 
 
 @contextmanager
