@@ -73,6 +73,7 @@ def test_unknown_architecture(
         ("bart", "has an encoder and a decoder"),
         ("vit", "no task on text"),
         ("whisper", "read more than text"),
+        ("diffusion_gemma", "DiffusionGemmaForBlockDiffusion does not write token by token"),
     ],
 )
 def test_models_of_another_kind(
