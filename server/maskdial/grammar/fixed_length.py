@@ -7,6 +7,7 @@ So whether a text can end after exactly so many more tokens is found by a search
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -95,7 +96,7 @@ class FixedLength:
         known = self._completes.get((before, num_left))
         if known is not None:
             return known
-        rest = self._run(lambda: self._complete(self._after(before), num_left))
+        rest = self._run(partial(self._search, before, num_left))
         self._completes[before, num_left] = rest is not None
         # So each text that is completed token by token has a next one.
         for at in range(1, len(rest or ()) + 1):
@@ -143,8 +144,11 @@ class FixedLength:
             self._tokens[key] = tuple(np.flatnonzero(allowed).tolist())
         return self._tokens.get(key, ())
 
-    def _complete(self, place: Place, num_left: int) -> Tokens | None:
-        """So many tokens with which a text ends; None if none are found."""
+    def _search(self, before: Tokens, num_left: int) -> Tokens | None:
+        return self._complete(self._after(before), self._vocabulary.num_bytes(before), num_left)
+
+    def _complete(self, place: Place, num_bytes: int, num_left: int) -> Tokens | None:
+        """So many tokens with which a text of ``num_bytes`` ends; None if none are found."""
         if num_left == 0:
             return () if place.may_end else None
         recent = self._recent.setdefault(num_left, OrderedDict())
@@ -154,13 +158,15 @@ class FixedLength:
                 recent.move_to_end(tokens)
                 return tokens
         mask = self._mask(place)
-        key = place.num_bytes, place.first, mask, num_left
+        key = num_bytes, place.first, mask, num_left
         if key in self._failed:
             return None
+        lengths = self._vocabulary.lengths
         for token in self._tried(place, mask):
             copy = place.copy()
             copy.read(token)
-            rest = self._complete(copy, num_left - 1)
+            length = self._vocabulary.num_bytes((token,)) if place.first else lengths[token]
+            rest = self._complete(copy, num_bytes + int(length), num_left - 1)
             if rest is not None:
                 recent[token, *rest] = None
                 if len(recent) > _MAX_RECENT:

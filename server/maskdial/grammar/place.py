@@ -18,21 +18,16 @@ class Place:
         matcher: llguidance's, of this object's own.
         vocabulary: the model's.
         first: whether the text begins here, so that the next token is spelled as the first one.
-        num_bytes: of the text.
     """
 
-    def __init__(
-        self, matcher: LLMatcher, vocabulary: Vocabulary, *, first: bool, num_bytes: int = 0
-    ) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, *, first: bool) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self.first = first
-        self.num_bytes = num_bytes
 
     def copy(self) -> "Place":
         """The same place, for another text that goes on from it."""
-        copy = self._matcher.deep_copy()
-        return Place(copy, self._vocabulary, first=self.first, num_bytes=self.num_bytes)
+        return Place(self._matcher.deep_copy(), self._vocabulary, first=self.first)
 
     @property
     def may_end(self) -> bool:
@@ -76,34 +71,20 @@ class Place:
         text_id = self._vocabulary.text_id(token_id, first=self.first)
         if text_id >= 0 and not self._matcher.consume_token(text_id):
             raise grammar_error(self._matcher.get_error())
-        self._pass([token_id])
+        self.first = False
 
     def read_all(self, token_ids: Sequence[int]) -> bool:
         """Goes on by tokens, and says whether it could. If not, the place is of no use."""
-        text_ids = self._text_ids(token_ids)
-        read = int(self._matcher.try_consume_tokens(text_ids)) == len(text_ids)
-        self._pass(token_ids)
-        return read
+        text_ids = self._vocabulary.text_ids(token_ids, first=self.first)
+        self.first = self.first and not token_ids
+        return int(self._matcher.try_consume_tokens(text_ids)) == len(text_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of some tokens, from the first, may follow."""
-        text_ids = self._text_ids(token_ids)
+        text_ids = self._vocabulary.text_ids(token_ids, first=self.first)
         num_textless = len(token_ids) - len(text_ids)
         return num_textless + (int(self._matcher.validate_tokens(text_ids)) if text_ids else 0)
 
     def error(self) -> str:
         """What llguidance says is wrong; empty if nothing is."""
         return str(self._matcher.get_error())
-
-    def _text_ids(self, token_ids: Sequence[int]) -> list[int]:
-        """llguidance's texts of tokens that follow, without a first one that has none."""
-        ids = [
-            self._vocabulary.text_id(token_id, first=self.first and index == 0)
-            for index, token_id in enumerate(token_ids)
-        ]
-        return ids[1:] if ids and ids[0] < 0 else ids
-
-    def _pass(self, token_ids: Sequence[int]) -> None:
-        for token_id in token_ids:
-            self.num_bytes += self._vocabulary.num_bytes(token_id, first=self.first)
-            self.first = False

@@ -1,6 +1,6 @@
 """Vocabulary: a model's tokens as llguidance knows them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -40,13 +40,22 @@ class Vocabulary:
             return token_id
         return int((spelled.first if first else spelled.within)[token_id])
 
+    def text_ids(self, token_ids: Sequence[int], *, first: bool) -> list[int]:
+        """Those of tokens in a row, without a first one that has no text."""
+        if self.tokens.spellings is None:
+            return list(token_ids)
+        ids = [
+            self.text_id(token_id, first=first and index == 0)
+            for index, token_id in enumerate(token_ids)
+        ]
+        return ids[1:] if ids and ids[0] < 0 else ids
+
     def _is_special(self, token_id: int) -> bool:
         return bool(self._reader.is_special_token(self.text_id(token_id, first=False)))
 
-    def num_bytes(self, token_id: int, *, first: bool) -> int:
-        """How many bytes of text a token has, at the beginning of a text or behind others."""
-        text_id = self.text_id(token_id, first=first)
-        return 0 if text_id < 0 else len(self._reader.decode_bytes([text_id]))
+    def num_bytes(self, token_ids: Sequence[int]) -> int:
+        """How many bytes a text of tokens has."""
+        return len(self._reader.decode_bytes(self.text_ids(token_ids, first=True)))
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
