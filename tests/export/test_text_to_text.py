@@ -149,7 +149,7 @@ def test_a_text_begins_without_a_space_under_a_grammar(url: str) -> None:
     """The decoder's prompt has no text, so the first token is spelled as the tokenizer does."""
     grammar = {"type": "regex", "value": "[a-d] [a-z] [x-z]"}
     body = {"model": "translator", "inputs": TEXT, "parameters": {"grammar": grammar}}
-    reply = httpx.post(f"{url}/generate", json=body)
+    reply = httpx.post(f"{url}/generate", json=body, timeout=60)
     assert re.fullmatch("[a-d] [a-z] [x-z]", reply.json()["generated_text"]), reply.text
 
 
