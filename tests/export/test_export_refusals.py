@@ -73,7 +73,6 @@ def test_unknown_architecture(
         ("bart", "has an encoder and a decoder"),
         ("vit", "no task on text"),
         ("whisper", "read more than text"),
-        ("diffusion_gemma", "DiffusionGemmaForBlockDiffusion does not write token by token"),
     ],
 )
 def test_models_of_another_kind(
@@ -86,6 +85,14 @@ def test_models_of_another_kind(
     source = new_checkpoint("bert")
     add_json(source / "config.json", model_type=model_type, architectures=["Any"])
     assert_refused(source, why)
+
+
+def test_a_class_that_does_not_write_token_by_token(
+    assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
+) -> None:
+    source, name = new_checkpoint("bert"), "DiffusionGemmaForBlockDiffusion"
+    add_json(source / "config.json", model_type="diffusion_gemma", architectures=[name])
+    assert_refused(source, f"{name} does not write token by token")
 
 
 def test_code_of_a_checkpoint_is_not_run(
