@@ -87,6 +87,14 @@ def test_models_of_another_kind(
     assert_refused(source, why)
 
 
+def test_a_class_that_does_not_write_token_by_token(
+    assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
+) -> None:
+    source, name = new_checkpoint("bert"), "DiffusionGemmaForBlockDiffusion"
+    add_json(source / "config.json", model_type="diffusion_gemma", architectures=[name])
+    assert_refused(source, f"{name} does not write token by token")
+
+
 def test_code_of_a_checkpoint_is_not_run(
     assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
 ) -> None:

@@ -1,5 +1,6 @@
 """`/fill-mask` against transformers' FillMaskPipeline, on the same weights."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,28 @@ def test_a_target_that_splits_says_how(served: Served) -> None:
     error = served.fill(served.written(TEXTS[0]), 422, targets=["paris", "xyz"])["error"]
     assert "the target 'xyz' is not a single token of the model's vocabulary" in error
     assert "it splits into 'x'," in error
+
+
+def test_blanks_match_grammars_as_the_tokenizer_decodes_them(everyone: dict[str, Served]) -> None:
+    served, expression = everyone["bert"], "[a-z]{2,3}( of)?,?"
+    grammar = {"type": "regex", "value": expression}
+    search = {"joint": True, "top_k": 8, "num_beams": 8, "max_new_tokens": 4}
+    fillings = served.fill("the [MASK] is paris.", grammar=grammar, **search)
+    texts = [
+        served.pipeline.tokenizer.decode([token["token"] for token in filling["tokens"]])
+        for filling in fillings
+    ]
+    assert len(set(texts)) == 8
+    for text, filling in zip(texts, fillings, strict=True):
+        assert re.fullmatch(expression, text)
+        assert filling["sequence"] == f"the {text} is paris."
+    body = {"model": "bert", "input_prefix": "the", "input_suffix": "is paris.", "n": 3}
+    for guided in ({"guided_regex": expression}, {"guided_grammar": 'start: "is" " of"?'}):
+        reply = served.http.post("/infill", json={**body, **guided}).json()
+        for filling in reply["fillings"]:
+            assert re.fullmatch(f"{expression}|is( of)?", filling["content"])
+    error = served.http.post("/infill", json={**body, "guided_json": {}}).json()["error"]
+    assert error == "guided_json: the grammar cannot be used: no text matches it"
 
 
 def test_either_mask_may_be_written(served: Served) -> None:

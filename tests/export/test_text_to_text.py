@@ -1,6 +1,7 @@
 """The routes of encoder-decoder models, compared with transformers' `generate`."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ def translator(checkpoint: Folder, tmp_path_factory: pytest.TempPathFactory) -> 
     shutil.copytree(checkpoint("m2m-100"), folder)
     path = str(folder / "tokenizer.json")
     tokenizer = tokenizers.Tokenizer.from_file(path)
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
     tokenizer.add_special_tokens(list(LANGUAGES.values()))
     english = tokenizer.token_to_id("__en__")
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
@@ -141,6 +143,14 @@ def test_translations_by_the_tokens_of_languages(
     assert tokens[0] == {**tokens[0], "id": english, "text": "", "special": True}
     body["parameters"]["tgt_lang"] = "xx"
     assert "no language 'xx'; its languages are en, de" in httpx.post(client.model, json=body).text
+
+
+def test_a_text_begins_without_a_space_under_a_grammar(url: str) -> None:
+    """The decoder's prompt has no text, so the first token is spelled as the tokenizer does."""
+    grammar = {"type": "regex", "value": "[a-d] [a-z] [x-z]"}
+    body = {"model": "translator", "inputs": TEXT, "parameters": {"grammar": grammar}}
+    reply = httpx.post(f"{url}/generate", json=body, timeout=60)
+    assert re.fullmatch("[a-d] [a-z] [x-z]", reply.json()["generated_text"]), reply.text
 
 
 def test_what_the_models_do_is_listed(url: str) -> None:

@@ -148,8 +148,19 @@ def ask(
     return reply.json()
 
 
-def steps_of(filling: Any) -> list[tuple[int, float]]:
-    return [(token["step"], token["score"]) for token in filling["tokens"]]
+def check_filling(
+    filling: Any, ids: torch.Tensor, filled: dict[int, tuple[int, float]], reference: Reference
+) -> None:
+    """That a filling has torch's tokens, each in torch's pass, with its scores."""
+    tokens, positions = filling["tokens"], sorted(filled)
+    assert [token["token"] for token in tokens] == ids[positions].tolist()
+    assert [token["step"] for token in tokens] == [filled[p][0] for p in positions]
+    scores = [token["score"] for token in tokens]
+    assert scores == pytest.approx([filled[p][1] for p in positions], rel=1e-4)
+    total = reference.pseudo(ids, positions)
+    assert filling["log_likelihood"] == pytest.approx(total, abs=1e-4)
+    mean = torch.tensor(total / len(positions)).exp().item()
+    assert filling["score"] == pytest.approx(mean, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +186,7 @@ def test_masks_are_filled_as_in_torch(
     )
     wanted = {("steps" if name == "num_steps" else name): each for name, each in parameters.items()}
     (filling,) = ask(http, TEXT, **wanted)
-    positions = sorted(filled)
-    assert [token["token"] for token in filling["tokens"]] == ids[positions].tolist()
-    assert [step for step, _ in steps_of(filling)] == [filled[p][0] for p in positions]
-    scores = [score for _, score in steps_of(filling)]
-    assert scores == pytest.approx([filled[p][1] for p in positions], rel=1e-4)
-    total = reference.pseudo(ids, positions)
-    assert filling["log_likelihood"] == pytest.approx(total, abs=1e-4)
-    assert filling["score"] == pytest.approx(torch.tensor(total / 4).exp().item(), rel=1e-4)
+    check_filling(filling, ids, filled, reference)
     assert filling["sequence"] == reference.tokenizer.decode(ids.tolist())
 
 
@@ -410,13 +414,7 @@ def test_blanks_are_filled_with_what_their_grammars_allow(
     texts = [DATES, ["[]", "{}"], ["May", "Jun", "Jul"]]
     ids, filled = fill_under(reference, text, order, texts)
     (filling,) = ask(http, text, grammar=GRAMMARS, order=order)
-    positions = sorted(filled)
-    assert [token["token"] for token in filling["tokens"]] == ids[positions].tolist()
-    assert [step for step, _ in steps_of(filling)] == [filled[p][0] for p in positions]
-    scores = [score for _, score in steps_of(filling)]
-    assert scores == pytest.approx([filled[p][1] for p in positions], rel=1e-4)
-    total = reference.pseudo(ids, positions)
-    assert filling["log_likelihood"] == pytest.approx(total, abs=1e-4)
+    check_filling(filling, ids, filled, reference)
 
 
 def test_a_grammar_of_words_chooses_as_the_words_do(http: httpx.Client) -> None:

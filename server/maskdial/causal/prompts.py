@@ -25,7 +25,6 @@ from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError, about
 from maskdial.grammar.matcher import Grammar
 from maskdial.grammar.source import GrammarRequest
-from maskdial.runtime.adapter import Adapter
 
 _DEFAULT_NEW_TOKENS = 100
 _MAX_DESCRIBED = 250_000  # tokens; about 20 MB of JSON
@@ -119,7 +118,7 @@ async def read_prompts(
                 beams,
                 reasoning,
                 predicted,
-                model.adapter,
+                model,
             ),
             tokens.offsets,
             warnings,
@@ -262,13 +261,14 @@ def _make_sequences(
     beams: BeamParams,
     reasoning: Reasoning | None,
     predicted: list[int],
-    adapter: Adapter | None,
+    model: CausalModel,
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
     """
     prompt_ids, source_ids = start
     first_seed = draw_seed() if request.seed is None else request.seed
+    first = not any(map(model.tokenizer.is_text, prompt_ids))
     searches = beams.num_beams > 1
     shared = SharedPrompt() if request.num_sequences > 1 and not searches else None
 
@@ -280,12 +280,12 @@ def _make_sequences(
             source_ids=source_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            grammar=None if grammar is None else grammar.matcher(),
+            grammar=None if grammar is None else grammar.matcher(first=first),
             shared_prompt=shared,
             spelled_tokens=request.spelled_tokens,
             reasoning=reasoning,
             prediction=predicted,
-            adapter=adapter,
+            adapter=model.adapter,
             full_prompt=request.full_prompt,
         )
 

@@ -1,13 +1,20 @@
 """llguidance's tokenizer and matchers, within limits on time, memory and stack."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import tokenizers
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+from tokenizers import decoders
 
+from maskdial.bundle.manifest import SpecialTokens
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.errors import ValidationError
 from maskdial.grammar.source import grammar_error
 
@@ -19,7 +26,34 @@ _STACK_BYTES = 256 * 1024 * 1024
 _stack_lock = threading.Lock()
 
 
-def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLTokenizer:
+_END = "<|end of grammar|>"
+
+# A JSON schema has no option against forced tokens, but a lexer takes it from any of its grammars.
+_NOT_FORCED = {"name": "not_forced", "lark_grammar": 'start: "."\n%llguidance {"no_forcing": true}'}
+
+
+@dataclass(frozen=True, slots=True)
+class Spellings:
+    """Which of llguidance's texts each token of a model stands for, int (number of tokens,).
+
+    ``first`` is a token's where a text begins, -1 if it has none there; ``within`` behind others.
+    """
+
+    first: NDArray[np.intp]
+    within: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A model's tokens as llguidance reads them; without ``spellings``, each is the text of its
+    id wherever it stands.
+    """
+
+    tokenizer: LLTokenizer
+    spellings: Spellings | None = None
+
+
+def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Tokens:
     """Reads the vocabulary of a ``tokenizer.json``.
 
     llguidance requires an end-of-sequence token within the vocabulary. If the model has none there,
@@ -27,19 +61,20 @@ def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLToke
 
     Raises:
         ValidationError: the file does not say what text its tokens stand for: it has no decoder, or
-            one that llguidance does not know.
+            one of an unknown kind.
     """
+    backend = tokenizers.Tokenizer.from_str(tokenizer_json)
+    if isinstance(backend.decoder, decoders.WordPiece | decoders.Metaspace):
+        return _spelled(Tokenizer(backend, SpecialTokens()), eos_token_ids)
     known = sorted(eos_token_ids)
     while known:
         try:
-            return LLTokenizer(tokenizer_json, eos_token=known)
+            return Tokens(LLTokenizer(tokenizer_json, eos_token=known))
         except ValueError:  # out of range, or an unreadable file, which fails again below
             known.pop()
-    backend = tokenizers.Tokenizer.from_str(tokenizer_json)
-    name = "<|end of grammar|>"
-    backend.add_special_tokens([name])
+    backend.add_special_tokens([_END])
     try:
-        return LLTokenizer(backend.to_str(), eos_token=backend.token_to_id(name))
+        return Tokens(LLTokenizer(backend.to_str(), eos_token=backend.token_to_id(_END)))
     except ValueError as error:
         kind = type(backend.decoder).__name__
         decoder = "no decoder" if backend.decoder is None else f"a decoder of the kind {kind}"
@@ -49,8 +84,59 @@ def build_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> LLToke
         ) from error
 
 
-def build_matcher(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, bytes]:
+def _spelled(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> Tokens:
+    """The tokens of a WordPiece or Metaspace vocabulary, which llguidance cannot read.
+
+    Their decoders spell a token by itself, but the first one of a text without its space, or with
+    its mark of a continued word.
+    """
+    size = tokenizer.vocab_size
+    ends = [token_id for token_id in eos_token_ids if token_id < size]
+    special = sorted({*tokenizer.special_ids, *ends})
+    texts = list(tokenizer.spellings)
+    for token_id in special:
+        texts[token_id] = tokenizer.id_to_token(token_id).encode()
+    first, within = np.arange(size), np.arange(size)
+    known: dict[bytes, int] = {}
+    for token_id in np.delete(within, special).tolist():
+        if not (text := texts[token_id]):
+            continue  # llguidance makes it a special token
+        within[token_id] = known.setdefault(text, token_id)
+        if within[token_id] != token_id:
+            texts[token_id] = b""  # it takes time in the square of the number of equal texts
+    for token_id in np.delete(first, special).tolist():
+        text = tokenizer.token_bytes(token_id)
+        first[token_id] = known.setdefault(text, len(texts)) if text else -1
+        if first[token_id] == len(texts):
+            texts.append(text)
+    if not ends:
+        ends = [len(texts)]
+        special.append(len(texts))
+        texts.append(_END.encode())
+    wrapper = TokenizerWrapper(_Texts(texts, special, ends[0]))
+    return Tokens(LLTokenizer(wrapper, eos_token=ends), Spellings(first, within))
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What llguidance asks of a tokenizer."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    bos_token_id: None = None
+
+    def __call__(self, text: bytes) -> list[int]:
+        """It divides only texts that are forced, and none are."""
+        return []
+
+
+def build_matcher(tokens: Tokens, grammar: str) -> tuple[LLMatcher, bytes]:
     """Compiles a grammar. llguidance's limits do not bound every grammar; see `GrammarChecker`.
+
+    Args:
+        tokens: the model's.
+        grammar: in llguidance's format.
 
     Returns:
         The matcher at its start, and the mask of the first token: one bit per token, lowest bit
@@ -60,8 +146,12 @@ def build_matcher(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, byte
         ValidationError: the grammar is wrong, matches nothing, or is over a limit.
     """
 
+    if tokens.spellings is not None and grammar.lstrip().startswith("{"):
+        parts = json.loads(grammar)
+        grammar = json.dumps({**parts, "grammars": [*parts["grammars"], _NOT_FORCED]})
+
     def build() -> tuple[LLMatcher, bytes]:
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+        matcher = LLMatcher(tokens.tokenizer, grammar, log_level=0, limits=_limits())
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             error = matcher.get_error()

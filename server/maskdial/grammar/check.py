@@ -71,11 +71,11 @@ def _too_complex() -> TooComplexError:
 
 def prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str | None]:
     """The child's side: compiles a grammar, and answers with the error in it, if there is one."""
-    tokenizer = build_tokenizer(setup["tokenizer"], setup["eos"])
+    tokens = build_tokenizer(setup["tokenizer"], setup["eos"])
 
     def answer(question: Mapping[str, Any]) -> str | None:
         try:
-            build_matcher(tokenizer, question["grammar"])
+            build_matcher(tokens, question["grammar"])
         except ValidationError as invalid:
             return invalid.message
         return None

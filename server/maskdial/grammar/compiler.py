@@ -211,19 +211,23 @@ class GrammarCompiler:
                 self._tokenizer_json, self._vocab_size, self._eos_token_ids
             )
         self._check(source.text, owner)
-        matcher, mask = build_matcher(self._vocabulary.tokenizer, source.text)
+        vocabulary = self._vocabulary
+        matcher, mask = build_matcher(vocabulary.tokens, source.text)
         # Only grammars written by the server may contain special tokens: the tags of tool calls.
         with_special = kind == "structural"
-        first = self._vocabulary.unpack(mask, with_special=with_special)
-        if not self._vocabulary.has_text(first):
+        starts = (
+            vocabulary.unpack(mask, first=first, with_special=with_special)
+            for first in (False, True)
+        )
+        if not any(map(vocabulary.has_text, starts)):
             raise grammar_error("no text of this model matches it, or only the empty one")
         warnings = [*source.warnings]
         if any("oneOf" in warning for warning in matcher.get_grammar_warnings()):
             warnings.append(ONE_OF_WARNING)
         return Grammar(
             matcher,
-            first,
-            self._vocabulary,
+            mask,
+            vocabulary,
             self._masking,
             with_special=with_special,
             warnings=warnings,

@@ -11,11 +11,11 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from llguidance import LLMatcher
 
 from maskdial.errors import ValidationError
 from maskdial.grammar.masks import CPU_SECONDS, MaskThreads
 from maskdial.grammar.memory import Hold
+from maskdial.grammar.place import Place
 from maskdial.grammar.source import grammar_error
 from maskdial.grammar.vocabulary import Vocabulary
 
@@ -36,7 +36,7 @@ class FixedLength:
     differ in what comes later.
 
     Args:
-        matcher: at the start of the grammar; of this object's own.
+        start: of the grammar and of a text; of this object's own.
         vocabulary: the model's.
         threads: where it searches.
         excluded: tokens that are not written.
@@ -45,14 +45,14 @@ class FixedLength:
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        start: Place,
         vocabulary: Vocabulary,
         threads: MaskThreads,
         *,
         excluded: Collection[int],
         hold: Hold,
     ) -> None:
-        self._start = matcher
+        self._start = start
         self._vocabulary = vocabulary
         self._threads = threads
         self._excluded = np.fromiter(excluded, np.intp, len(excluded))
@@ -60,9 +60,9 @@ class FixedLength:
         self._seconds = 0.0
         self._completes: dict[tuple[Tokens, int], bool] = {}
         self._next: dict[Tokens, Tokens] = {}
-        self._tokens: dict[bytes, Tokens] = {}
-        self._turns: dict[bytes, Tokens] = {}
-        self._failed: set[tuple[int, bytes, int]] = set()
+        self._tokens: dict[tuple[bytes, bool], Tokens] = {}
+        self._turns: dict[tuple[bytes, bool], Tokens] = {}
+        self._failed: set[tuple[int, bool, bytes, int]] = set()
         # By number of tokens; latest use last.
         self._recent: dict[int, OrderedDict[Tokens, None]] = {}
 
@@ -82,8 +82,7 @@ class FixedLength:
         """
         found = self._next.get(before)
         if found is None:
-            mask = self._run(lambda: self._mask(self._after(before)))
-            found = self._next[before] = self._allowed(mask)
+            found = self._next[before] = self._run(lambda: self._following(self._after(before)))
         return found
 
     def completes(self, before: Tokens, num_left: int) -> bool:
@@ -122,54 +121,52 @@ class FixedLength:
             )
         return result
 
-    def _after(self, before: Tokens) -> LLMatcher:
-        matcher = self._start.deep_copy()
-        if matcher.try_consume_tokens(list(before)) != len(before):
-            raise grammar_error(matcher.get_error() or "a text that it allows is too long")
-        return matcher
+    def _after(self, before: Tokens) -> Place:
+        place = self._start.copy()
+        if not place.read_all(before):
+            raise grammar_error(place.error() or "a text that it allows is too long")
+        return place
 
-    def _mask(self, matcher: LLMatcher) -> bytes:
+    def _mask(self, place: Place) -> bytes:
         """Of the tokens that may follow; empty if none may."""
-        if matcher.is_stopped():
-            return b""
-        mask: bytes = matcher.compute_bitmask()
-        if matcher.is_error():
-            raise grammar_error(matcher.get_error())
-        return mask
+        return b"" if place.must_end else place.mask()
 
-    def _allowed(self, mask: bytes) -> Tokens:
-        """The tokens of a mask, ascending."""
-        if mask and mask not in self._tokens:
-            allowed = self._vocabulary.unpack(mask, with_special=False).copy()
+    def _following(self, place: Place) -> Tokens:
+        return self._allowed(place, self._mask(place))
+
+    def _allowed(self, place: Place, mask: bytes) -> Tokens:
+        """The tokens of a place's mask, ascending."""
+        key = mask, place.first
+        if mask and key not in self._tokens:
+            allowed = place.unpack(mask, with_special=False).copy()
             allowed[self._vocabulary.eos_token_ids] = False
             allowed[self._excluded] = False
-            self._tokens[mask] = tuple(np.flatnonzero(allowed).tolist())
-        return self._tokens.get(mask, ())
+            self._tokens[key] = tuple(np.flatnonzero(allowed).tolist())
+        return self._tokens.get(key, ())
 
     def _search(self, before: Tokens, num_left: int) -> Tokens | None:
-        num_bytes = int(self._vocabulary.num_bytes[list(before)].sum())
-        return self._complete(self._after(before), num_bytes, num_left)
+        return self._complete(self._after(before), self._vocabulary.num_bytes(before), num_left)
 
-    def _complete(self, matcher: LLMatcher, num_bytes: int, num_left: int) -> Tokens | None:
+    def _complete(self, place: Place, num_bytes: int, num_left: int) -> Tokens | None:
         """So many tokens with which a text of ``num_bytes`` ends; None if none are found."""
         if num_left == 0:
-            return () if matcher.is_accepting() else None
+            return () if place.may_end else None
         recent = self._recent.setdefault(num_left, OrderedDict())
         for tokens in reversed(recent):
-            copy = matcher.deep_copy()
-            if copy.try_consume_tokens(list(tokens)) == num_left and copy.is_accepting():
+            copy = place.copy()
+            if copy.read_all(tokens) and copy.may_end:
                 recent.move_to_end(tokens)
                 return tokens
-        mask = self._mask(matcher)
-        key = num_bytes, mask, num_left
+        mask = self._mask(place)
+        key = num_bytes, place.first, mask, num_left
         if key in self._failed:
             return None
-        for token in self._tried(mask):
-            copy = matcher.deep_copy()
-            if not copy.consume_token(token):
-                raise grammar_error(copy.get_error())
-            length = int(self._vocabulary.num_bytes[token])
-            rest = self._complete(copy, num_bytes + length, num_left - 1)
+        lengths = self._vocabulary.lengths
+        for token in self._tried(place, mask):
+            copy = place.copy()
+            copy.read(token)
+            length = self._vocabulary.num_bytes((token,)) if place.first else lengths[token]
+            rest = self._complete(copy, num_bytes + int(length), num_left - 1)
             if rest is not None:
                 recent[token, *rest] = None
                 if len(recent) > _MAX_RECENT:
@@ -178,16 +175,17 @@ class FixedLength:
         self._failed.add(key)
         return None
 
-    def _tried(self, mask: bytes) -> Tokens:
+    def _tried(self, place: Place, mask: bytes) -> Tokens:
         """Those of a mask's tokens that a search tries: one of each number of bytes, the fewest
         first, then another; those without letters and digits, which may end a part, before others.
         """
-        if mask not in self._turns:
-            tokens = np.array(self._allowed(mask), np.intp)
-            lengths = self._vocabulary.num_bytes[tokens]
+        key = mask, place.first
+        if key not in self._turns:
+            tokens = np.array(self._allowed(place, mask), np.intp)
+            lengths = self._vocabulary.lengths[tokens]
             order = np.lexsort((self._vocabulary.has_letters[tokens], lengths))
             _, firsts, counts = np.unique(lengths[order], return_index=True, return_counts=True)
             turns = np.arange(len(tokens)) - np.repeat(firsts, counts)
             in_turn = tokens[order[np.argsort(turns, kind="stable")]]
-            self._turns[mask] = tuple(in_turn[:_MAX_TRIED].tolist())
-        return self._turns[mask]
+            self._turns[key] = tuple(in_turn[:_MAX_TRIED].tolist())
+        return self._turns[key]

@@ -13,6 +13,7 @@ from maskdial.errors import MaskdialError, ValidationError
 from maskdial.grammar.fixed_length import FixedLength
 from maskdial.grammar.masks import MaskThreads, Pending
 from maskdial.grammar.memory import Hold
+from maskdial.grammar.place import Place
 from maskdial.grammar.source import grammar_error
 from maskdial.grammar.vocabulary import Vocabulary
 
@@ -25,7 +26,7 @@ class Grammar:
 
     Args:
         matcher: at the start of the grammar.
-        first: which tokens may begin a text, read-only bool (vocab_size,).
+        mask: of what may begin a text, for `Vocabulary.unpack`.
         vocabulary: the model's.
         threads: where masks are computed.
         with_special: whether the grammar may speak of special tokens.
@@ -36,7 +37,7 @@ class Grammar:
     def __init__(
         self,
         matcher: LLMatcher,
-        first: NDArray[np.bool_],
+        mask: bytes,
         vocabulary: Vocabulary,
         threads: MaskThreads,
         *,
@@ -46,20 +47,28 @@ class Grammar:
     ) -> None:
         self.warnings = tuple(warnings)
         self._matcher = matcher
-        self._first = first
+        self._mask = mask
         self._vocabulary = vocabulary
         self._threads = threads
         self._with_special = with_special
         self._hold = hold
         self._lock = threading.Lock()
 
-    def matcher(self) -> "GrammarMatcher":
-        """A matcher at the start of the grammar."""
-        with self._lock:
-            copy = self._matcher.deep_copy()
+    def matcher(self, *, first: bool = False) -> "GrammarMatcher":
+        """A matcher at the start of the grammar.
+
+        ``first`` is whether the text begins there: no token that is text comes before it.
+
+        Raises:
+            ValidationError: no token of this model can begin it.
+        """
+        place = self._start(first=first)
+        allowed = place.unpack(self._mask, with_special=self._with_special)
+        if not self._vocabulary.has_text(allowed):
+            raise grammar_error("no token of this model can begin its text")
         return GrammarMatcher(
-            copy,
-            self._first,
+            place,
+            allowed,
             self._vocabulary,
             self._threads,
             with_special=self._with_special,
@@ -68,11 +77,18 @@ class Grammar:
 
     def fixed_length(self, excluded: Collection[int]) -> FixedLength:
         """The grammar for texts of given numbers of tokens, without the ``excluded`` ones."""
+        return FixedLength(
+            self._start(first=True),
+            self._vocabulary,
+            self._threads,
+            excluded=excluded,
+            hold=self._hold,
+        )
+
+    def _start(self, *, first: bool) -> Place:
         with self._lock:
             copy = self._matcher.deep_copy()
-        return FixedLength(
-            copy, self._vocabulary, self._threads, excluded=excluded, hold=self._hold
-        )
+        return Place(copy, self._vocabulary, first=first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +119,22 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        matcher: LLMatcher,
-        first: Mask,
+        place: Place,
+        allowed: Mask,
         vocabulary: Vocabulary,
         threads: MaskThreads,
         *,
         with_special: bool,
         hold: Hold,
     ) -> None:
-        self._matcher = matcher
+        self._place = place
         self._vocabulary = vocabulary
         self._threads = threads
         self._with_special = with_special
         self._hold = hold
         self._pending: Pending[_Found] | None = None
         self._ahead: _Ahead | None = None
-        self._allowed: Mask | None = first
+        self._allowed: Mask | None = allowed
         self.forced: tuple[int, ...] = ()
         """Tokens that probably follow, because their text has to; those that are known."""
         self.finished = False
@@ -129,10 +145,10 @@ class GrammarMatcher:
         ``drafts`` are tokens that the grammar allows, as `num_allowed` says.
         """
         if drafts and self._ahead is None:
-            copy = self._matcher.deep_copy()
+            copy = self._place.copy()
             self._ahead = _Ahead(drafts, self._threads.submit(partial(self._walk, copy, drafts)))
         if self._allowed is None and self._pending is None and not self._is_ahead:
-            self._pending = self._threads.submit(partial(self._find, self._matcher))
+            self._pending = self._threads.submit(partial(self._find, self._place))
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of some tokens, from the first, the grammar allows to follow.
@@ -147,7 +163,7 @@ class GrammarMatcher:
             if special or token_id in ends:
                 token_ids = token_ids[:index]
                 break
-        return int(self._matcher.validate_tokens(list(token_ids))) if token_ids else 0
+        return self._place.num_allowed(token_ids)
 
     @property
     def ready(self) -> bool:
@@ -178,7 +194,7 @@ class GrammarMatcher:
             self._allowed = found.mask
             self.forced = self.forced or found.forced
             if not self._vocabulary.has_text(self._allowed):
-                if not self._matcher.is_accepting():
+                if not self._place.may_end:
                     raise grammar_error("no token of this model can follow here")
                 self.finished = True
         return self._allowed
@@ -195,16 +211,15 @@ class GrammarMatcher:
         self._pending = self._allowed = None
         self._pass(token_id)
         if token_id in self._vocabulary.eos_token_ids:
-            if not self._matcher.is_accepting():
+            if not self._place.may_end:
                 raise ValidationError("the grammar does not allow the text to end here")
             self.finished = True
             return
         may_follow = self._vocabulary.may_follow(token_id, with_special=self._with_special)
         if self.finished or not may_follow:
             raise ValidationError(f"the grammar does not allow token {token_id} here")
-        if not self._matcher.consume_token(token_id):
-            raise grammar_error(self._matcher.get_error())
-        self.finished = self._matcher.is_stopped()
+        self._place.read(token_id)
+        self.finished = self._place.must_end
 
     def _pass(self, token_id: int) -> None:
         """Keeps what is known of the places after a token, if it is the one that was expected."""
@@ -244,18 +259,15 @@ class GrammarMatcher:
         pending, self._pending = self._pending, None
         return pending.result()
 
-    def _walk(self, matcher: LLMatcher, token_ids: tuple[int, ...]) -> list[_Found]:
+    def _walk(self, place: Place, token_ids: tuple[int, ...]) -> list[_Found]:
         """The places after each of some tokens."""
         places = []
         for token_id in token_ids:
-            if not matcher.consume_token(token_id) or matcher.is_stopped():
+            if not place.read_all([token_id]) or place.must_end:
                 break
-            places.append(self._find(matcher))
+            places.append(self._find(place))
         return places
 
-    def _find(self, matcher: LLMatcher) -> _Found:
-        mask = matcher.compute_bitmask()
-        if matcher.is_error():
-            raise grammar_error(matcher.get_error())
-        allowed = self._vocabulary.unpack(mask, with_special=self._with_special)
-        return _Found(allowed, tuple(matcher.compute_ff_tokens()))
+    def _find(self, place: Place) -> _Found:
+        allowed = place.unpack(place.mask(), with_special=self._with_special)
+        return _Found(allowed, place.forced())

@@ -342,7 +342,7 @@ def test_a_token_may_come_before_the_prepared_mask_is_read(compiler: GrammarComp
 
 @pytest.mark.parametrize(
     ("decoder", "words"),
-    [(None, "no decoder"), (decoders.Metaspace(), "a decoder of the kind Metaspace")],
+    [(None, "no decoder"), (decoders.CTC(), "a decoder of the kind CTC")],
 )
 @pytest.mark.parametrize("eos", [[EOS], []])
 def test_a_tokenizer_that_does_not_say_what_its_tokens_spell(

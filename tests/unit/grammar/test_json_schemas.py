@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from maskdial.errors import ValidationError
-from maskdial.grammar.build import build_matcher
+from maskdial.grammar.build import Tokens, build_matcher
 from maskdial.grammar.key_pattern import all_but, looks_around, matches_every_key, words_of
 from maskdial.grammar.keywords import FORMATS, NOT_ENFORCED
 from maskdial.grammar.schema import ONE_OF_WARNING
@@ -53,13 +53,13 @@ class Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
+TOKENS = Tokens(LLTokenizer(TokenizerWrapper(Bytes())))
 
 
 def compiled(schema: object) -> tuple[LLMatcher, list[str]]:
     """A schema's grammar, and what it does not enforce."""
     source = parse_grammar("json_schema", {"schema": schema})
-    matcher, _ = build_matcher(TOKENIZER, source.text)
+    matcher, _ = build_matcher(TOKENS, source.text)
     one_of = [ONE_OF_WARNING] if matcher.get_grammar_warnings() else []
     return matcher, [*source.warnings, *one_of]
 
