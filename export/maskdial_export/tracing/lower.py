@@ -17,7 +17,7 @@ _COPIES_PERHAPS = (
     *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten.contiguous.default),
     *(_aten.detach.default, _aten.detach_.default),
 )
-_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 _EQUALS = {
     _aten.min.other: _aten.minimum.default,
     _aten.max.other: _aten.maximum.default,
@@ -47,11 +47,12 @@ def quick_lowering() -> Iterator[None]:
 
 def _rewrite(graph: fx.Graph) -> None:
     """Removes assertions and what copies nothing; writes casts and reshapes as a trace does."""
-    (outputs,) = graph.output_node().args
+    outputs = graph.output_node().all_input_nodes
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        target, value = node.target, node.args[0] if node.args else None
+        target = node.target
+        value: Any = node.args[0] if node.args else None
         if str(target).startswith(("aten._assert", "aten.sym_constrain_range")):
             graph.erase_node(node)
         elif target in _EQUALS:
@@ -72,7 +73,7 @@ def _rewrite(graph: fx.Graph) -> None:
             if not _is_contiguous(value):
                 with graph.inserting_before(node):
                     value = graph.call_function(_aten.clone.default, (value,), _CONTIGUOUS)
-                value.meta.update(node.meta, val=node.args[0].meta["val"].clone())
+                value.meta.update(node.meta, val=value.args[0].meta["val"].clone())
             node.target, node.args = _aten.view.default, (value, sizes)
         elif target in _COPIES_PERHAPS:
             dtype = node.meta["val"].dtype
@@ -115,6 +116,9 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 def _is_composite(target: torch._ops.OpOverload[..., Any]) -> bool:
     """Whether torch has it as a composition of other operators."""
+    name = target._schema.name
+    if target._schema.overload_name:
+        name += f".{target._schema.overload_name}"
     return torch._C._dispatch_has_kernel_for_dispatch_key(
-        target.name(), DispatchKey.CompositeImplicitAutograd
+        name, DispatchKey.CompositeImplicitAutograd
     )
