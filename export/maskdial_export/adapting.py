@@ -155,8 +155,7 @@ def add_tasks(
         _write_adapter(adapter, inside, base, console)
         hashes = hash_files(inside, (ADAPTER_MANIFEST, ADAPTER_WEIGHTS))
         files |= {f"{TASK_ADAPTERS}/{name}/{each}": sha256 for each, sha256 in hashes.items()}
-    tasks = {"tasks": found.tasks, "needs_task": found.needed}
-    embedding = manifest.embedding.model_copy(update=tasks)
+    embedding = manifest.embedding.model_copy(update={"tasks": found.tasks})
     whole = manifest.model_copy(update={"embedding": embedding, "files": files})
     write_manifest(folder, whole)
     return whole

@@ -18,14 +18,10 @@ _NAMES_V3 = {
 
 @dataclass(frozen=True, slots=True)
 class TaskAdapters:
-    """The tasks of a checkpoint, and the folders of their adapters, as PEFT saves them.
-
-    ``needed``: whether the checkpoint's own code embeds nothing without a task.
-    """
+    """The tasks of a checkpoint, and the folders of their adapters, as PEFT saves them."""
 
     tasks: dict[str, EmbeddingTask] = field(default_factory=dict)
     folders: dict[str, Path] = field(default_factory=dict)
-    needed: bool = False
 
 
 def read_tasks(source: Source) -> TaskAdapters:
@@ -34,15 +30,15 @@ def read_tasks(source: Source) -> TaskAdapters:
     Raises:
         ExportError: a prompt is none, or a folder has a name that no bundle can have.
     """
-    config = source.read_json("config.json")
     if source.task != "embed" or source.adapter is not None:
         return TaskAdapters()
-    if config.get("model_type") != _JINA_V3:
+    if source.read_json("config.json").get("model_type") != _JINA_V3:
         return TaskAdapters()
-    folders = {each.parent.name: each.parent for each in source.path.glob("*/adapter_config.json")}
+    configs = sorted(source.path.glob("*/adapter_config.json"))
+    folders = {each.parent.name: each.parent for each in configs}
     prompts, _ = read_prompts(source)
     tasks = {}
-    for name in sorted(folders):
+    for name in folders:
         task = _NAMES_V3.get(name, name)
         tasks[task] = EmbeddingTask(adapter=name, prompt=task if task in prompts else None)
-    return TaskAdapters(tasks, dict(sorted(folders.items())))
+    return TaskAdapters(tasks, folders)

@@ -270,7 +270,6 @@ class Embedding(_Frozen):
         None, description="the one that is put before every text if a request names none"
     )
     tasks: dict[str, EmbeddingTask] = Field(default_factory=dict)
-    needs_task: bool = Field(False, description="whether the model embeds nothing without one")
     multi_vector: MultiVector | None = Field(
         None, description="of embed-all; its prompts are query and document"
     )

@@ -314,18 +314,14 @@ def _embedding(model: TaskModel) -> Embedding:
 
 
 def _check_task(model: TaskModel, task: str | None) -> None:
-    """Raises: ValidationError: the model does not embed texts for the task, or not without one."""
-    tasks = _embedding(model).tasks
-    known = ", ".join(map(repr, tasks))
+    """Raises: ValidationError: the model does not embed texts for the task."""
     if task is None:
-        if _embedding(model).needs_task and model.adapter is None:
-            raise ValidationError(
-                f"model {model.name!r} needs to know what the texts are for: {known}", field="task"
-            )
         return
+    tasks = _embedding(model).tasks
     if not tasks:
         raise ValidationError(f"model {model.name!r} has no tasks; leave it out", field="task")
     if task not in tasks:
+        known = ", ".join(map(repr, tasks))
         raise ValidationError(f"must be one of {known}, not {shortened(task)!r}", field="task")
     if model.adapter is not None:
         raise ValidationError(
