@@ -117,13 +117,14 @@ def export_adapter(
             f"{base} is an encoder-decoder model, which takes no adapters; merge the adapter with "
             "maskdial export --adapter"
         )
-    name = checkpoint or _read_settings(adapter).get("base_model_name_or_path")
+    settings = _read_settings(adapter)
+    name = checkpoint or settings.get("base_model_name_or_path")
     if not name:
         raise ExportError("the adapter names no base; give its checkpoint by --checkpoint")
     with new_folder(dest) as folder:
         with phase(console, "Opening the base"):
             opened = _Base.open(bundle, kernels, _find(str(name), bundle))
-        return _write_adapter(adapter, folder, opened, console)
+        return _write_adapter(adapter, settings, folder, opened, console)
 
 
 def add_tasks(
@@ -152,7 +153,7 @@ def add_tasks(
         finding(console, f"the adapter {name}:")
         inside = folder / TASK_ADAPTERS / name
         inside.mkdir(parents=True)
-        _write_adapter(adapter, inside, base, console)
+        _write_adapter(adapter, _read_settings(adapter), inside, base, console)
         hashes = hash_files(inside, (ADAPTER_MANIFEST, ADAPTER_WEIGHTS))
         files |= {f"{TASK_ADAPTERS}/{name}/{each}": sha256 for each, sha256 in hashes.items()}
     embedding = manifest.embedding.model_copy(update={"tasks": found.tasks})
@@ -198,9 +199,11 @@ def _read_settings(adapter: Path) -> dict[str, Any]:
     return settings
 
 
-def _write_adapter(adapter: Path, folder: Path, base: _Base, console: Console) -> AdapterManifest:
+def _write_adapter(
+    adapter: Path, settings: Mapping[str, Any], folder: Path, base: _Base, console: Console
+) -> AdapterManifest:
     """Makes an adapter bundle of a folder of PEFT's, and returns its manifest."""
-    settings, manifest = _read_settings(adapter), base.bundle.manifest
+    manifest = base.bundle.manifest
     with phase(console, "Reading the adapter"):
         half = manifest.precision != "fp32"
         head_task = _head_task(base.bundle, settings)
@@ -370,7 +373,8 @@ class _Modules:
             size = projections[words]
             row = Projection(1, size.num_outputs, size.product, size.first, size.width)
             a, b = _low_rank(adapter, settings, self.stored, module, row, half=False)
-            added = [np.ones((1, size.num_inputs)), a.T @ b]
+            row_of_types = np.asarray(a, np.float32).T @ np.asarray(b, np.float32)
+            added = [np.ones((1, size.num_inputs)), row_of_types]
             own = found.get(words)
             parts = added if own is None else map(np.vstack, zip(own, added, strict=True))
             found[words] = LowRank(*(each.astype(_dtype(half)) for each in parts))

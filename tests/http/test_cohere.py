@@ -132,3 +132,11 @@ def test_nothing_is_sent_for_habits(http: httpx.Client) -> None:
 def test_texts_of_one_request_may_be_many(http: httpx.Client) -> None:
     reply = ask(http, "/v2/embed", texts=["a"] * 300, embedding_types=["ubinary"])
     assert len(reply["embeddings"]["ubinary"]) == 300
+
+
+def test_a_model_without_tasks_refuses_one(http: httpx.Client) -> None:
+    for path, text in (("/embed", "inputs"), ("/v1/embeddings", "input")):
+        body = {"model": "embedder", text: "a", "task": "retrieval.query"}
+        reply = http.post(path, json=body)
+        assert reply.status_code == 422
+        assert "model 'embedder' has no tasks; leave it out" in reply.text

@@ -275,8 +275,8 @@ def _verify(
         own = (MANIFEST, GRAPH, TOKENIZER)
         others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)
     for adapter in manifest.task_adapters:
-        own = (ADAPTER_MANIFEST, ADAPTER_WEIGHTS)
-        others += tuple(f"{TASK_ADAPTERS}/{adapter}/{each}" for each in own)
+        names = (ADAPTER_MANIFEST, ADAPTER_WEIGHTS)
+        others += tuple(f"{TASK_ADAPTERS}/{adapter}/{each}" for each in names)
     for required in (manifest.graph, TOKENIZER, *others):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
