@@ -329,7 +329,6 @@ def jina(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "retrieval.query": add_task(
             source, "retrieval_query", *LINEAR, *TABLES, "dense", use_rslora=True
         ),
-        "retrieval.passage": add_task(source, "retrieval_passage", *LINEAR),
         "text-matching": add_task(source, "text_matching", "fc1", "token_type_embeddings"),
     }
     expected = {}
@@ -376,7 +375,7 @@ def test_tasks_by_request(jina: Any, tmp_path: Path, start_server: Callable[...,
     np.testing.assert_allclose(similar, expected[task][1:] @ expected[task][0], atol=1e-4)
     reply = post("/embed", inputs="a", task="matching")
     assert reply.status_code == 422
-    assert reply.json()["error"].startswith("task: must be one of 'retrieval.passage', 'retri")
+    assert reply.json()["error"].startswith("task: must be one of 'retrieval.query', 'text-")
     server.stop()
     server = start_server(models={"jina": tmp_path / "bundle"}, kernels="off")
     assert post("/embed", inputs=TEXTS).status_code == 200
