@@ -373,11 +373,12 @@ class _Modules:
             size = projections[words]
             row = Projection(1, size.num_outputs, size.product, size.first, size.width)
             a, b = _low_rank(adapter, settings, self.stored, module, row, half=False)
-            row_of_types = np.asarray(a, np.float32).T @ np.asarray(b, np.float32)
-            added = [np.ones((1, size.num_inputs)), row_of_types]
-            own = found.get(words)
-            parts = added if own is None else map(np.vstack, zip(own, added, strict=True))
-            found[words] = LowRank(*(each.astype(_dtype(half)) for each in parts))
+            ones = np.ones((1, size.num_inputs), np.float32)
+            every = np.asarray(a, np.float32).T @ np.asarray(b, np.float32)
+            added, own = LowRank(ones, every), found.get(words)
+            if own is not None:
+                added = LowRank(np.vstack((own.a, added.a)), np.vstack((own.b, added.b)))
+            found[words] = LowRank(added.a.astype(_dtype(half)), added.b.astype(_dtype(half)))
         return found
 
 
