@@ -23,13 +23,13 @@ from rich.console import Console
 
 from loadtests import add_number, add_seed, names_of
 from loadtests.checkpoints import (
-    MASKED_WORDS,
     build_checkpoint,
     causal_words,
+    export_random,
     masked_words,
     new_folder,
 )
-from loadtests.compare.setup import Shape, find
+from loadtests.compare.setup import MODERN_BERT, Shape, find
 from loadtests.engines import load_served
 from loadtests.measurement import (
     Section,
@@ -49,7 +49,6 @@ from maskdial.engine.timing import Deadline
 from maskdial.registry.served import ServedModel
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
     from transformers.pipelines import DecisionPipeline
 
 DESCRIPTION = (
@@ -66,23 +65,6 @@ _TEMPLATES = {
     + "{% endfor %} [SEP]<|mark|>",
     "causal": "{{ state }}\n{{ question.instructions }}" + _ASKED + "\n{% endfor %}\n<|mark|>",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _ModernBert(Shape):
-    """ModernBERT's, with the vocabulary of our BERT."""
-
-    @property
-    def config(self) -> "PreTrainedConfig":
-        from transformers import ModernBertConfig
-
-        special = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
-        return ModernBertConfig(
-            vocab_size=MASKED_WORDS, bos_token_id=2, eos_token_id=3, **special, **self.measures
-        )
-
-
-_MODERN = _ModernBert("modernbert-base", "masked", "ModernBERT-base", {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +130,7 @@ def main(args: argparse.Namespace) -> int:
     console = Console()
     sections = []
     for name in args.shapes:
-        shape = _MODERN if name == _MODERN.name else find((name,))[0]
+        shape = MODERN_BERT if name == MODERN_BERT.name else find((name,))[0]
         section = asyncio.run(_measure(shape, args))
         section.show(console)
         sections.append(section)
@@ -163,7 +145,7 @@ async def _measure(shape: Shape, args: argparse.Namespace) -> Section:
     bundle = folder.with_name(f"{folder.name}-{args.precision}")
     _build(shape, folder, args.seed, head=has_head)
     if not bundle.exists():
-        _export(folder, bundle, args.precision)
+        export_random(folder, bundle, args.precision)
     settings: dict[str, Any] = {"threads": 1}
     asked = _Asked(load_served(shape.name, bundle, settings), load_config(settings))
     theirs = _pipeline(folder, head=has_head)
@@ -301,15 +283,6 @@ def _build(shape: Shape, folder: Path, seed: int, *, head: bool) -> None:
         model = transformers.JevForDecision(config)
         model.decision_config = decision
         model.save_pretrained(path)
-
-
-def _export(folder: Path, bundle: Path, precision: str) -> None:
-    from maskdial_export.export import export
-    from maskdial_export.quantize.quality import Gate
-
-    # Random weights have no quality to lose, so the gate lets everything pass.
-    gate = None if precision == "fp32" else Gate(max_loss=math.inf, keep_worst=0)
-    export(str(folder), bundle, precision=precision, gate=gate)
 
 
 def _pipeline(folder: Path, *, head: bool) -> "DecisionPipeline":

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,18 @@ from maskdial.bundle.adapter import (
     LowRank,
     Projection,
 )
-from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.bundle.bundle import Bundle, hash_files, load_bundle, write_manifest
+from maskdial.bundle.manifest import TASK_ADAPTERS, Manifest
 from maskdial.errors import BundleError, ConfigError
 from maskdial.kernels.adapters import PackedAdapter
-from maskdial.kernels.installed import find_kernels
+from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.runtime.head import Head
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.adapter import check_adapter
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checkpoint.source import Source, find, read_json
+from maskdial_export.checkpoint.task_adapters import TaskAdapters
 from maskdial_export.checks.parity import expected_output
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError
@@ -59,6 +62,8 @@ _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_OF_TABLES = {".lora_embedding_A": _A, ".lora_embedding_B": _B}
+_WORDS, _TYPES_OF_TOKENS = "word_embeddings", "token_type_embeddings"
 _ALPHA = 8  # PEFT's default
 _NUM_TEXTS, _LONGEST = 6, 96
 TOLERANCE = 1e-4
@@ -67,6 +72,7 @@ _MORE, _LEAST = 2.0, 0.1
 """The base of integers with the adapter may be this many times as far from PEFT as it is from torch
 without, or this many standard deviations of the logits, which the golden check allows as well."""
 _TOOLS = ("peft", "torch", "transformers")
+_PRECISIONS = ("fp32", "int8", "int4")
 # Settings under which the result is more than the base's and a low-rank product's.
 _REFUSED = {
     "use_dora": "DoRA also scales each column by the length of the changed weights",
@@ -111,62 +117,129 @@ def export_adapter(
             f"{base} is an encoder-decoder model, which takes no adapters; merge the adapter with "
             "maskdial export --adapter"
         )
+    settings = _read_settings(adapter)
+    name = checkpoint or settings.get("base_model_name_or_path")
+    if not name:
+        raise ExportError("the adapter names no base; give its checkpoint by --checkpoint")
+    with new_folder(dest) as folder:
+        with phase(console, "Opening the base"):
+            opened = _Base.open(bundle, kernels, _find(str(name), bundle))
+        return _write_adapter(adapter, settings, folder, opened, console)
+
+
+def add_tasks(
+    folder: Path, manifest: Manifest, found: TaskAdapters, source: Source, console: Console
+) -> Manifest:
+    """Adds the adapters that a checkpoint brings for its tasks to the bundle that it became.
+
+    Returns:
+        The manifest of the bundle, which is written again.
+
+    Raises:
+        ExportError: an adapter cannot be exported, or computes something else than with PEFT.
+    """
+    assert manifest.embedding is not None, "tasks are those of embeddings"
+    if manifest.precision not in _PRECISIONS:
+        finding(console, f"without tasks: no adapter is applied in {manifest.precision}")
+        return manifest
+    try:
+        kernels = find_kernels("on")
+    except ConfigError as error:
+        raise ExportError(f"the adapters of {source.name} need them: {error.message}") from error
+    assert kernels is not None, "the setting is on"
+    base = _Base.open(Bundle(source.name, folder, manifest), kernels, source)
+    files = dict(manifest.files)
+    for name, adapter in found.folders.items():
+        finding(console, f"the adapter {name}:")
+        inside = folder / TASK_ADAPTERS / name
+        inside.mkdir(parents=True)
+        _write_adapter(adapter, _read_settings(adapter), inside, base, console)
+        hashes = hash_files(inside, (ADAPTER_MANIFEST, ADAPTER_WEIGHTS))
+        files |= {f"{TASK_ADAPTERS}/{name}/{each}": sha256 for each, sha256 in hashes.items()}
+    embedding = manifest.embedding.model_copy(update={"tasks": found.tasks})
+    whole = manifest.model_copy(update={"embedding": embedding, "files": files})
+    write_manifest(folder, whole)
+    return whole
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A bundle as the server runs it with adapters, and what it was exported from."""
+
+    bundle: Bundle
+    kernels: Kernels
+    session: Session
+    source: Source
+
+    @classmethod
+    def open(cls, bundle: Bundle, kernels: Kernels, source: Source) -> "_Base":
+        """Raises: ExportError: its graph takes no adapters."""
+        options = SessionOptions(kernels=kernels, intra_op_threads=None, adapters=True)
+        session = Session(bundle.graph, options)
+        if not session.projections:
+            raise ExportError(f"{bundle.path} does not name its layers; export it again")
+        return cls(bundle, kernels, session, source)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The model without an adapter."""
+        return load_checkpoint(self.source)
+
+    @property
+    def pools(self) -> bool:
+        """Whether the graph makes its output of hidden states, not of the pooler of the model."""
+        return self.bundle.manifest.embedding is not None
+
+
+def _read_settings(adapter: Path) -> dict[str, Any]:
+    """Raises: ExportError: it is no adapter, or of a kind that is not applied at run time."""
     check_adapter(adapter, allow_pickle=False)
     settings = read_json(adapter / _CONFIG)
     _check_kind(adapter, settings)
-    options = SessionOptions(kernels=kernels, intra_op_threads=None, adapters=True)
-    with new_folder(dest) as folder:
-        with phase(console, "Reading the adapter"):
-            session = Session(bundle.graph, options)
-            if not session.projections:
-                raise ExportError(f"{base} does not name its layers; export it again")
-            half = bundle.manifest.precision != "fp32"
-            head_task = _head_task(bundle, settings)
-            stored = _read(adapter)
-            modules, others = _modules(adapter, stored, session.projections, head_task is not None)
-            matrices = {
-                layer: _low_rank(
-                    adapter, settings, stored, module, session.projections[layer], half
-                )
-                for layer, module in modules.items()
-            }
-        with phase(console, "Comparing with PEFT"):
-            name = checkpoint or settings.get("base_model_name_or_path")
-            if not name:
-                raise ExportError("the adapter names no base; give its checkpoint by --checkpoint")
-            source = _find(str(name), bundle)
-            packed = PackedAdapter(kernels.path)
-            for layer, each in matrices.items():
-                packed.add(each, session.projections[layer])
-            made = _Made(adapter, bundle, session, packed.address if matrices else 0)
-            head, parity = made.compare(source, head_task, others)
-        finding(
-            console, f"logits differ by {parity.difference:.2g} (at most {parity.tolerance:.2g})"
-        )
-        tensors = {}
-        for layer, (a, b) in matrices.items():
-            tensors[f"{layer}.a"], tensors[f"{layer}.b"] = np.asarray(a), np.asarray(b)
-        content = safetensors.numpy.save(tensors)
-        manifest = AdapterManifest(
-            source=adapter.resolve().name,
-            base=bundle.manifest.source,
-            base_sha256=bundle.manifest.source_sha256,
-            dtype="float16" if half else "float32",
-            rank=max((len(each.a) for each in matrices.values()), default=0),
-            num_layers=len(matrices),
-            head=None if head is None else head.settings,
-            tool_versions={
-                "maskdial": maskdial.__version__,
-                **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
-            },
-            parity=parity,
-            weights_sha256=hashlib.sha256(content).hexdigest(),
-        )
-        _write(folder / ADAPTER_WEIGHTS, content)
-        if head is not None:
-            _write(folder / ADAPTER_HEAD, head.content)
-        _write(folder / ADAPTER_MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
-    return manifest
+    return settings
+
+
+def _write_adapter(
+    adapter: Path, settings: Mapping[str, Any], folder: Path, base: _Base, console: Console
+) -> AdapterManifest:
+    """Makes an adapter bundle of a folder of PEFT's, and returns its manifest."""
+    manifest = base.bundle.manifest
+    with phase(console, "Reading the adapter"):
+        half = manifest.precision != "fp32"
+        head_task = _head_task(base.bundle, settings)
+        modules = _Modules.of(adapter, base, has_head=head_task is not None)
+        matrices = modules.low_rank(adapter, settings, base.session.projections, half)
+    with phase(console, "Comparing with PEFT"):
+        packed = PackedAdapter(base.kernels.path)
+        for layer, each in matrices.items():
+            packed.add(each, base.session.projections[layer])
+        made = _Made(adapter, base, packed.address if matrices else 0)
+        head, parity = made.compare(head_task, modules.others)
+    finding(console, f"logits differ by {parity.difference:.2g} (at most {parity.tolerance:.2g})")
+    tensors = {}
+    for layer, (a, b) in matrices.items():
+        tensors[f"{layer}.a"], tensors[f"{layer}.b"] = np.asarray(a), np.asarray(b)
+    content = safetensors.numpy.save(tensors)
+    written = AdapterManifest(
+        source=adapter.resolve().name,
+        base=manifest.source,
+        base_sha256=manifest.source_sha256,
+        dtype="float16" if half else "float32",
+        rank=max((len(each.a) for each in matrices.values()), default=0),
+        num_layers=len(matrices),
+        head=None if head is None else head.settings,
+        tool_versions={
+            "maskdial": maskdial.__version__,
+            **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
+        },
+        parity=parity,
+        weights_sha256=hashlib.sha256(content).hexdigest(),
+    )
+    _write(folder / ADAPTER_WEIGHTS, content)
+    if head is not None:
+        _write(folder / ADAPTER_HEAD, head.content)
+    _write(folder / ADAPTER_MANIFEST, (written.model_dump_json(indent=2) + "\n").encode())
+    return written
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -229,41 +302,84 @@ def _read(adapter: Path) -> dict[str, NDArray[np.float32]]:
     stored = {}
     with safetensors.safe_open(adapter / _WEIGHTS, "pt") as file:
         for key in file.keys():  # noqa: SIM118
-            stored[key.removeprefix(_PREFIX)] = file.get_tensor(key).float().numpy()
+            name = key.removeprefix(_PREFIX)
+            for suffix, usual in _OF_TABLES.items():
+                name = name.removesuffix(suffix) + usual if name.endswith(suffix) else name
+            stored[name] = file.get_tensor(key).float().numpy()
     return stored
 
 
-def _modules(
-    adapter: Path,
-    stored: Mapping[str, NDArray[np.float32]],
-    projections: Mapping[str, Projection],
-    has_head: bool,
-) -> tuple[dict[str, str], set[str]]:
-    """The modules that have low-rank matrices by the base's layers, and what belongs to the head:
-    other modules and weights.
+@dataclass(frozen=True, slots=True)
+class _Modules:
+    """What an adapter changes.
+
+    Attributes:
+        stored: its weights, by name.
+        layers: the modules that have low-rank matrices, by the base's layers.
+        types: by the layer that looks up words, the table of token types, if it has one row: that
+            is added to every word.
+        others: what belongs to a head: other modules and weights.
     """
-    modules = sorted({key.removesuffix(_A) for key in stored if key.endswith(_A)})
-    others = stored.keys() - {f"{each}{part}" for each in modules for part in (_A, _B)}
-    if others and not has_head:
-        raise ExportError(
-            f"{adapter} has weights that are no low-rank matrices, such as "
-            f"{_PREFIX + min(others)!r}, so merge it with maskdial export --adapter; the head of a "
-            "classifier is applied at run time to a base that was exported with --task embed-all"
-        )
-    if not modules and not others:
-        raise ExportError(f"{adapter / _WEIGHTS} has no low-rank matrices")
-    found = {}
-    for module in modules:
-        if f"{module}{_B}" not in stored:
-            raise ExportError(f"{adapter} lacks {_PREFIX}{module}{_B}")
-        layer = _layer(module, projections)
-        if layer is not None:
-            found[layer] = module
-        elif has_head:
-            others.add(module)
-        else:
-            raise ExportError(_no_layer(adapter, module))
-    return found, others
+
+    stored: Mapping[str, NDArray[np.float32]]
+    layers: Mapping[str, str]
+    types: Mapping[str, str]
+    others: set[str]
+
+    @classmethod
+    def of(cls, adapter: Path, base: _Base, *, has_head: bool) -> "_Modules":
+        """Raises: ExportError: it changes something that is no layer of the base."""
+        stored, projections = _read(adapter), base.session.projections
+        modules = sorted({key.removesuffix(_A) for key in stored if key.endswith(_A)})
+        others = stored.keys() - {f"{each}{part}" for each in modules for part in (_A, _B)}
+        if others and not has_head:
+            raise ExportError(
+                f"{adapter} has weights that are no low-rank matrices, such as "
+                f"{_PREFIX + min(others)!r}, so merge it with maskdial export --adapter; the head "
+                "of a classifier is applied at run time to a base that was exported with --task "
+                "embed-all"
+            )
+        if not modules and not others:
+            raise ExportError(f"{adapter / _WEIGHTS} has no low-rank matrices")
+        layers, types = {}, {}
+        for module in modules:
+            if f"{module}{_B}" not in stored:
+                raise ExportError(f"{adapter} lacks {_PREFIX}{module}{_B}")
+            layer = _layer(module, projections)
+            words = _layer(module.replace(_TYPES_OF_TOKENS, _WORDS), projections)
+            if layer is not None:
+                layers[layer] = module
+            elif has_head:
+                others.add(module)
+            elif words is not None and stored[f"{module}{_A}"].shape[1:] == (1,):
+                types[words] = module
+            elif not (base.pools and "pooler" in module.split(".")):
+                raise ExportError(_no_layer(adapter, module))
+        return cls(stored, layers, types, set(others))
+
+    def low_rank(
+        self,
+        adapter: Path,
+        settings: Mapping[str, Any],
+        projections: Mapping[str, Projection],
+        half: bool,
+    ) -> dict[str, LowRank]:
+        """The matrices of each layer, scaled."""
+        found = {
+            layer: _low_rank(adapter, settings, self.stored, module, projections[layer], half)
+            for layer, module in self.layers.items()
+        }
+        for words, module in self.types.items():
+            size = projections[words]
+            row = Projection(1, size.num_outputs, size.product, size.first, size.width)
+            a, b = _low_rank(adapter, settings, self.stored, module, row, half=False)
+            ones = np.ones((1, size.num_inputs), np.float32)
+            every = np.asarray(a, np.float32).T @ np.asarray(b, np.float32)
+            added, own = LowRank(ones, every), found.get(words)
+            if own is not None:
+                added = LowRank(np.vstack((own.a, added.a)), np.vstack((own.b, added.b)))
+            found[words] = LowRank(added.a.astype(_dtype(half)), added.b.astype(_dtype(half)))
+        return found
 
 
 def _no_layer(adapter: Path, name: str) -> str:
@@ -291,15 +407,18 @@ def _low_rank(
             f"and {size.num_outputs} outputs, and its matrices fit {a.shape[1]} and {len(b)}"
         )
     b = (_scale(settings, module, len(a)) * b).T
-    dtype = np.float16 if half else np.float32
     with np.errstate(over="ignore"):
-        low_rank = LowRank(a.astype(dtype), np.ascontiguousarray(b, dtype))
+        low_rank = LowRank(a.astype(_dtype(half)), np.ascontiguousarray(b, _dtype(half)))
     if not all(np.isfinite(each).all() for each in low_rank):
         raise ExportError(
             f"the matrices of {module} in {adapter} have numbers that are not finite"
             + (", or too large for float16" if half else "")
         )
     return low_rank
+
+
+def _dtype(half: bool) -> type[np.float16 | np.float32]:
+    return np.float16 if half else np.float32
 
 
 def _layer(module: str, projections: Mapping[str, Projection]) -> str | None:
@@ -375,31 +494,29 @@ class _Made:
     """An adapter's matrices on the base, as the server runs it."""
 
     adapter: Path
-    bundle: Bundle
-    session: Session
+    base: _Base
     address: int
 
     def compare(
-        self, source: Source, task: adapter_head.HeadTask | None, others: Collection[str]
+        self, task: adapter_head.HeadTask | None, others: Collection[str]
     ) -> tuple[_OwnHead | None, AdapterParity]:
         """Compares it with PEFT, with the head that it brings.
 
         Args:
-            source: the checkpoint of the base.
             task: that of the head; None for no head.
             others: modules and weights of the adapter that have to be the head's.
 
         Raises:
             ExportError: they differ by more than the tolerance, or ``others`` has more.
         """
-        before = load_checkpoint(source)
+        before, source = self.base.checkpoint, self.base.source
         passages = read_sample(None).passages()[:_NUM_TEXTS]
         longest = min(before.max_length, _LONGEST)
         texts = [np.array(before.tokenizer.encode(text).ids[:longest]) for text in passages]
-        computed = _computed(self.session, self.bundle, texts, self.address)
+        computed = self._computed(texts, self.address)
         if task is None:
             adapted = _torch(load_checkpoint(replace(source, adapter=self.adapter)), texts)
-            return None, self._parity(before, texts, adapted, computed)
+            return None, self._parity(texts, adapted, computed)
         labels = adapter_head.read_labels(self.adapter, source.path)
         own = source.with_head(self.adapter, task, len(labels.names))
         checkpoint = load_checkpoint(own)
@@ -411,25 +528,24 @@ class _Made:
         columns = computed[0].shape[1]
         loaded = Head(self.adapter.name, head.settings, head.content, columns)
         logits = [loaded(hidden[list(loaded.rows(len(hidden)))]) for hidden in computed]
-        return head, self._parity(before, texts, adapted, logits)
+        return head, self._parity(texts, adapted, logits)
 
     def _parity(
         self,
-        before: Checkpoint,
         texts: Sequence[Ids],
         expected: Sequence[Floats],
         found: Sequence[Floats],
     ) -> AdapterParity:
         """Raises: ExportError: what is found differs from PEFT by more than the tolerance."""
-        if self.bundle.manifest.precision == "fp32":
+        if self.base.bundle.manifest.precision == "fp32":
             peak = max(float(np.abs(each).max()) for each in expected)
             tolerance = TOLERANCE * max(1.0, peak / 10)
             pairs = zip(expected, found, strict=True)
             difference = max(float(np.abs(left - right).max()) for left, right in pairs)
             parity = AdapterParity(tolerance=tolerance, difference=difference)
         else:
-            plain = _torch(before, texts)
-            own = _spread(plain, _computed(self.session, self.bundle, texts, 0))
+            plain = _torch(self.base.checkpoint, texts)
+            own = _spread(plain, self._computed(texts, 0))
             difference = _spread(expected, found)
             tolerance = max(_MORE * own, _LEAST)
             parity = AdapterParity(tolerance=tolerance, difference=difference, base=own)
@@ -439,6 +555,9 @@ class _Made:
                 f"the tolerance of {parity.tolerance:.2g}; merge it with maskdial export --adapter"
             )
         return parity
+
+    def _computed(self, texts: Sequence[Ids], address: int) -> list[Floats]:
+        return _computed(self.base.session, self.base.bundle, texts, address)
 
 
 def _spread(expected: Sequence[Floats], actual: Sequence[Floats]) -> float:

@@ -15,6 +15,7 @@ from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial_export.checkpoint.adapter import check_adapter
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import Source, find
+from maskdial_export.checkpoint.task_adapters import TaskAdapters, read_tasks
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
@@ -123,12 +124,29 @@ def export(
             if mask == "both":
                 return _write_both(found, folder, settings)
             under = found if mask is None else found.under(mask)
-            return write_bundle(under, folder, settings).manifest
+            manifest = write_bundle(under, folder, settings).manifest
+            return _with_tasks(manifest, read_tasks(under), folder, under, console)
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
             reason = io_reason(error)
             raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
+
+
+def _with_tasks(
+    manifest: Manifest, found: TaskAdapters, folder: Path, source: Source, console: Console
+) -> Manifest:
+    """Adds the adapters of a checkpoint's tasks to its bundle; returns the manifest."""
+    if not found.tasks:
+        return manifest
+    try:
+        from maskdial_export.adapting import add_tasks
+    except ImportError as error:
+        raise ExportError(
+            f"{source.name} brings adapters, which need peft ({error}): "
+            "pip install 'maskdial[adapter]'"
+        ) from error
+    return add_tasks(folder, manifest, found, source, console)
 
 
 @contextmanager

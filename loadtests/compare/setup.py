@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests import LoadTestError
-from loadtests.checkpoints import CAUSAL_WORDS, bert_config, llama_config
+from loadtests.checkpoints import CAUSAL_WORDS, MASKED_WORDS, bert_config, llama_config
 from loadtests.compare.work import ROOM, Family, Load, Provider, Room
 
 if TYPE_CHECKING:
@@ -124,6 +124,23 @@ _ALL = (
     ),
     *TINY.values(),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _ModernBert(Shape):
+    """ModernBERT's, with the vocabulary of our BERT."""
+
+    @property
+    def config(self) -> "PreTrainedConfig":
+        from transformers import ModernBertConfig
+
+        special = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
+        return ModernBertConfig(
+            vocab_size=MASKED_WORDS, bos_token_id=2, eos_token_id=3, **special, **self.measures
+        )
+
+
+MODERN_BERT = _ModernBert("modernbert-base", "masked", "ModernBERT-base", {})
 
 SHAPES = {shape.name: shape for shape in _ALL}
 

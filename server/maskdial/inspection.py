@@ -85,6 +85,8 @@ def _vectors(embedding: Embedding) -> str:
         parts.append("of length 1")
     if embedding.prompts:
         parts.append(f"prompts {', '.join(map(repr, embedding.prompts))}")
+    if embedding.tasks:
+        parts.append(f"tasks {', '.join(embedding.tasks)}")
     return ", ".join(parts)
 
 

@@ -18,9 +18,12 @@ import tokenizers
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
+from maskdial.bundle.adapter import read_adapter
+from maskdial.bundle.bundle import load_bundle
 from maskdial.kernels.installed import find_kernels
 from maskdial_export import cli
 from maskdial_export.export import export
+from tests.export.conftest import add_json, make_checkpoint
 from tests.export.test_export_adapter import IDS, train
 
 New = Callable[[str], Path]
@@ -284,7 +287,7 @@ def test_another_checkpoint_or_base_is_refused(
     train(load_reference(checkpoint("llama")), tmp_path / "lora", task_type="CAUSAL_LM")
     arguments = (tmp_path / "lora", tmp_path / "dest", "--base")
     code, line = export_adapter(*arguments, bundle("gpt2"))
-    assert (code, "none of the base's layers" in line) == (1, True), line
+    assert (code, "whose files differ from those of" in line) == (1, True), line
     other = new_checkpoint("llama")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
@@ -294,55 +297,103 @@ def test_another_checkpoint_or_base_is_refused(
     assert (code, "has no maskdial.json" in line) == (1, True), line
 
 
-def test_a_task_by_request_is_an_adapter_of_its_name(
-    new_checkpoint: New, tmp_path: Path, export_adapter: Any, start_server: Callable[..., Any]
-) -> None:
-    """As Jina's v3: one encoder, an adapter and perhaps a prompt for each task."""
-    source = new_checkpoint("jina-v3-embed")
-    prompts = {"retrieval.query": "the small "}
-    settings = json.dumps({"prompts": prompts})
-    (source / "config_sentence_transformers.json").write_text(settings)
-    export(str(source), tmp_path / "base", task="embed")
+def add_task(source: Path, name: str, *targets: str, **settings: Any) -> Any:
+    """Adds an adapter to a checkpoint of Jina's; returns the adapted model."""
+    torch.manual_seed(len(name))
+    config = peft.LoraConfig(r=4, lora_alpha=3, target_modules=list(targets), **settings)
+    adapted: Any = peft.get_peft_model(AutoModel.from_pretrained(source), config)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+    adapted.save_pretrained(source / name)
+    return adapted.eval()
+
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
+TABLES = ("word_embeddings", "token_type_embeddings")
+TEXTS = ["a house by the sea", "the king", "a ship and a house and a king by the sea"]
+
+
+@pytest.fixture(scope="module")
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint as Jina's v3, and what PEFT computes for its tasks and for none."""
+    source = make_checkpoint("jina-v3-embed", tmp_path_factory.mktemp("jina") / "v3")
+    instruction = "the small "
+    add_json(source / "config.json", task_instructions={"retrieval.query": instruction})
     tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    texts = ["a house by the sea", "the king", "a ship and a house and a king by the sea"]
-    expected, adapters = {}, {}
-    for task, stable in (("retrieval.query", True), ("separation", False)):
-        model = AutoModel.from_pretrained(source, add_pooling_layer=False)
-        adapted = train(model, tmp_path / task, use_rslora=stable)
-        dest = tmp_path / f"{task}.bundle"
-        base = ("--base", tmp_path / "base", "--checkpoint", source)
-        code, line = export_adapter(tmp_path / task, dest, *base)
-        assert code == 0, line
-        adapters[f"jina-{task}"] = dest, "jina"
+    models = {
+        None: AutoModel.from_pretrained(source).eval(),
+        "retrieval.query": add_task(
+            source, "retrieval_query", *LINEAR, *TABLES, "dense", use_rslora=True
+        ),
+        "text-matching": add_task(source, "text_matching", "fc1", "token_type_embeddings"),
+    }
+    expected = {}
+    for task, model in models.items():
+        prompt = instruction if task == "retrieval.query" else ""
         with torch.no_grad():
-            read = [tokenizer.encode(prompts.get(task, "") + text).ids for text in texts]
-            pooled = [adapted(torch.tensor([ids]))[0].mean(1) for ids in read]
+            read = [tokenizer.encode(prompt + text).ids for text in TEXTS]
+            pooled = [model(torch.tensor([ids]))[0].mean(1) for ids in read]
         expected[task] = torch.nn.functional.normalize(torch.cat(pooled)).numpy()
-    assert np.abs(expected["separation"] - expected["retrieval.query"]).max() > 0.1
-    server = start_server(models={"jina": tmp_path / "base"}, adapters=adapters)
+    return source, expected
 
-    def embed(task: str, inputs: list[str] = texts) -> Any:
-        body = {"model": "jina", "input": inputs, "task": task}
-        reply = httpx.post(f"{server.url}/v1/embeddings", json=body).raise_for_status().json()
+
+def test_tasks_by_request(jina: Any, tmp_path: Path, start_server: Callable[..., Any]) -> None:
+    """One bundle, whose adapters also change the tables of words and of token types."""
+    source, expected = jina
+    manifest = export(str(source), tmp_path / "bundle", task="embed")
+    assert manifest.embedding is not None
+    assert manifest.embedding.tasks.keys() == expected.keys() - {None}
+    server = start_server(models={"jina": tmp_path / "bundle"})
+
+    def post(route: str, **body: Any) -> Any:
+        return httpx.post(f"{server.url}{route}", json={"model": "jina"} | body)
+
+    def embed(task: str | None, inputs: list[str] = TEXTS) -> Any:
+        reply = post("/v1/embeddings", input=inputs, task=task).raise_for_status().json()
         return np.array([each["embedding"] for each in reply["data"]])
 
-    alone = {task: np.concatenate([embed(task, [each]) for each in texts]) for task in expected}
+    alone = {task: np.concatenate([embed(task, [each]) for each in TEXTS]) for task in expected}
     for task, vectors in expected.items():
         lengths = np.linalg.norm(alone[task], axis=1, keepdims=True)
         np.testing.assert_allclose(alone[task] / lengths, vectors, rtol=0, atol=1e-4)
+        for other in expected.keys() - {task}:
+            assert np.abs(vectors - expected[other]).max() > 0.1
     with ThreadPoolExecutor(4) as pool:  # tasks share passes
         for task, together in zip([*expected] * 8, pool.map(embed, [*expected] * 8), strict=True):
             np.testing.assert_array_equal(together, alone[task])
-    body = {"model": "jina", "inputs": texts[:1], "parameters": {"task": "separation"}}
-    native = httpx.post(f"{server.url}/embed", json=body).json()
-    np.testing.assert_array_equal(native, alone["separation"][:1])
-    for changes, status, words in (
-        ({"model": "jina", "task": "matching"}, 404, "no model 'jina-matching' here"),
-        ({"task": "separation"}, 422, 'a task is one of a model; name it with "model"'),
-    ):
-        reply = httpx.post(f"{server.url}/embed", json={"inputs": "a"} | changes)
-        assert reply.status_code == status
-        assert words in reply.json()["error"]
+    task = "retrieval.query"
+    native = post("/embed", inputs=TEXTS, parameters={"task": task}).json()
+    np.testing.assert_array_equal(native, alone[task])
+    cohere = post("/v2/embed", texts=TEXTS, input_type="search_query").json()
+    np.testing.assert_array_equal(cohere["embeddings"]["float"], alone[task])
+    pair = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    similar = post("/similarity", inputs=pair, parameters={"task": task}).json()
+    np.testing.assert_allclose(similar, expected[task][1:] @ expected[task][0], atol=1e-4)
+    reply = post("/embed", inputs="a", task="matching")
+    assert reply.status_code == 422
+    assert reply.json()["error"].startswith("task: must be one of 'retrieval.query', 'text-")
     server.stop()
+    server = start_server(models={"jina": tmp_path / "bundle"}, kernels="off")
+    assert post("/embed", inputs=TEXTS).status_code == 200
+    reply = post("/embed", inputs=TEXTS, task=task)
+    assert reply.status_code == 422
+    assert "runs without the kernels, which compute adapters" in reply.json()["error"]
+    server.stop()
+
+
+@pytest.mark.zoo
+def test_tasks_in_integers(jina: Any, tmp_path: Path, export_by_command: Any) -> None:
+    source, _ = jina
+    code, line = export_by_command(
+        str(source), str(tmp_path / "int8"), "--task", "embed", "--precision", "int8",
+        "--max-loss", "1",
+    )  # fmt: skip
+    assert code == 0, line
+    bundle = load_bundle("jina", tmp_path / "int8")
+    for name in bundle.manifest.task_adapters:
+        parity = read_adapter(name, bundle.task_adapter(name)).manifest.parity
+        assert parity.difference < parity.tolerance < 0.3

@@ -192,6 +192,37 @@ def test_what_is_added_is_the_product_of_the_matrices(
         session.run(None, {"x": x, "y": y, "adapters": ids[1:]})
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_of_tables_get_those_of_the_adapter(
+    kernels: Kernels, processor: str, dtype: type
+) -> None:
+    """Each token of a text looks up its column of A."""
+    adapter, drawn = draw(kernels, 1, 5, dtype, {"words": (0, OUTPUTS)})
+    inputs = {"ids": np.int64, "y": np.float32, "adapters": np.int64}
+    node = helper.make_node(
+        "AdaptLookup", list(inputs), ["z"], domain="maskdial", projections="words"
+    )
+    values = [helper.make_tensor_value_info(n, TYPES[np.dtype(k)], None) for n, k in inputs.items()]
+    output = helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None)
+    session = open_graph(kernels, helper.make_graph([node], "adapt", values, [output]))
+    ids = np.array([[0, 33, INPUTS - 1], [16, 15, 64]])
+    y = np.random.default_rng(1).normal(size=(2, 3, OUTPUTS)).astype(np.float32)
+    addresses = np.array([adapter.address, 0, adapter.address, adapter.address, 0, 0])
+    (z,) = session.run(None, {"ids": ids, "y": y, "adapters": addresses})
+    a, b = (each.astype(np.float64) for each in drawn["words"])
+    has = (addresses != 0).reshape(2, 3)
+    np.testing.assert_allclose(z[has], (y + a.T[ids] @ b)[has], rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(z[~has], y[~has])
+    for changes, words in (
+        ({"ids": ids + 1}, "ids and an adapter's table"),
+        ({"ids": ids - 1}, "ids and an adapter's table"),
+        ({"adapters": addresses[1:]}, "adapters and rows"),
+        ({"y": y[:, 1:]}, "ids and y"),
+    ):
+        with pytest.raises(Exception, match=f"inputs of AdaptLookup do not fit: {words}"):
+            session.run(None, {"ids": ids, "y": y, "adapters": addresses} | changes)
+
+
 def test_rows_beyond_the_calibrated_range_are_not_clipped(kernels: Kernels) -> None:
     """A fixed scale was chosen without the adapter; adapted rows have scales of their own."""
     session = open_linear(kernels, "Linear", adapts=True)

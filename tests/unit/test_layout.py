@@ -52,8 +52,8 @@ SERVER = (
 EXPORT = (
     *(
         "cli",
-        "adapting",
         "export",
+        "adapting",
         "writing",
         "join",
         "golden",

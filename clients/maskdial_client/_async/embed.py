@@ -18,7 +18,7 @@ SparseEmbedding = dict[int, float]
 
 
 class PromptOptions(TextOptions, total=False):
-    """Parameters of ``embed_sparse`` and ``similarity``. None means the server's default.
+    """Parameters of ``embed_sparse``. None means the server's default.
 
     ``prompt_name`` is one of the model's prompts, which is put before every text; ``instruction``
     stands in it in place of its own.
@@ -26,6 +26,15 @@ class PromptOptions(TextOptions, total=False):
 
     prompt_name: str | None
     instruction: str | None
+
+
+class SimilarityParameters(PromptOptions, total=False):
+    """Parameters of ``similarity``. None means the server's default.
+
+    ``task`` is what the vectors are for, of a model that was trained for several tasks.
+    """
+
+    task: str | None
 
 
 class EmbedAllParameters(TextOptions, total=False):
@@ -42,7 +51,7 @@ class EmbedParameters(PromptOptions, total=False):
 
     ``normalize`` scales vectors to length 1. ``dimensions`` truncates them to that many components,
     and normalizes them again. ``output_dtype`` makes bytes or bits of them, as whole numbers.
-    ``task`` is what they are for: the server's model or adapter ``MODEL-TASK`` computes them.
+    ``task`` is what they are for, of a model that was trained for several tasks.
     """
 
     normalize: bool | None
@@ -255,7 +264,7 @@ class AsyncEmbed(AsyncCaller):
         *,
         model: str | None = None,
         timeout: float | None = None,
-        **parameters: Unpack[PromptOptions],
+        **parameters: Unpack[SimilarityParameters],
     ) -> list[float]:
         """The similarity of each sentence to the source sentence, in the order given."""
         inputs = {"source_sentence": source_sentence, "sentences": sentences}

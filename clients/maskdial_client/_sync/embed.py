@@ -14,6 +14,7 @@ from maskdial_client._async.embed import (
     PromptOptions,
     RankedText,
     RerankParameters,
+    SimilarityParameters,
     SparseEmbedding,
     TokenEmbeddings,
     parse_embedding,
@@ -179,7 +180,7 @@ class Embed(Caller):
         *,
         model: str | None = None,
         timeout: float | None = None,
-        **parameters: Unpack[PromptOptions],
+        **parameters: Unpack[SimilarityParameters],
     ) -> list[float]:
         """The similarity of each sentence to the source sentence, in the order given."""
         inputs = {"source_sentence": source_sentence, "sentences": sentences}

@@ -128,6 +128,9 @@ def read_prompts(source: Source) -> tuple[dict[str, str], str | None]:
     name = "config_sentence_transformers.json"
     settings = source.read_json(name)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    instructions = source.read_json("config.json").get("task_instructions")  # Jina's, by task
+    if isinstance(instructions, dict) and isinstance(prompts, dict):
+        prompts = instructions | prompts
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise ExportError(f"prompts in {name} of {source.name} must be texts by name")
     if default is not None and default not in prompts:

@@ -15,7 +15,11 @@ from huggingface_hub.errors import (
 from maskdial_export.errors import ExportError, first_line
 
 _MODULES = "[0-9]*_*/model.safetensors"  # sentence-transformers' Dense and LayerNorm
-_DOWNLOADED = ("*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors", _MODULES)
+_ADAPTERS = "*/adapter_model.safetensors"
+_DOWNLOADED = (
+    *("*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors"),
+    *(_MODULES, _ADAPTERS),
+)
 HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 """What stands beside the weights of a model with sparse weights and token vectors, BGE-M3."""
 _PICKLES = ("*.bin", *HYBRID_HEADS)

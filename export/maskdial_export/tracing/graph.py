@@ -26,7 +26,7 @@ from maskdial_export.errors import ExportError, first_line
 from maskdial_export.tracing.lower import quick_lowering
 from maskdial_export.tracing.rewrite import (
     MODULES,
-    PRODUCTS,
+    NAMED,
     cancel_reshapes,
     cancel_transposes,
     flatten_heads,
@@ -215,13 +215,14 @@ def data_file(graph: str) -> str:
 def save(model: ir.Model, path: Path) -> list[str]:
     """Writes the graph and its weight file, and returns their names.
 
-    Of the metadata, products keep the names of their modules, by which adapters know them.
+    Of the metadata, products and lookups keep the names of their modules, by which adapters know
+    them.
 
     Raises:
         OSError: a file cannot be written.
     """
     data = data_file(path.name)
-    named = [(node, modules_of(node)) for node in model.graph if node.op_type in PRODUCTS]
+    named = [(node, modules_of(node)) for node in model.graph if node.op_type in NAMED]
     passes.ClearMetadataAndDocStringPass()(model)
     for node, modules in named:
         if modules:

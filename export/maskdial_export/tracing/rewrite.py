@@ -14,6 +14,7 @@ _SCOPES = (
 )
 MODULES = "maskdial.modules"
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
+NAMED = (*PRODUCTS, "Gather")
 # Fused norms, and which of their inputs is the weight
 _NORM_WEIGHTS = {"SimplifiedLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 2}
 _ROW_WISE = (
@@ -55,7 +56,7 @@ def name_modules(graph: ir.Graph) -> None:
     """Labels each matrix product and lookup with its module's name in the checkpoint."""
     for node in graph:
         scopes = node.metadata_props.get(_SCOPES)
-        if scopes is not None and node.op_type in (*PRODUCTS, "Gather"):
+        if scopes is not None and node.op_type in NAMED:
             module = ast.literal_eval(scopes)[-2]  # the last one is the operator
             node.metadata_props[MODULES] = module.removeprefix("model.")  # our wrapper's attribute
 

@@ -14,6 +14,7 @@ A bundle holds everything the server needs and nothing else::
     counts.onnx       of a model that finds what a schema names: the queries of its fields
     boundaries.onnx   or, if it pairs boundaries: the spans of its fields
     labels/           of a model that finds entities, if another one encodes the labels: a bundle
+    adapters/NAME/    of a model of embeddings for several tasks: an adapter (`AdapterBundle`)
 
 A model that works with both masks has a second graph, of the masked family, over the same weights:
 ``model.full.onnx``, with a manifest of its own, ``maskdial.full.json``.
@@ -76,6 +77,7 @@ from typing import NamedTuple
 
 import pydantic
 
+from maskdial.bundle.adapter import ADAPTER_MANIFEST, ADAPTER_WEIGHTS
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     ENCODER_GRAPH,
@@ -85,6 +87,7 @@ from maskdial.bundle.manifest import (
     MANIFEST,
     MTP_GRAPH,
     SCHEMA_VERSION,
+    TASK_ADAPTERS,
     TOKENIZER,
     Manifest,
 )
@@ -138,6 +141,10 @@ class Bundle:
     def mtp(self) -> Path:
         """The graph of a layer for multi-token prediction."""
         return self.path / MTP_GRAPH
+
+    def task_adapter(self, name: str) -> Path:
+        """The folder of an adapter that it brings."""
+        return self.path / TASK_ADAPTERS / name
 
     def label_encoder(self) -> "Bundle | None":
         """The bundle that turns labels into vectors, whose files were verified with its own.
@@ -267,12 +274,15 @@ def _verify(
     if manifest.entities is not None and manifest.entities.encodes_labels:
         own = (MANIFEST, GRAPH, TOKENIZER)
         others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)
+    for adapter in manifest.task_adapters:
+        names = (ADAPTER_MANIFEST, ADAPTER_WEIGHTS)
+        others += tuple(f"{TASK_ADAPTERS}/{adapter}/{each}" for each in names)
     for required in (manifest.graph, TOKENIZER, *others):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
     for file_name, expected in manifest.files.items():
         file = path / file_name
-        if Path(file_name).name != _below(file_name):
+        if Path(file_name).name != _below(file_name, manifest):
             raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
@@ -287,10 +297,11 @@ def _verify(
     return Bundle(name, path, manifest, stamps)
 
 
-def _below(file_name: str) -> str:
+def _below(file_name: str, manifest: Manifest) -> str:
     """A file's name within the folder of a bundle that it may lie in."""
-    for folder in (f"{LABEL_ENCODER}/", f"{ADDITIONAL_TEMPLATES}/"):
-        file_name = file_name.removeprefix(folder)
+    adapters = (f"{TASK_ADAPTERS}/{each}" for each in manifest.task_adapters)
+    for folder in (LABEL_ENCODER, ADDITIONAL_TEMPLATES, *adapters):
+        file_name = file_name.removeprefix(f"{folder}/")
     return file_name
 
 

@@ -39,6 +39,8 @@ SCHEMA_MARKERS = (
 """gliner2's tokens for the parts of a schema, in its order."""
 LABEL_ENCODER = "labels"
 """The folder of the bundle that turns labels into vectors."""
+TASK_ADAPTERS = "adapters"
+"""The folder of the adapters that a bundle brings, one folder for each."""
 
 
 CacheInteger = Literal["int8", "int16"]
@@ -243,6 +245,15 @@ class Hybrid(_Frozen):
     unweighted: tuple[_TokenId, ...] = ()
 
 
+class EmbeddingTask(_Frozen):
+    """What a model was trained to embed texts for, by an adapter (`maskdial.bundle.adapter`)."""
+
+    adapter: str = Field(pattern=r"^\w[\w.-]*$", description="its folder in `TASK_ADAPTERS`")
+    prompt: str | None = Field(
+        None, description="the one that is put before every text if a request names none"
+    )
+
+
 class Embedding(_Frozen):
     """How the graph turns a text into one vector."""
 
@@ -258,12 +269,18 @@ class Embedding(_Frozen):
     default_prompt: str | None = Field(
         None, description="the one that is put before every text if a request names none"
     )
+    tasks: dict[str, EmbeddingTask] = Field(default_factory=dict)
     multi_vector: MultiVector | None = Field(
         None, description="of embed-all; its prompts are query and document"
     )
     hybrid: Hybrid | None = Field(
         None, description="of embed-hybrid, whose other fields describe the dense vector"
     )
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters of its tasks, some of which may share one."""
+        return tuple(dict.fromkeys(task.adapter for task in self.tasks.values()))
 
     @property
     def num_outputs(self) -> int:
@@ -569,6 +586,11 @@ class Manifest(_Frozen):
     def mask(self) -> Mask:
         """The attention mask that the graph runs under."""
         return "full" if self.family == "masked" else "causal"
+
+    @property
+    def task_adapters(self) -> tuple[str, ...]:
+        """The adapters that the bundle brings."""
+        return () if self.embedding is None else self.embedding.adapters
 
     @property
     def num_outputs(self) -> int | None:

@@ -44,6 +44,24 @@ class Model:
         return self.bundle.manifest
 
     @property
+    def why_no_adapters(self) -> str:
+        """Why adapters cannot change it, after its name; empty if they can."""
+        if self.projections:
+            return ""
+        if self.manifest.text_to_text is not None:
+            return "is an encoder-decoder model, which takes none; merge it with `maskdial export`"
+        if self.provider != "cpu":
+            return (
+                f"runs on {self.provider}, and only the CPU computes adapters; use --provider cpu"
+            )
+        if not self.kernels:
+            return "runs without the kernels, which compute adapters; build them (docs/kernels.md)"
+        return (
+            "does not name its layers, or was loaded without adapters; export it again, and serve "
+            "it with --adapter or --adapters-memory"
+        )
+
+    @property
     def batch_invariant(self) -> bool:
         """Whether answers are the same to the last bit in any batch: as measured at export, and
         only with a provider whose kernels are batch-invariant.

@@ -5,6 +5,7 @@ or 0. ``AdapterRows`` (``src/adapters.cpp``) repeats it for each token. The kern
 these rows and add ``(x A) B`` before their activations, and ``Adapt`` adds it to products of other
 operators. A product is adapted if it has one row for each token, or for each token that the head
 reads, and is named by its layer; `maskdial.bundle.adapter` knows layers by these names.
+``AdaptLookup`` adds ``A[id] B`` to the rows that tokens look up, padding included.
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from maskdial.kernels.graph import (
 ADAPTERS = "adapters"
 """The graph's input."""
 _TOKEN_ROWS, _READ_ROWS = "adapters.tokens", "adapters.read"
+_PADDED_ROWS = "adapters.padded"
 _ATTENTIONS = frozenset({ATTENTION, *ATTENTION_OVER.values(), "MaskedAttention"})
 _OTHER_ATTENTIONS = frozenset({"GroupQueryAttention", "MultiHeadAttention"})
 _LOOKED_UP = frozenset({"input_ids", "position_ids", "token_type_ids"})
@@ -73,18 +75,19 @@ class Adapting:
         self._graph = graph
         self._pruned_rows = rows
         self._found: dict[str, _Found] = {}
+        # Lookups come before texts are packed
+        self._looked_up_rows = _PADDED_ROWS if "Pack" in graph.kinds else _TOKEN_ROWS
         kinds = _row_kinds(graph, rows)
         adapted: dict[int, NodeProto] = {}
         for node in graph.nodes:
+            added = self._adapt_lookup(node)
             kind = kinds.get(node.input[0]) if node.input else None
-            if kind is None:
-                continue
-            if node.op_type in _KERNELS:
+            if kind is not None and node.op_type in _KERNELS:
                 self._note(node, kind)
-            else:
+            elif kind is not None and added is None:
                 added = self._adapt(node, kind)
-                if added is not None:
-                    adapted[id(node)] = added
+            if added is not None:
+                adapted[id(node)] = added
         if adapted:
             graph.set_nodes(each for node in graph.nodes for each in _with(node, adapted))
 
@@ -102,6 +105,9 @@ class Adapting:
         inputs = [ADAPTERS, "input_ids", *([counts] if counts else [])]
         nodes = [helper.make_node("AdapterRows", inputs, [_TOKEN_ROWS], domain=DOMAIN)]
         rest = list(graph.nodes)
+        if any(_PADDED_ROWS in node.input for node in rest):
+            inputs = [ADAPTERS, "input_ids"]
+            nodes.append(helper.make_node("AdapterRows", inputs, [_PADDED_ROWS], domain=DOMAIN))
         if any(_READ_ROWS in node.input for node in rest):
             gather = helper.make_node("Gather", [_TOKEN_ROWS, self._rows], [_READ_ROWS], axis=0)
             made = next((i for i, node in enumerate(rest) if self._rows in node.output), -1)
@@ -133,12 +139,28 @@ class Adapting:
         if node.op_type not in _FLOATS or len(dims) != 2 or not name:
             return None
         transposed = attributes_of(node).get("transB", 0)
-        result, product = node.output[0], f"{node.output[0]}.product"
+        result = node.output[0]
         if not self._add(name, (dims[1], dims[0]) if transposed else (dims[0], dims[1]), result):
             return None
-        node.output[0] = product
-        inputs = [node.input[0], product, rows]
-        return helper.make_node("Adapt", inputs, [result], domain=DOMAIN, projections=name)
+        return _added("Adapt", node, node.input[0], rows, name)
+
+    def _adapt_lookup(self, node: NodeProto) -> NodeProto | None:
+        """The operator that adds to rows of a table, which may be integers with a scale each."""
+        scales = self._graph.producer(node.input[1], "Gather") if node.op_type == "Mul" else None
+        lookup, name = (node, _modules(node)) if scales is None else (scales, "")
+        if lookup.op_type != "Gather" or _ids(self._graph, lookup) != "input_ids":
+            return None
+        dims = self._graph.dims(lookup.input[0])
+        if scales is not None:
+            restored = self._graph.producer(node.input[0], "Cast")
+            integers = restored and self._graph.producer(restored.input[0], "Gather")
+            if integers is None or integers.input[1] != scales.input[1]:
+                return None
+            dims = self._graph.dims(integers.input[0])
+            name = scales.input[0].removesuffix(".scale")
+        if len(dims) != 2 or not name or not self._add(name, (dims[0], dims[1]), node.output[0]):
+            return None
+        return _added("AdaptLookup", node, lookup.input[1], self._looked_up_rows, name)
 
     def _add(self, product: str, sizes: tuple[int, int], result: str) -> bool:
         """Adds the layers that a product computes; False if they are not known.
@@ -186,6 +208,14 @@ class Adapting:
         node.input.extend([*[""] * missing, found[0].rows])
 
 
+def _added(op_type: str, node: NodeProto, source: str, rows: str, name: str) -> NodeProto:
+    """The operator that adds to a node's result, which is renamed."""
+    result = node.output[0]
+    node.output[0] = f"{result}.product"
+    inputs = [source, node.output[0], rows]
+    return helper.make_node(op_type, inputs, [result], domain=DOMAIN, projections=name)
+
+
 def _with(node: NodeProto, adapted: dict[int, NodeProto]) -> Iterator[NodeProto]:
     yield node
     if id(node) in adapted:
@@ -225,6 +255,14 @@ def _row_kinds(graph: Graph, rows: str) -> dict[str, str]:
     return kinds
 
 
+def _ids(graph: Graph, gather: NodeProto) -> str:
+    """The graph's input whose rows of a table a ``Gather`` looks up; empty if it is none."""
+    table, index = gather.input
+    where = graph.producer(index, "Where")
+    index = where.input[1] if where is not None else index
+    return index if graph.is_constant(table) and index in _LOOKED_UP & graph.inputs else ""
+
+
 def _kind(graph: Graph, node: NodeProto, rows: str, kinds: dict[str, str]) -> str:
     inputs, kind = list(node.input), node.op_type
     if kind in _ATTENTIONS:
@@ -232,9 +270,7 @@ def _kind(graph: Graph, node: NodeProto, rows: str, kinds: dict[str, str]) -> st
     if kind == "Pack" or kind in _OTHER_ATTENTIONS:
         return _TOKEN_ROWS
     if kind == "Gather":
-        where = graph.producer(inputs[1], "Where")
-        index = where.input[1] if where is not None else inputs[1]
-        if graph.is_constant(inputs[0]) and index in _LOOKED_UP & graph.inputs:
+        if _ids(graph, node):
             return _TOKEN_ROWS
         return _READ_ROWS if inputs[1] in {rows or "rows"} and inputs[0] in kinds else ""
     if kind in ("Reshape", "Squeeze", "Unsqueeze"):

@@ -13,6 +13,7 @@ from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.tasks.task import PairedSpans, Queries
+from maskdial.runtime.adapter import Adapter
 
 
 class Conversations(Protocol):
@@ -35,6 +36,7 @@ class MaskedModel(Model):
     the kernels, if it uses them. ``label_encoder`` is the second model of one that finds entities
     of labels by their vectors, ``queries`` or ``spans`` what reads a schema's fields in one that
     finds what it names; ``grammars`` compiles what its blanks have to match, if it fills masks.
+    ``task_adapters`` are those that its bundle brings, unless it takes none where it runs.
     """
 
     engine: MaskedEngine
@@ -44,6 +46,7 @@ class MaskedModel(Model):
     queries: Queries | None = field(default=None, kw_only=True)
     spans: PairedSpans | None = field(default=None, kw_only=True)
     grammars: GrammarCompiler | None = field(default=None, kw_only=True)
+    task_adapters: Mapping[str, Adapter] = field(default_factory=dict, kw_only=True)
 
     @property
     def max_length(self) -> int:

@@ -35,6 +35,9 @@ async def answer(
     """
     check_num_texts(request.num_texts, config)
     request.check(model)
+    adapter = request.adapter(model)
+    if adapter is not model.adapter:
+        model = replace(model, adapter=adapter)
     model.engine.check_room(request.least_inputs(model))
     request = await request.prepared(model, deadline)
     started = time.perf_counter()

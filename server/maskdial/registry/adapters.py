@@ -107,8 +107,8 @@ def _load(name: str, folder: Path, models: Sequence[ServedModel], config: Config
                 f"adapter {name!r} was made for {bundle.manifest.base}, and model {base!r} was "
                 f"exported from {model.manifest.source}, or from other weights of that name"
             )
-        if not model.projections:
-            raise BundleError(f"adapter {name!r}: model {base!r} {_why_none(model)}")
+        if model.why_no_adapters:
+            raise BundleError(f"adapter {name!r}: model {base!r} {model.why_no_adapters}")
     kernels = find_kernels(config.kernels)
     assert kernels is not None, "only models with the kernels have projections"
     projections = [model.projections for model in models]
@@ -121,17 +121,3 @@ def _columns(models: Sequence[ServedModel]) -> int | None:
     if others or manifest.task != "embed-all" or manifest.embedding is None:
         return None
     return manifest.embedding.dimension
-
-
-def _why_none(model: ServedModel) -> str:
-    """Why a model takes no adapters."""
-    if model.manifest.text_to_text is not None:
-        return "is an encoder-decoder model, which takes none; merge it with `maskdial export`"
-    if model.provider != "cpu":
-        return f"runs on {model.provider}, and only the CPU computes adapters; use --provider cpu"
-    if not model.kernels:
-        return "runs without the kernels, which compute adapters; build them (docs/kernels.md)"
-    return (
-        "does not name its layers, or was loaded without adapters; export it again, and serve it "
-        "with --adapter or --adapters-memory"
-    )

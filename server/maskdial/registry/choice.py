@@ -1,7 +1,7 @@
 """Choice: which model a request means, by what the manifests say, whether it is loaded or not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, get_args
 
@@ -44,18 +44,6 @@ class ModelChoice:
                 f"model {shortened(stem)!r} contradicts the mask {mask!r}; give one of them"
             )
         return cls(stem, named)
-
-    def trained_for(self, task: str | None) -> "ModelChoice":
-        """The choice of the model that was trained for a task, such as an adapter: ``NAME-TASK``.
-
-        Raises:
-            ValidationError: no name is given.
-        """
-        if task is None:
-            return self
-        if self.name is None:
-            raise ValidationError('a task is one of a model; name it with "model"')
-        return replace(self, name=f"{self.name}-{task}")
 
     @property
     def _graph(self) -> Mask | None:

@@ -81,7 +81,7 @@ def start_model(
             config.threads,
             config.spins(alone=alone),
             kernels=kernels,
-            adapters=config.takes_adapters and bundle.manifest.text_to_text is None,
+            adapters=_takes_adapters(bundle, config),
         )
         make = make_masked if bundle.manifest.family == "masked" else make_causal
         return make(bundle, config, metrics, placement, options)
@@ -98,3 +98,9 @@ def start_model(
         f" with {model.kernels} kernels" if model.kernels else "",
     )
     return model
+
+
+def _takes_adapters(bundle: Bundle, config: Config) -> bool:
+    """Whether a graph is rewritten for adapters: those of the server, or the bundle's own."""
+    manifest = bundle.manifest
+    return bool(manifest.task_adapters) or (config.takes_adapters and manifest.text_to_text is None)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from math import lcm
 
+from maskdial.bundle.adapter import read_adapter
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.model import MaskedModel
 from maskdial.metrics import Metrics, PassMetrics
 from maskdial.registry.golden import LONG_PASS, check_golden, check_kernels, masked_logits
+from maskdial.runtime.adapter import Adapter, load_adapter
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -77,8 +79,24 @@ def make_masked(
         label_encoder=label_encoder,
         queries=queries,
         spans=spans,
+        task_adapters=_task_adapters(bundle, session, options),
         grammars=grammars,
     )
+
+
+def _task_adapters(bundle: Bundle, session: Session, options: SessionOptions) -> dict[str, Adapter]:
+    """The adapters that a bundle brings; none where it takes none."""
+    if options.kernels is None or not session.projections:
+        return {}
+    return {
+        name: load_adapter(
+            read_adapter(f"{bundle.name}:{name}", bundle.task_adapter(name)),
+            options.kernels,
+            [session.projections],
+            bundle.name,
+        )
+        for name in bundle.manifest.task_adapters
+    }
 
 
 def _masked_engine(

@@ -13,6 +13,7 @@ COMMANDS = (
     "scaling",
     "faults",
     "decisions",
+    "encoders",
     "adapters",
     "fairness",
     "simulate",

@@ -28,8 +28,8 @@ from maskdial.masked.tasks.task import Truncation
 
 CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _NO_IMAGES = "images are not supported; send texts"
-# What checkpoints call the prompts of Cohere's input types, in sentence-transformers' files
-_PROMPTS: Mapping[str, Sequence[str]] = {
+# What checkpoints call the tasks and prompts of Cohere's input types
+_NAMES: Mapping[str, Sequence[str]] = {
     "search_query": ("search_query", "query", "retrieval.query", "Retrieval-query", "s2p_query"),
     "search_document": (
         "search_document",
@@ -113,8 +113,8 @@ class CohereEmbedBody(OpenAIBody):
     input_type: str | None = Field(
         None,
         description="search_query, search_document, classification or clustering, for which the "
-        "model's prompt is put before every text, if it has one; or one of its prompts by name. "
-        "Default: the model's default prompt.",
+        "model's task is taken, or its prompt put before every text, if it has one; or one of its "
+        "tasks or prompts by name. Default: the model's default prompt.",
     )
     embedding_types: Annotated[list[CohereType], Size(1, 6, "types")] | None = Field(
         None, description='Types of the vectors. Default: ["float"].'
@@ -147,6 +147,7 @@ class CohereEmbedBody(OpenAIBody):
         return {
             "dimensions": "output_dimension",
             "prompt_name": "input_type",
+            "task": "input_type",
             "texts": "texts" if self.inputs is None else "inputs",
         }
 
@@ -159,14 +160,16 @@ class CohereEmbedBody(OpenAIBody):
         """The body as a dialect-neutral request.
 
         Raises:
-            ValidationError: the model has no such prompt.
+            ValidationError: the model has no such task or prompt.
         """
+        task, prompt_name = _meant(self.input_type, model)
         return EmbedRequest(
             self.all_texts,
             _TRUNCATION[self.truncate or "END"],
-            _prompt_name(self.input_type, model),
+            prompt_name,
             dimensions=self.output_dimension,
             dtypes=[_dtype(each) for each in self.types],
+            trained_for=task,
         )
 
     @property
@@ -179,20 +182,23 @@ def _dtype(wanted: CohereType) -> OutputDtype:
     return "float" if wanted == "base64" else wanted
 
 
-def _prompt_name(input_type: str | None, model: MaskedModel) -> str | None:
-    """The model's prompt for an input type; None for its default."""
+def _meant(input_type: str | None, model: MaskedModel) -> tuple[str | None, str | None]:
+    """The model's task for an input type, or its prompt; neither for its default."""
     if input_type is None:
-        return None
+        return None, None
     embedding = model.manifest.embedding
     assert embedding is not None, "every bundle for this task has one"
-    names = _PROMPTS.get(input_type, (input_type,))
-    found = next((name for name in names if name in embedding.prompts), None)
-    if found is None and input_type not in _PROMPTS:
-        known = ", ".join(map(repr, (*_PROMPTS, *embedding.prompts)))
+    names = _NAMES.get(input_type, (input_type,))
+    task = next((name for name in names if name in embedding.tasks), None)
+    if task is not None:
+        return task, None
+    prompt = next((name for name in names if name in embedding.prompts), None)
+    if prompt is None and input_type not in _NAMES:
+        known = ", ".join(map(repr, dict.fromkeys((*_NAMES, *embedding.tasks, *embedding.prompts))))
         raise ValidationError(
             f"must be one of {known}, not {shortened(input_type)!r}", field="prompt_name"
         )
-    return found
+    return None, prompt
 
 
 class EmbeddingsByType(TypedDict):

@@ -16,7 +16,6 @@ from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.rerank import RerankRequest
-from maskdial.registry.choice import ModelChoice
 
 INSTRUCTION_IN_PROMPT = (
     "What the texts are for, in place of the instruction in the model's prompt. Default: the "
@@ -25,8 +24,8 @@ INSTRUCTION_IN_PROMPT = (
 
 
 TRAINED_TASK = (
-    "What the vectors are for, such as retrieval.query: the model or adapter that is served as "
-    "MODEL-TASK computes them, behind its prompt of that name if it has one."
+    "What the vectors are for, such as retrieval.query, of a model with tasks: its adapter for it "
+    "reads the texts, behind its prompt. Default: none."
 )
 
 
@@ -37,7 +36,7 @@ INSTRUCTION_IN_TEMPLATE = (
 
 
 class PromptParameters(TruncationParameters):
-    """Parameters of `/embed-sparse` and `/similarity`."""
+    """Parameters of `/embed-sparse`."""
 
     prompt_name: str | None = Field(
         None,
@@ -90,9 +89,6 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
     def form(self) -> VectorForm:
         """How the vectors are to be written."""
         return self.merged(EmbedParameters)
-
-    def choice(self, name: str | None = None) -> ModelChoice:
-        return super().choice(name).trained_for(self.merged(EmbedParameters).task)
 
     def request(self) -> EmbedRequest:
         given = self.merged(EmbedParameters)
@@ -211,6 +207,12 @@ class ChunkEmbedBody(TruncationParameters, MaskedBody):
         return self
 
 
+class SimilarityParameters(PromptParameters):
+    """Parameters of `/similarity`."""
+
+    task: Text | None = Field(None, description=TRAINED_TASK)
+
+
 class SimilarityInputs(Wire):
     """A sentence, and those to compare it with."""
 
@@ -232,16 +234,17 @@ class SimilarityBody(MaskedBody):
     )
 
     inputs: SimilarityInputs
-    parameters: PromptParameters | None = None
+    parameters: SimilarityParameters | None = None
 
     def request(self) -> SimilarityRequest:
-        parameters = self.parameters or PromptParameters()
+        parameters = self.parameters or SimilarityParameters()
         return SimilarityRequest(
             self.inputs.source_sentence,
             self.inputs.sentences,
             parameters.truncation,
             parameters.prompt_name,
             parameters.instruction,
+            parameters.task,
         )
 
     @property

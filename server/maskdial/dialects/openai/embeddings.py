@@ -38,7 +38,6 @@ from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import EmbedRequest
-from maskdial.registry.choice import ModelChoice
 
 AnyBody = TypeVar("AnyBody", bound=TaskBody)
 
@@ -83,9 +82,6 @@ class EmbeddingsBody(VectorForm, TruncationParameters, OpenAIBody):
     @property
     def batch(self) -> bool:
         return is_batch(self.input)
-
-    def choice(self, name: str | None = None) -> ModelChoice:
-        return super().choice(name).trained_for(self.task)
 
 
 async def embeddings(call: Call[EmbeddingsBody]) -> Response:

@@ -6,6 +6,14 @@
 //   z             y + (x A) B of the row's adapter
 //   projections   attribute: the product's name
 //
+// AdaptLookup(ids, y, adapters) -> z, for rows of a table
+//
+//   ids           int64 (batch, length): the rows that were looked up
+//   y             float (batch, length, num_outputs): the table's
+//   adapters      int64 (batch * length): the address of each row's adapter, or 0
+//   z             y + A[id] B of the row's adapter
+//   projections   attribute: the table's name
+//
 // and AdapterRows(adapters, input_ids, counts?) -> rows
 //
 //   adapters    int64 (batch)
@@ -19,6 +27,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "halves.h"
 #include "operators.h"
 #include "scratch.h"
 
@@ -117,6 +126,24 @@ void AdaptedRows::reduce(const Processor& processor, const float* row, size_t in
   }
 }
 
+void AdaptedRows::look_up(size_t input, size_t index) {
+  for (size_t product = 0; product < num_products_; ++product) {
+    const size_t its = index * num_products_ + product;
+    if (layers_[its] == nullptr) continue;
+    float* out = reduced_.get() + its * max_rank_;
+    for (const LowRank& layer : *layers_[its]) {
+      require(input < layer.num_inputs, "ids and an adapter's table");
+      const size_t num_blocks = (layer.num_inputs + kLanes - 1) / kLanes;
+      for (size_t r = 0; r < layer.rank; ++r) {
+        const size_t block = r / kRankStep * num_blocks + input / kLanes;
+        const size_t place = (block * kRankStep + r % kRankStep) * kLanes + input % kLanes;
+        *out++ = layer.halves ? half_to_float(static_cast<const uint16_t*>(layer.a)[place])
+                              : static_cast<const float*>(layer.a)[place];
+      }
+    }
+  }
+}
+
 const float* AdaptedRows::deltas(const Processor& processor, size_t product, size_t row,
                                  size_t num_rows, size_t column, size_t num_columns, size_t stride,
                                  float* out) const {
@@ -156,6 +183,40 @@ const float* AdaptedRows::deltas(const Processor& processor, size_t product, siz
 
 namespace {
 
+// Rows of results, to which their adapters are added.
+struct Sums {
+  const Processor* processor;
+  const float *x, *y;  // x is null if its rows are reduced already
+  size_t num_inputs, num_outputs, num_rows;
+  AdaptedRows adapted{};
+  float* out = nullptr;
+
+  void run(const OrtApi& api, OrtKernelContext* context, const Tensor& results) {
+    out = Tensor::output(api, context, 0, results.dims);
+    if (!adapted.any()) {
+      std::copy_n(y, results.size(), out);
+      return;
+    }
+    parallel<&Sums::add>(api, context, (num_rows + kRowsPerTask - 1) / kRowsPerTask, *this);
+  }
+
+ private:
+  static constexpr size_t kRowsPerTask = 4;
+
+  void add(size_t task) {
+    const size_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
+    const size_t stride = (num_outputs + kLanes - 1) / kLanes * kLanes;
+    for (size_t row = task * kRowsPerTask; row < last; ++row) {
+      if (x != nullptr) adapted.reduce(*processor, x + row * num_inputs, row);
+      const float* deltas = adapted.deltas(*processor, 0, row, 1, 0, num_outputs, stride,
+                                           thread_scratch(stride));
+      float* sum = out + row * num_outputs;
+      std::copy_n(y + row * num_outputs, num_outputs, sum);
+      for (size_t i = 0; i < num_outputs && deltas != nullptr; ++i) sum[i] += deltas[i];
+    }
+  }
+};
+
 class Adapt {
  public:
   static constexpr Signature kSignature{"Adapt", {kFloat, kFloat, kInt64}, {kFloat}};
@@ -166,48 +227,47 @@ class Adapt {
   void compute(OrtKernelContext* context) const {
     const Tensor x = Tensor::input(api_, context, 0), y = Tensor::input(api_, context, 1);
     require(x.type == kFloat && y.type == kFloat && !x.dims.empty() && !y.dims.empty(), "x and y");
-    Pass pass{this, x.floats(), y.floats(), x.dim(x.dims.size() - 1), y.dim(y.dims.size() - 1)};
-    require(pass.num_inputs > 0 && pass.num_outputs > 0, "x and y");
-    pass.num_rows = x.size() / pass.num_inputs;
-    require(pass.num_rows == y.size() / pass.num_outputs, "x and y");
-    pass.adapted.read(Tensor::input(api_, context, 2), products_, pass.num_rows);
-    pass.out = Tensor::output(api_, context, 0, y.dims);
-    if (!pass.adapted.any()) {
-      std::copy_n(pass.y, y.size(), pass.out);
-      return;
-    }
-    const size_t num_tasks = (pass.num_rows + kRowsPerTask - 1) / kRowsPerTask;
-    parallel<&Pass::adapt>(api_, context, num_tasks, pass);
+    const size_t num_inputs = x.dim(x.dims.size() - 1), num_outputs = y.dim(y.dims.size() - 1);
+    require(num_inputs > 0 && num_outputs > 0, "x and y");
+    const size_t num_rows = x.size() / num_inputs;
+    require(num_rows == y.size() / num_outputs, "x and y");
+    Sums sums{processor_, x.floats(), y.floats(), num_inputs, num_outputs, num_rows};
+    sums.adapted.read(Tensor::input(api_, context, 2), products_, num_rows);
+    sums.run(api_, context, y);
   }
 
  private:
-  static constexpr size_t kRowsPerTask = 4;
-
-  struct Pass {
-    const Adapt* op;
-    const float *x, *y;
-    size_t num_inputs, num_outputs, num_rows = 0;
-    AdaptedRows adapted{};
-    float* out = nullptr;
-
-    void adapt(size_t task) {
-      const size_t last = std::min(num_rows, (task + 1) * kRowsPerTask);
-      for (size_t row = task * kRowsPerTask; row < last; ++row) {
-        adapted.reduce(*op->processor_, x + row * num_inputs, row);
-        const size_t stride = (num_outputs + kLanes - 1) / kLanes * kLanes;
-        const float* deltas = adapted.deltas(*op->processor_, 0, row, 1, 0, num_outputs, stride,
-                                             thread_scratch(stride));
-        const float* product = y + row * num_outputs;
-        float* sum = out + row * num_outputs;
-        std::copy_n(product, num_outputs, sum);
-        for (size_t i = 0; i < num_outputs && deltas != nullptr; ++i) sum[i] += deltas[i];
-      }
-    }
-  };
-
   const OrtApi& api_;
   const Processor* processor_;
   std::vector<size_t> products_;
+};
+
+class AdaptLookup {
+ public:
+  static constexpr Signature kSignature{"AdaptLookup", {kInt64, kFloat, kInt64}, {kFloat}};
+
+  AdaptLookup(const OrtApi& api, const OrtKernelInfo* info)
+      : api_(api), processor_(required_processor()), tables_(AdaptedRows::products(api, info)) {}
+
+  void compute(OrtKernelContext* context) const {
+    const Tensor ids = Tensor::input(api_, context, 0), y = Tensor::input(api_, context, 1);
+    require(ids.type == kInt64 && ids.dims.size() == 2, "ids");
+    require(y.type == kFloat && y.dims.size() == 3, "y");
+    const size_t num_rows = ids.size(), num_outputs = y.dim(2);
+    require(num_outputs > 0 && num_rows == y.size() / num_outputs, "ids and y");
+    Sums sums{processor_, nullptr, y.floats(), 0, num_outputs, num_rows};
+    sums.adapted.read(Tensor::input(api_, context, 2), tables_, num_rows);
+    const auto* looked_up = static_cast<const int64_t*>(ids.data);
+    for (size_t row = 0; row < num_rows && sums.adapted.any(); ++row) {
+      sums.adapted.look_up(static_cast<size_t>(looked_up[row]), row);
+    }
+    sums.run(api_, context, y);
+  }
+
+ private:
+  const OrtApi& api_;
+  const Processor* processor_;
+  std::vector<size_t> tables_;
 };
 
 class AdapterRows {
@@ -244,3 +304,4 @@ class AdapterRows {
 
 const OrtCustomOp kAdapterRowsOp = operator_table<AdapterRows>();
 const OrtCustomOp kAdaptOp = operator_table<Adapt>();
+const OrtCustomOp kAdaptLookupOp = operator_table<AdaptLookup>();

@@ -48,6 +48,9 @@ class AdaptedRows {
   // Multiplies a row by A of its adapter, for all products.
   void reduce(const Processor& processor, const float* row, size_t index);
 
+  // The same of a row that is 1 at `input` and 0 elsewhere, which looks up a column of A.
+  void look_up(size_t input, size_t index);
+
   // The columns from `column` on of (row A) B of at most kMaxRows rows: [num_rows][stride]. Where there is
   // nothing to add, it is -0, which leaves every number as it is. Null if it is nothing for all rows. The
   // column and the stride are multiples of kLanes.

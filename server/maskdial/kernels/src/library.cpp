@@ -95,7 +95,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
            {&kLinearOp, &kLinearsOp, &kLinear4Op, &kLinear8Op, &kNormLinearOp, &kNormLinearsOp, &kNormLinear4Op, &kNormLinear8Op,
             &kAttentionOp, &kInt8AttentionOp, &kInt16AttentionOp, &kMaskedAttentionOp, &kPackOp,
             &kUnpackOp, &kTokenPositionsOp, &kPackedRowsOp, &kFirstRowsOp, &kAddNormOp, &kAdaptOp,
-            &kAdapterRowsOp,
+            &kAdaptLookupOp, &kAdapterRowsOp,
             &kCausalConvOp, &kLinearAttentionOp, &kLogitsSummaryOp}) {
         check(*api, api->CustomOpDomain_Add(created, op));
       }

@@ -8,5 +8,5 @@ extern const OrtCustomOp kNormLinearOp, kNormLinearsOp, kNormLinear4Op, kNormLin
 extern const OrtCustomOp kAttentionOp, kInt8AttentionOp, kInt16AttentionOp, kMaskedAttentionOp;
 extern const OrtCustomOp kPackOp, kUnpackOp, kTokenPositionsOp, kPackedRowsOp, kFirstRowsOp;
 extern const OrtCustomOp kCausalConvOp, kLinearAttentionOp;
-extern const OrtCustomOp kAdaptOp, kAdapterRowsOp;
+extern const OrtCustomOp kAdaptOp, kAdaptLookupOp, kAdapterRowsOp;
 extern const OrtCustomOp kAddNormOp, kLogitsSummaryOp;

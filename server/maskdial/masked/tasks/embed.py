@@ -29,6 +29,7 @@ from maskdial.masked.tasks.task import (
     read_text,
     read_texts,
 )
+from maskdial.runtime.adapter import Adapter
 
 _SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
 _SECONDS_PER_TOKEN = 1e-6
@@ -80,8 +81,8 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     ``normalize``: scale to length 1; None: as the model was trained, and always with
     ``dimensions``, which keeps that many leading dimensions, or for a type of integers.
     ``dtypes``: what the vectors are for; the answer is float32, from which
-    `maskdial.masked.tasks.quantized` makes the others. ``trained_for``: the name of the prompt to
-    put before every text where no other is named, if the model has it.
+    `maskdial.masked.tasks.quantized` makes the others. ``trained_for``: one of the model's tasks,
+    whose adapter reads the texts, behind its prompt where no other is named.
     """
 
     task: ClassVar[str] = "embed"
@@ -93,16 +94,18 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
     trained_for: str | None = None
 
     def prompt(self, model: TaskModel) -> str:
-        name = self.prompt_name
-        if name is None and self.trained_for in _embedding(model).prompts:
-            name = self.trained_for
+        name = _prompt_name(model, self.prompt_name, self.trained_for)
         return _prompt(model, name, self.instruction)
+
+    def adapter(self, model: TaskModel) -> Adapter | None:
+        return _adapter(model, self.trained_for)
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
         return manifest.task in ("embed", "embed-hybrid")
 
     def check(self, model: TaskModel) -> None:
+        _check_task(model, self.trained_for)
         PromptedRequest.check(self, model)
         embedding = _embedding(model)
         if self.dimensions is not None and not 1 <= self.dimensions <= embedding.dimension:
@@ -140,7 +143,7 @@ class EmbedRequest(PromptedRequest[NDArray[np.float32]]):
 
 @dataclass(frozen=True, slots=True)
 class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
-    """A sentence, and those to compare it with."""
+    """A sentence, and those to compare it with; ``trained_for`` as of `EmbedRequest`."""
 
     task: ClassVar[str] = "similarity"
     head: ClassVar[TaskName] = "embed"
@@ -150,10 +153,19 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
     truncation: Truncation = REFUSE
     prompt_name: str | None = None
     instruction: str | None = None
+    trained_for: str | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
         return EmbedRequest.serves(manifest)
+
+    def adapter(self, model: TaskModel) -> Adapter | None:
+        return _adapter(model, self.trained_for)
+
+    def prompt(self, model: TaskModel) -> str:
+        """The text that is put before every sentence."""
+        name = _prompt_name(model, self.prompt_name, self.trained_for)
+        return _prompt(model, name, self.instruction)
 
     @property
     def num_texts(self) -> int:
@@ -164,10 +176,11 @@ class SimilarityRequest(TaskRequest[NDArray[np.float64]]):
         return tokenizing_seconds([self.source, *self.sentences])
 
     def check(self, model: TaskModel) -> None:
-        _prompt(model, self.prompt_name, self.instruction)
+        _check_task(model, self.trained_for)
+        self.prompt(model)
 
     def read(self, model: TaskModel) -> Reading[NDArray[np.float64]]:
-        prompt = _prompt(model, self.prompt_name, self.instruction)
+        prompt = self.prompt(model)
         with about("source"):
             source, num_source = read_text(model, (prompt + self.source, None), self.truncation)
         pairs = [(prompt + sentence, None) for sentence in self.sentences]
@@ -298,6 +311,36 @@ def _embedding(model: TaskModel) -> Embedding:
     embedding = model.manifest.embedding
     assert embedding is not None, "every bundle for this task has one"
     return embedding
+
+
+def _check_task(model: TaskModel, task: str | None) -> None:
+    """Raises: ValidationError: the model does not embed texts for the task."""
+    if task is None:
+        return
+    tasks = _embedding(model).tasks
+    if not tasks:
+        raise ValidationError(f"model {model.name!r} has no tasks; leave it out", field="task")
+    if task not in tasks:
+        known = ", ".join(map(repr, tasks))
+        raise ValidationError(f"must be one of {known}, not {shortened(task)!r}", field="task")
+    if model.adapter is not None:
+        raise ValidationError(
+            f"model {model.name!r} is an adapter, and tasks are those of its base; leave it out",
+            field="task",
+        )
+    if model.why_no_adapters:
+        raise ValidationError(f"model {model.name!r} {model.why_no_adapters}", field="task")
+
+
+def _adapter(model: TaskModel, task: str | None) -> Adapter | None:
+    if task is None:
+        return model.adapter
+    return model.task_adapters[_embedding(model).tasks[task].adapter]
+
+
+def _prompt_name(model: TaskModel, name: str | None, task: str | None) -> str | None:
+    """The prompt that is named, or that of a task; None for the default one."""
+    return name if name is not None or task is None else _embedding(model).tasks[task].prompt
 
 
 def _prompt(model: TaskModel, name: str | None, instruction: str | None) -> str:

@@ -4,7 +4,7 @@
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -26,6 +26,7 @@ from maskdial.errors import ValidationError, about, shortened
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.masked.request import MaskedInput, MaskedResult
+from maskdial.runtime.adapter import Adapter
 
 T_co = TypeVar("T_co", covariant=True)
 OtherT = TypeVar("OtherT")
@@ -77,6 +78,12 @@ class TaskModel(ReadingModel, Protocol):
     def spans(self) -> PairedSpans | None: ...
     @property
     def grammars(self) -> GrammarCompiler | None: ...
+    @property
+    def adapter(self) -> Adapter | None: ...
+    @property
+    def task_adapters(self) -> Mapping[str, Adapter]: ...
+    @property
+    def why_no_adapters(self) -> str: ...
     def vocabulary_kernels(self) -> VocabularyKernels | None: ...
 
 
@@ -167,6 +174,10 @@ class TaskRequest(abc.ABC, Generic[T_co]):
         Raises:
             ValidationError: the request does not fit the model.
         """
+
+    def adapter(self, model: TaskModel) -> Adapter | None:
+        """The adapter that the texts are read with, after `check`."""
+        return model.adapter
 
     async def prepared(self, model: TaskModel, deadline: Deadline) -> Self:
         """The request with what its model has to compute before the texts are read.
