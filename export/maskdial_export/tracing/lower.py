@@ -64,8 +64,9 @@ def _rewrite(graph: fx.Graph) -> None:
             if isinstance(size, int):
                 node.target, node.args = _aten.split.Tensor, (value, size, *node.args[2:])
         elif target in (_aten.reshape.default, _aten.flatten.using_ints):
-            sizes = node.args[1]
-            if target is _aten.flatten.using_ints:
+            if target is _aten.reshape.default:
+                sizes = node.args[1]
+            else:
                 shape = node.meta["val"].shape
                 sizes = [size if isinstance(size, int) else -1 for size in shape]
                 if sizes.count(-1) > 1:
