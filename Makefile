@@ -57,15 +57,15 @@ endif
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
 	@echo "make kernels       build our own kernels, with PyPI's C++ compiler where there is no other"
-	@echo "make test          run every test"
+	@echo "make test          run the tests"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
-	@echo "make test-zoo      export every architecture of docs/supported-models.md (minutes)"
+	@echo "make test-zoo      run what make test leaves out: most architectures, whole load tests (minutes)"
 	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
 	@echo "make test-sanitized  run the tests of the kernels under AddressSanitizer and UBSan (g++)"
-	@echo "make coverage      run every test and report the lines that it reaches (htmlcov/)"
+	@echo "make coverage      run the tests and report the lines that they reach (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
 	@echo "make dist          build the distributions and try them in a fresh environment"
@@ -88,8 +88,7 @@ test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow" $(ARGS)
 
 test-zoo: $(DEV)
-	$(PYTEST) tests/export tests/unit/loadtests -m "zoo or not zoo" \
-		-k "architectures or heads or repeat or cuda_kernels or masks or compare_bundles" $(ARGS)
+	$(PYTEST) -m zoo $(ARGS)
 
 test-webgpu: $(DEV)
 	$(PYTEST) tests/webgpu -m "webgpu or not webgpu" $(ARGS)

@@ -19,7 +19,7 @@ _INTRODUCTION = (
     "torch. These are proven by our tests, with tiny random checkpoints: logits equal torch's in "
     "ragged batches, and each row has the same bits in every batch; for `generate` also in chunks "
     "and decode steps, and greedy decoding equals `transformers.generate`. `make test` proves "
-    "those in bold, `make test-zoo` all of them. For other architectures, and for these with "
+    "those in bold, `make test-zoo` the others. For other architectures, and for these with "
     "other settings, the same comparison at export decides: see "
     "[What is checked](export.md#what-is-checked).\n"
 )

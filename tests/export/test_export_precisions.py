@@ -77,7 +77,13 @@ def test_experts_are_quantized(export_as: Export, tmp_path: Path) -> None:
     assert len(products) == 2 * (2 + 2 * 4) + 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "mixtral"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        *(pytest.param(each, marks=pytest.mark.zoo) for each in ("gemma2", "phi3", "mixtral")),
+    ],
+)
 def test_fp16_has_a_cache_of_its_own(export_as: Export, name: str) -> None:
     manifest = export_as(name, "fp16")
     assert manifest.kv is not None
@@ -129,7 +135,7 @@ def test_means_of_fp16_are_those_of_torch(
         np.testing.assert_allclose(embedding, expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["xlnet-classify", "llama4"])
+@pytest.mark.parametrize("name", ["xlnet-classify", pytest.param("llama4", marks=pytest.mark.zoo)])
 def test_weights_that_are_plain_parameters_are_quantized_one_by_one(
     name: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

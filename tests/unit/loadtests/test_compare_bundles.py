@@ -91,6 +91,7 @@ def steps(graph: onnx.GraphProto) -> list[tuple[object, ...]]:
     return [*found, tuple(known[each.name] for each in graph.output)]
 
 
+@pytest.mark.zoo
 @pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
 def test_bundles_are_served(prepared: Callable[[str, str], Setup], precision: str) -> None:
     # Loading a bundle runs its golden check.

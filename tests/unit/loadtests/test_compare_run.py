@@ -210,6 +210,7 @@ def test_a_whole_comparison(
     assert [path.name for path in (fakes / "work").glob("135m*")] == ["135m-0-bundle-int8-older"]
 
 
+@pytest.mark.zoo
 def test_a_report_grows_shape_by_shape(
     fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_the_proxy_does_to_a_connection_what_it_says(
 
 
 @pytest.mark.slow
+@pytest.mark.zoo
 def test_short_runs_lose_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_without_a_kind_that_can_be_measured_there_is_an_error(
 
 
 @pytest.mark.slow
+@pytest.mark.zoo
 def test_short_measurements_count_every_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

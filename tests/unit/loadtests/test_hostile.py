@@ -67,6 +67,7 @@ def test_a_short_run_breaks_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.zoo
 def test_a_server_that_breaks_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

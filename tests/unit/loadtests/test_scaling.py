@@ -87,6 +87,7 @@ def test_a_sender_keeps_connections_and_reports_tokens() -> None:
     assert asyncio.run(send()) == ([0, 0, 0, 1, 1, 1], 1)
 
 
+@pytest.mark.zoo
 def test_a_whole_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
