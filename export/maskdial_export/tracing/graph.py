@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from transformers import PreTrainedModel
 
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.tracing.lower import quick_lowering
+from maskdial_export.tracing.lowering import quick_lowering
 from maskdial_export.tracing.rewrite import (
     MODULES,
     NAMED,
