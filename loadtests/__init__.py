@@ -61,6 +61,17 @@ def add_seed(parser: argparse.ArgumentParser, text: str = "everything that is ra
     parser.add_argument("--seed", type=int, default=0, help=f"seed of {text} (default: 0)")
 
 
+def add_work(parser: argparse.ArgumentParser, default: str, text: str) -> None:
+    """Adds ``--work``, a folder for what is kept between runs."""
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path(default),
+        metavar="DIR",
+        help=f"{text} (default: %(default)s)",
+    )
+
+
 def add_sections(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
     """Adds ``--sections``, which are all of them by default."""
     parser.add_argument(

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 from rich.console import Console
 
-from loadtests import add_number, add_seed, names_of
+from loadtests import add_number, add_seed, add_work, names_of
 from loadtests.checkpoints import (
     build_checkpoint,
     causal_words,
@@ -111,13 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_number(parser, "--state-tokens", 128, "N", "tokens of the text")
     add_number(parser, "--seconds", 240.0, "S", "measuring time")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("runs/decisions"),
-        metavar="DIR",
-        help="where checkpoints and bundles stay (default: %(default)s)",
-    )
+    add_work(parser, "runs/decisions", "where checkpoints and bundles stay")
     add_seed(parser)
     add_report_options(parser)
 

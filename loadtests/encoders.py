@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadtests import add_number, add_seed
+from loadtests import add_number, add_seed, add_work
 from loadtests.checkpoints import build_checkpoint, export_random, masked_words, new_folder
 from loadtests.compare.setup import MODERN_BERT, TINY, Shape
 from loadtests.engines import load_served
@@ -70,13 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--texts", 32, "N", "texts of the larger request")
     add_number(parser, "--longest", 128, "N", "words of the longest text; the shortest has 8")
     add_number(parser, "--seconds", 240.0, "S", "measuring time")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("runs/encoders"),
-        metavar="DIR",
-        help="where checkpoints and bundles stay (default: %(default)s)",
-    )
+    add_work(parser, "runs/encoders", "where checkpoints and bundles stay")
     add_seed(parser)
     add_report_options(parser)
 

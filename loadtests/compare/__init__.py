@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from loadtests import LoadTestError, add_number, add_seed, count
+from loadtests import LoadTestError, add_number, add_seed, add_work, count
 from loadtests.compare.setup import HALF, SHAPES, USUAL, Shape, exporter_digest, find
 from loadtests.compare.work import USUAL_LOAD, Family, Load, Provider
 
@@ -40,13 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end after this many rounds, the first being a warm-up (default: as many as fit)",
     )
     add_seed(parser, "weights, prompts and texts")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("runs/compare"),
-        metavar="FOLDER",
-        help="keeps the models between runs, and the logs (default: %(default)s)",
-    )
+    add_work(parser, "runs/compare", "keeps the models between runs, and the logs")
     parser.add_argument(
         "--output",
         type=Path,
