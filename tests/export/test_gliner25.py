@@ -160,6 +160,35 @@ def test_entities_of_one_label(url: str, references: dict[str, Any], kind: str) 
 
 
 @pytest.mark.zoo
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_entities_are_found_is_redacted(url: str, kind: str) -> None:
+    settings = {"threshold": 0.01, "model": kind}
+    found = ask(url, "/token-classify", TEXTS, candidate_labels=["person"], **settings)
+    redacted = ask(url, "/redact", TEXTS, labels=["person"], **settings)
+    places = [[(each["start"], each["end"]) for each in text] for text in found]
+    replaced = [
+        [(each["start"], each["end"]) for each in text["replacements"]] for text in redacted
+    ]
+    assert replaced == places
+    assert any(places)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_scored_as_by_gliner2(url: str, references: dict[str, Any], kind: str) -> None:
+    labels = ["calm", "angry", "sad"]
+    task = {"classification": {"labels": labels, "multi_label": True, "cls_threshold": 0.0}}
+    answers = ask(
+        url, "/zero-shot-classify", TEXTS, candidate_labels=labels, multi_label=True, model=kind
+    )
+    for text, answer in zip(TEXTS, answers, strict=True):
+        found = references[kind].classify_text(text, task, include_confidence=True)
+        expected = {each["label"]: each["confidence"] for each in found["classification"]}
+        scores = {each["label"]: each["score"] for each in answer}
+        assert scores == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.zoo
 def test_an_answer_is_the_same_in_company(url: str) -> None:
     settings = {"threshold": 0.0, "include_confidence": True, "include_spans": True}
     requests = [
