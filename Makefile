@@ -51,7 +51,7 @@ FAULT := $(shell $(BROKEN))
 $(if $(FAULT),$(error $(FAULT)))
 endif
 
-.PHONY: help serve kernels test test-fast test-zoo test-webgpu test-clients test-deploy test-ray test-sanitized \
+.PHONY: help serve kernels test test-fast test-zoo test-cuda test-webgpu test-clients test-deploy test-ray test-sanitized \
 	coverage check format dist locks
 
 help:
@@ -60,6 +60,7 @@ help:
 	@echo "make test          run the tests"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      run what make test leaves out: most architectures, whole load tests (minutes)"
+	@echo "make test-cuda     run the tests that need an NVIDIA GPU; the CUDA build of ONNX Runtime has to be installed"
 	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
@@ -89,6 +90,9 @@ test-fast: $(FOR_TESTING)
 
 test-zoo: $(DEV)
 	$(PYTEST) -m zoo $(ARGS)
+
+test-cuda: $(DEV)
+	$(PYTEST) tests/cuda -m cuda -n 2 $(ARGS)
 
 test-webgpu: $(DEV)
 	$(PYTEST) tests/webgpu -m "webgpu or not webgpu" $(ARGS)

@@ -25,8 +25,8 @@ from training.shipped import read_weights
 from training.vocabulary import END_OF_TEXT, MASK
 
 MAX_LENGTH = 512
-TOKENS_PER_BATCH = (2048, 4096)
-"""In the first quarter of training, and then."""
+FIRST_BATCHES = 0.25
+"""In this first share of training, batches have half of their tokens."""
 LEARNING_RATE, MATRIX_LEARNING_RATE = 3e-3, 2e-2
 MASKED_SHARES = (0.35, 0.15)
 """Share of words hidden in masked rows, at the start and at the end of training."""
@@ -62,8 +62,10 @@ class HybridObjective:
         stream: Tensor,
         causal_share: float,
         num_children: int = 0,
+        batch_tokens: int = 4096,
     ) -> None:
         self.model = model
+        self.batch_tokens = batch_tokens
         self.tokenizer = tokenizer
         self.stream = stream
         self.num_children = num_children
@@ -88,7 +90,7 @@ class HybridObjective:
     def batch_loss(self, progress: float) -> tuple[Tensor, int]:
         self.steps += 1
         length = length_at(progress, self.steps)
-        rows = TOKENS_PER_BATCH[progress >= 0.25] // length
+        rows = self.batch_tokens // (length if progress >= FIRST_BATCHES else 2 * length)
         num_simple = round(rows * CHILDREN_SHARE) if progress >= CHILDREN_FROM else 0
         windows = torch.cat(
             [
@@ -153,12 +155,12 @@ class HybridObjective:
         The first `num_causal` rows are read under the causal mask, the others under the full one.
         """
         batch, length = inputs.shape
-        allowed = torch.ones(length, length, dtype=torch.bool).tril()
-        scores = torch.zeros(batch, 1, length, length)
+        allowed = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
+        scores = torch.zeros(batch, 1, length, length, device=self.device)
         scores[:num_causal].masked_fill_(~allowed, HIDDEN_SCORE)
         states = self.model.model(
             input_ids=inputs.to(self.device),
-            attention_mask=scores.to(self.device),
+            attention_mask=scores,
             use_cache=False,
         ).last_hidden_state
         chosen: Tensor = self.model.lm_head(states[predicted.to(self.device)])
@@ -230,11 +232,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> Qwen3ForCau
 
 
 @torch.no_grad()
-def restore(model: Qwen3ForCausalLM, bundle: Path, share: float = 1.0) -> None:
-    """Moves the weights of `model` by `share` toward those that int8 has kept of a hybrid."""
+def restore(model: Qwen3ForCausalLM, bundle: Path) -> None:
+    """Gives `model` the weights that int8 has kept of a hybrid."""
     weights = read_weights(bundle)
     for name, parameter in model.named_parameters():  # the tied head comes once
-        parameter.lerp_(weights[name].to(parameter.device), share)
+        parameter.copy_(weights[name])
 
 
 def plan(settings: Settings) -> Plan:

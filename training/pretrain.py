@@ -80,8 +80,10 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy in nats of each row: `[rows, vocabulary]` logits, `[rows]` int64 labels.
 
     PyTorch's own has a backward pass that is not vectorized on a CPU and took a quarter of a
-    training step. This one works on pieces that stay in the processor's cache.
+    training step. There, this one works on pieces that stay in the processor's cache.
     """
+    if logits.is_cuda:
+        return nn.functional.cross_entropy(logits.float(), labels, reduction="none")
     losses: Tensor = _CrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
     return losses
 

@@ -239,11 +239,9 @@ def _train_decoder(settings: Settings, name: str, causal_share: float) -> Path:
     if settings.compile:
         model.model.compile(dynamic=False)
     kind = diffusion.DiffusionObjective if settings.diffusion else hybrid.HybridObjective
-    objective = kind(model, tokenizer, stream, causal_share, len(children))
+    objective = kind(model, tokenizer, stream, causal_share, len(children), settings.batch_tokens)
     plan = diffusion.plan if settings.diffusion else hybrid.plan
     record = pretrain(objective, plan(settings), out, name, settings.resume)
-    if settings.start is not None and settings.diffusion:
-        hybrid.restore(model, settings.start, diffusion.KEPT)
     model.save_pretrained(out)
     run = _run_figures(record, settings, stream)
     if settings.start is not None:

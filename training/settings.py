@@ -27,6 +27,8 @@ class Settings:
     device: torch.device
     seed: int = 0
     threads: int = 1
+    batch_tokens: int = 4096
+    """Tokens of a decoder's batch."""
     resume: bool = False
     bf16: bool = False
     """bfloat16 matrix products in training; faster on processors that support them."""

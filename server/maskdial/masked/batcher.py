@@ -33,10 +33,7 @@ class BatchItem(Protocol):
 
 ItemT = TypeVar("ItemT", bound=BatchItem)
 
-# A pass has a fixed cost, for BERT-base in int8 on two cores that of about 17 tokens (7 ms, beside
-# 0.4 ms per token). That much padding costs no more than another pass. In a large batch, padding is
-# limited to a thirty-second of the valid tokens.
-_FREE_PADDING = 16
+# In a large batch, padding is limited to a thirty-second of the valid tokens.
 _PADDING_SHARE = 32
 # Of the starter classifier on one core, passes of 512 tokens made the 99th percentile of others'
 # single texts 4 times what it was alone, passes of 128 tokens twice.
@@ -45,12 +42,24 @@ _RECENT_SECONDS = 2.0
 
 
 class Batcher(Generic[ItemT]):
-    """The waiting entries of all clients; ``clock`` gives the time in seconds."""
+    """The waiting entries of all clients.
 
-    def __init__(self, max_batch_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        max_batch_tokens: maximum number of tokens of a batch, padding included.
+        free_padding: the padding of a batch, in tokens, that costs no more than another pass.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(
+        self,
+        max_batch_tokens: int,
+        free_padding: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if max_batch_tokens < 1:
             raise ValueError("max_batch_tokens must be at least 1")
         self.max_batch_tokens = max_batch_tokens
+        self._free_padding = free_padding
         self._queues: dict[str, _Queue[ItemT]] = {}  # by client; none is empty
         self._shares = Shares()
         self._clock = clock
@@ -94,7 +103,7 @@ class Batcher(Generic[ItemT]):
         due = self._shares.first(self._queues)
         leader = next(iter(self._queues[due]))
         limits = {client: self._limit(client) for client in self._queues}
-        batch = _Batch(leader)
+        batch = _Batch(leader, self._free_padding)
         self._queues[due].discard(leader)
         others = (client for client in limits if client != due)
         for client in (due, *sorted(others, key=limits.__getitem__, reverse=True)):
@@ -168,7 +177,8 @@ class _Queue(Generic[ItemT]):
 class _Batch(Generic[ItemT]):
     """Entries that run together, around the length of the first."""
 
-    def __init__(self, leader: ItemT) -> None:
+    def __init__(self, leader: ItemT, free_padding: int) -> None:
+        self._free_padding = free_padding
         self.entries = [leader]
         self._center = self._longest = self._num_tokens = leader.length
 
@@ -193,5 +203,5 @@ class _Batch(Generic[ItemT]):
         padded_tokens = max(self._longest, length) * (len(self.entries) + 1)
         num_tokens = self._num_tokens + length
         return padded_tokens <= max_tokens and padded_tokens - num_tokens <= max(
-            _FREE_PADDING, num_tokens // _PADDING_SHARE
+            self._free_padding, num_tokens // _PADDING_SHARE
         )

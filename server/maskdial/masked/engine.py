@@ -57,6 +57,7 @@ class MaskedEngine(Engine):
         max_batch_tokens: maximum number of tokens of a pass, padding included.
         max_queue: maximum number of waiting texts.
         pad_token_id: fills the rows of shorter texts.
+        free_padding: the padding of a pass, in tokens, that costs no more than another pass.
         pad_multiple: passes are padded to a multiple of this many tokens, where kernels are faster
             at those.
         max_length: the model's, in tokens, which padding to a multiple does not exceed.
@@ -73,6 +74,7 @@ class MaskedEngine(Engine):
         max_batch_tokens: int,
         max_queue: int,
         pad_token_id: int,
+        free_padding: int = 16,
         pad_multiple: int = 1,
         max_length: int = 0,
         metrics: PassMetrics,
@@ -91,8 +93,8 @@ class MaskedEngine(Engine):
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
         self._max_length = max_length
-        self._batcher: Batcher[MaskedWork] = Batcher(max_batch_tokens)
-        self._background: Batcher[MaskedWork] = Batcher(max_batch_tokens)
+        self._batcher: Batcher[MaskedWork] = Batcher(max_batch_tokens, free_padding)
+        self._background: Batcher[MaskedWork] = Batcher(max_batch_tokens, free_padding)
         self._running: list[MaskedWork] = []
         self._stop: PassStop | None = None  # of a pass of the background
 

@@ -120,6 +120,7 @@ def _masked_engine(
         max_batch_tokens=config.max_batch_tokens or placement.provider.max_batch_tokens,
         max_queue=config.max_queue,
         pad_token_id=bundle.manifest.special_tokens.pad or 0,
+        free_padding=placement.provider.free_padding,
         pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
         max_length=bundle.manifest.max_length,
         metrics=metrics,

@@ -1,6 +1,8 @@
 """CudaMemory: the memory of an NVIDIA GPU, through NVIDIA's own bindings of the CUDA runtime."""
 
 import ctypes
+import threading
+import weakref
 from math import prod
 from typing import Any
 
@@ -16,8 +18,8 @@ _HOW_TO_INSTALL = "pip install 'maskdial[cuda]'"
 class CudaMemory:
     """A `maskdial.runtime.memory.Memory`: that of the first GPU that the process sees.
 
-    ``CUDA_VISIBLE_DEVICES`` chooses the GPU. Each object has a stream of its own. What it allocates
-    is freed when the process ends.
+    ``CUDA_VISIBLE_DEVICES`` chooses the GPU. Each object has a stream of its own, which is never
+    destroyed: sessions of ONNX Runtime may outlive the object. What it allocates is freed with it.
 
     Raises:
         ConfigError: there is no device or no driver, or CUDA cannot use them.
@@ -37,6 +39,9 @@ class CudaMemory:
         except RuntimeError as error:
             raise _unusable(error) from error
         self.stream = int(stream)
+        self._allocated: list[tuple[str, int]] = []
+        freeing = weakref.finalize(self, _free, self._runtime, self._allocated)
+        freeing.atexit = False  # the driver frees what a process held
 
     @property
     def of_passes(self) -> "CudaMemory":
@@ -54,17 +59,17 @@ class CudaMemory:
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
-        (pointer,) = self._allocate("cudaMalloc", num_bytes, "GPU memory")
+        pointer = self._allocate("cudaMalloc", "cudaFree", num_bytes, "GPU memory")
         self._call("cudaMemsetAsync", pointer, 0, num_bytes, self.stream)
-        return Buffer(int(pointer), shape, dtype)
+        return Buffer(pointer, shape, dtype)
 
     def decommit(self, buffer: Buffer) -> None:
         pass
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
-        (pointer,) = self._allocate("cudaMallocHost", num_bytes, "pinned memory")
-        memory = (ctypes.c_byte * num_bytes).from_address(int(pointer))
+        pointer = self._allocate("cudaMallocHost", "cudaFreeHost", num_bytes, "pinned memory")
+        memory = (ctypes.c_byte * num_bytes).from_address(pointer)
         array: NDArray[Any] = np.ndarray(shape, dtype, memory)  # type: ignore[arg-type]
         array[...] = 0
         return array
@@ -92,16 +97,51 @@ class CudaMemory:
         self._call("cudaStreamSynchronize", self.stream)
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
-        return _call(self._runtime, name, *arguments)
+        with TURN:
+            return _call(self._runtime, name, *arguments)
 
-    def _allocate(self, name: str, num_bytes: int, kind: str) -> tuple[Any, ...]:
+    def _allocate(self, name: str, free: str, num_bytes: int, kind: str) -> int:
         try:
-            return self._call(name, num_bytes)
+            (pointer,) = self._call(name, num_bytes)
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot allocate another {num_bytes / 1e9:.2f} GB of {kind} ({error}); use fewer "
                 "--slots or a shorter --max-context"
             ) from error
+        self._allocated.append((free, int(pointer)))
+        return int(pointer)
+
+
+def _free(runtime: Any, allocated: list[tuple[str, int]]) -> None:
+    """Frees pointers, each by the function named beside it, which waits for what uses them."""
+    with TURN:
+        for name, pointer in allocated:
+            getattr(runtime, name)(pointer)
+
+
+class Turn:
+    """A context in which a thread may use the GPU while others capture CUDA graphs.
+
+    ONNX Runtime captures in CUDA's global mode. Meanwhile, allocations and waits of other threads
+    fail and spoil the capture, unless these threads are in the relaxed mode, in which this leaves
+    them. A capture concerns its own stream alone, so nothing is lost by that.
+    """
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def __enter__(self) -> None:
+        if not getattr(self._of_thread, "relaxed", False):
+            runtime = _cuda_runtime()
+            relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+            _call(runtime, "cudaThreadExchangeStreamCaptureMode", relaxed)
+            self._of_thread.relaxed = True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+TURN = Turn()
 
 
 def check_device() -> None:

@@ -22,7 +22,7 @@ budgets = st.integers(1, 4096)
 
 
 def filled(lengths: list[int], budget: int) -> tuple[Batcher[Text], list[Text]]:
-    batcher: Batcher[Text] = Batcher(budget)
+    batcher: Batcher[Text] = Batcher(budget, 16)
     texts = [Text(length) for length in lengths]
     for text in texts:
         batcher.add(text)
@@ -40,6 +40,15 @@ def padded_tokens(batch: list[Text]) -> int:
 
 def padding(batch: list[Text]) -> int:
     return padded_tokens(batch) - sum(text.length for text in batch)
+
+
+def test_where_padding_is_free_texts_of_all_lengths_share_a_pass() -> None:
+    """As on a GPU, where a pass costs as much as thousands of tokens."""
+    for free_padding, num_batches in ((16, 8), (4096, 1)):
+        batcher: Batcher[Text] = Batcher(4096, free_padding)
+        for length in range(64, 128, 2):
+            batcher.add(Text(length))
+        assert len(list(batches_of(batcher))) == num_batches
 
 
 @given(lengths_of_texts, budgets)
@@ -86,7 +95,7 @@ def test_texts_of_one_length_run_oldest_first(lengths: list[int], budget: int) -
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "next"]), st.integers(1, 40))))
 def test_any_interleaving_matches_a_plain_list(steps: list[tuple[str, int]]) -> None:
-    batcher: Batcher[Text] = Batcher(128)
+    batcher: Batcher[Text] = Batcher(128, 16)
     waiting: list[Text] = []
     gone = Text(1)
     for step, number in steps:
@@ -176,14 +185,14 @@ def test_a_text_over_the_budget_runs_alone() -> None:
 
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^max_batch_tokens must be at least 1$"):
-        Batcher[Text](0)
+        Batcher[Text](0, 16)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 200)), max_size=60), budgets)
 def test_texts_of_several_clients_come_out_exactly_once(
     given_texts: list[tuple[str, int]], budget: int
 ) -> None:
-    batcher: Batcher[Text] = Batcher(budget)
+    batcher: Batcher[Text] = Batcher(budget, 16)
     texts = [Text(length, client) for client, length in given_texts]
     for text in texts:
         batcher.add(text)
@@ -198,7 +207,7 @@ def test_texts_of_several_clients_come_out_exactly_once(
 
 def test_clients_that_wait_get_equal_shares_of_the_tokens() -> None:
     """However many texts they send, and however long those are."""
-    batcher: Batcher[Text] = Batcher(64)
+    batcher: Batcher[Text] = Batcher(64, 16)
     for client, length, count in [("greedy", 64, 200), ("short", 8, 200), ("long", 32, 200)]:
         for _ in range(count):
             batcher.add(Text(length, client))
@@ -210,7 +219,7 @@ def test_clients_that_wait_get_equal_shares_of_the_tokens() -> None:
 
 
 def test_a_new_client_is_next_but_does_not_catch_up() -> None:
-    batcher: Batcher[Text] = Batcher(10)
+    batcher: Batcher[Text] = Batcher(10, 16)
     for _ in range(100):
         batcher.add(Text(10, "old"))
     for _ in range(50):
@@ -224,7 +233,7 @@ def test_a_new_client_is_next_but_does_not_catch_up() -> None:
 
 def test_a_client_that_comes_back_keeps_what_it_was_served() -> None:
     """Otherwise, one text at a time would jump the queue."""
-    batcher: Batcher[Text] = Batcher(10)
+    batcher: Batcher[Text] = Batcher(10, 16)
     for _ in range(100):
         batcher.add(Text(10, "patient"))
     served = {"patient": 0, "restless": 0}
@@ -237,7 +246,7 @@ def test_a_client_that_comes_back_keeps_what_it_was_served() -> None:
 
 def test_a_client_with_many_texts_gets_short_passes_while_others_come() -> None:
     now = 100.0
-    batcher: Batcher[Text] = Batcher(64, lambda: now)
+    batcher: Batcher[Text] = Batcher(64, 16, lambda: now)
 
     def add(client: str, number: int) -> None:
         for _ in range(number):
@@ -266,7 +275,7 @@ def test_a_client_with_many_texts_gets_short_passes_while_others_come() -> None:
 @pytest.mark.parametrize(("passed", "num_texts"), [(2.0, 2), (2.1, 8)])
 def test_a_client_has_come_lately_for_two_seconds(passed: float, num_texts: int) -> None:
     now = 100.0
-    batcher: Batcher[Text] = Batcher(64, lambda: now)
+    batcher: Batcher[Text] = Batcher(64, 16, lambda: now)
     for client, number in (("polite", 1), ("greedy", 40)):
         for _ in range(number):
             batcher.add(Text(8, client))
@@ -276,7 +285,7 @@ def test_a_client_has_come_lately_for_two_seconds(passed: float, num_texts: int)
 
 
 def test_a_short_pass_has_room_for_a_token() -> None:
-    batcher: Batcher[Text] = Batcher(3)
+    batcher: Batcher[Text] = Batcher(3, 16)
     for client, number in (("polite", 1), ("greedy", 4)):
         for _ in range(number):
             batcher.add(Text(1, client))
@@ -286,7 +295,7 @@ def test_a_short_pass_has_room_for_a_token() -> None:
 
 def test_those_who_may_fill_a_pass_come_before_those_who_may_not() -> None:
     """Whatever their names, and although the greedy one came before them."""
-    batcher: Batcher[Text] = Batcher(64, lambda: 100.0)
+    batcher: Batcher[Text] = Batcher(64, 16, lambda: 100.0)
     for client, number in (("due", 1), ("greedy", 40), ("a", 2), ("z", 2)):
         for _ in range(number):
             batcher.add(Text(8, client))
@@ -295,7 +304,7 @@ def test_those_who_may_fill_a_pass_come_before_those_who_may_not() -> None:
 
 def test_clients_that_have_gone_are_forgotten() -> None:
     now = 0.0
-    batcher: Batcher[Text] = Batcher(64, lambda: now)
+    batcher: Batcher[Text] = Batcher(64, 16, lambda: now)
     for number in range(1000):
         now += 0.1
         batcher.add(Text(8, f"client {number}"))

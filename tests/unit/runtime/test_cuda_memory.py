@@ -2,7 +2,9 @@
 
 import ctypes
 import enum
+import gc
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from maskdial.errors import ConfigError
 from maskdial.runtime.cuda import CudaMemory
 from maskdial.runtime.memory import Buffer, Staging, copy_buffer, host_buffer
+from maskdial.runtime.providers.cuda import PROVIDER
 
 
 class Status(enum.IntEnum):
@@ -26,6 +29,7 @@ class FakeRuntime:
 
     cudaError_t = Status  # noqa: N815
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyDefault=4)  # noqa: N815
+    cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeRelaxed=2)  # noqa: N815
     cudaStreamNonBlocking = 1  # noqa: N815
 
     def __init__(self, *, num_devices: int = 1, free: int = 10_000) -> None:
@@ -33,7 +37,8 @@ class FakeRuntime:
         self.free = free
         self.failing = ""
         self.synchronized: list[int] = []
-        self._memory: list[Any] = []
+        self.relaxed: list[int] = []  # threads
+        self._memory: dict[int, Any] = {}
 
     def cudaGetDeviceCount(self) -> tuple[Any, ...]:  # noqa: N802
         if self.num_devices < 0:
@@ -54,10 +59,20 @@ class FakeRuntime:
         if size > self.free:
             return Status.cudaErrorMemoryAllocation, None
         self.free -= size
-        self._memory.append(ctypes.create_string_buffer(b"\xff" * size, size))
-        return Status.cudaSuccess, ctypes.addressof(self._memory[-1])
+        taken = ctypes.create_string_buffer(b"\xff" * size, size)
+        self._memory[ctypes.addressof(taken)] = taken
+        return Status.cudaSuccess, ctypes.addressof(taken)
 
-    cudaMallocHost = cudaMalloc  # noqa: N815
+    def cudaFree(self, pointer: int) -> tuple[Any, ...]:  # noqa: N802
+        self.free += len(self._memory.pop(pointer))
+        return (Status.cudaSuccess,)
+
+    cudaMallocHost, cudaFreeHost = cudaMalloc, cudaFree  # noqa: N815
+
+    def cudaThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[Any, ...]:  # noqa: N802
+        assert mode == 2
+        self.relaxed.append(threading.get_ident())
+        return Status.cudaSuccess, 0
 
     def cudaMemsetAsync(  # noqa: N802
         self, pointer: int, value: int, size: int, stream: int
@@ -128,6 +143,31 @@ def test_memory_comes_zeroed_and_copies_go_both_ways(runtime: FakeRuntime) -> No
     assert buffer[5:9].shape == (0, 4)
     with pytest.raises(IndexError, match="adjacent"):
         buffer[::2]
+
+
+def test_what_a_memory_allocated_is_freed_with_it(runtime: FakeRuntime) -> None:
+    memory = CudaMemory()
+    memory.allocate((1000,), np.dtype(np.uint8))
+    memory.pinned((10, 10), np.dtype(np.float32))
+    assert runtime.free == 10_000 - 1400
+    del memory
+    gc.collect()
+    assert runtime.free == 10_000
+
+
+def test_threads_may_allocate_while_others_capture_graphs(runtime: FakeRuntime) -> None:
+    def work() -> None:
+        for _ in range(2):
+            CudaMemory().free_bytes()
+            with PROVIDER.turn:  # of a session
+                pass
+
+    before = len(runtime.relaxed)
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert len(runtime.relaxed) == before + 2  # once in each thread
 
 
 def test_copies_of_runs_that_lie_apart(runtime: FakeRuntime) -> None:

@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.errors import ConfigError
-from maskdial.runtime.cuda import CudaMemory, check_device
+from maskdial.runtime.cuda import TURN, CudaMemory, check_device
 from maskdial.runtime.providers.provider import Provider
 
 # Flash, memory-efficient and unfused attention (`sdpa_kernel` of the CUDA provider). cuDNN's is
@@ -27,9 +27,12 @@ class CudaProvider(Provider):
     slots = 64
     max_batch_tokens = 4096
     prefill_chunk_tokens = 2048
+    # A pass of BERT-base on an H200 takes 2.4 ms, and 0.5 us for each token.
+    free_padding = 4096
     pad_multiple = 8  # in half precision the attention kernel for local windows needs it
     batch_sizes = (1, 2, 4, 8, 16, 32, 64)
     captures = True
+    turn = TURN
 
     def installed(self) -> bool:
         return self.in_build() or _gpu_build() is not None

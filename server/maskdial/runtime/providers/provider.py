@@ -32,6 +32,10 @@ class Provider(ABC):
     """The token budget of a masked model's batch by default."""
     prefill_chunk_tokens: ClassVar[int]
     """How many prompt tokens are prefilled between two decode steps by default."""
+    free_padding: ClassVar[int] = 16
+    """How much padding of a masked batch, in tokens, costs no more than another pass. On two cores,
+    a pass of BERT-base in int8 takes 7 ms, and 0.4 ms for each token.
+    """
     pad_multiple: ClassVar[int] = 1
     """What the padded length of a masked batch must be a multiple of."""
     batch_sizes: ClassVar[tuple[int, ...]] = ()
@@ -39,7 +43,9 @@ class Provider(ABC):
     captures: ClassVar[bool] = False
     """Whether decode steps can be captured as CUDA graphs."""
     turn: ClassVar[AbstractContextManager[Any]] = nullcontext()
-    """Held during a pass: a lock for a provider whose sessions must not run at once."""
+    """Held during a pass, and while a session is made or freed: a lock, for example, for a provider
+    whose sessions must not run at once.
+    """
 
     def installed(self) -> bool:
         """Whether somebody installed it here, even if it cannot run; ``auto`` skips it if not."""
