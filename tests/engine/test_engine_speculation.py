@@ -267,7 +267,7 @@ def test_what_a_grammar_forces_is_drafted(
     if not starter.session.is_exact:
         pytest.skip("the kernels are not built")
     request = starter.request(
-        "Tell me about a person.", max_new_tokens=60, do_sample=seed is not None, seed=seed
+        "Tell me about a person.", max_new_tokens=90, do_sample=seed is not None, seed=seed
     )
     request = replace(request, grammar=starter.grammar("json", RECORD))
     bench = starter.bench(max_drafts=16)

@@ -112,7 +112,7 @@ def test_json_without_a_schema_is_an_object(http: httpx.Client) -> None:
     ]
     for value in values:
         # A brace that is made likely ends the object soon.
-        parameters = {"logit_bias": {str(brace["id"]): 11.0}, "temperature": 1.0, "seed": 3, "n": 4}
+        parameters = {"logit_bias": {str(brace["id"]): 14.0}, "temperature": 1.0, "seed": 3, "n": 4}
         replies = generate(http, {"type": "json"} | value, max_new_tokens=150, **parameters).json()
         assert all(reply["generated_text"].startswith("{") for reply in replies)
         ended = [r for r in replies if r["details"]["finish_reason"] == "eos_token"]

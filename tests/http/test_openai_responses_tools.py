@@ -303,13 +303,13 @@ def test_variables_reach_the_template(http: httpx.Client) -> None:
         assert error["message"].endswith(f"fails on them: {words}")
 
 
-def likely(http: httpx.Client, *tags: str) -> dict[str, float]:
+def likely(http: httpx.Client, *tags: str, bias: float = 9.0) -> dict[str, float]:
     """Biases of the model whose prompt opens the reasoning: to end it, to call a tool."""
     biases = {"0": -100.0}
     for tag in tags:
         body = {"model": "thinker", "prompt": tag, "add_special_tokens": False}
         (token_id,) = http.post("/tokenize", json=body).json()["tokens"]
-        biases[str(token_id)] = 9
+        biases[str(token_id)] = bias
     return biases
 
 
@@ -323,7 +323,7 @@ def test_reasoning_comes_before_the_message(client: openai.OpenAI, http: httpx.C
     (thought,) = thoughts["content"]
     assert thought["type"] == "reasoning_text"
     assert thought["text"]
-    assert "think" not in thought["text"]
+    assert "think>" not in thought["text"]
     assert message["content"][0]["text"]
     details = whole["usage"]["output_tokens_details"]
     assert 1 < details["reasoning_tokens"] < whole["usage"]["output_tokens"]
@@ -403,7 +403,8 @@ def test_a_format_holds_beside_tools_and_reasoning(
     """As an agent with tools and an output type needs it."""
     body: dict[str, Any] = {"model": model, "tools": tools, "text": {"format": PLACE}}
     # Otherwise the model would hardly ever begin an answer, or end its reasoning.
-    body["logit_bias"] = likely(http, "</think>" if model == "thinker" else "{")
+    tag, bias = ("</think>", 9.0) if model == "thinker" else ("{", 12.0)
+    body["logit_bias"] = likely(http, tag, bias=bias)
     texts = 0
     for seed in range(4):
         response = respond(http, **body, parallel_tool_calls=False, seed=seed)

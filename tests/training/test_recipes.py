@@ -374,20 +374,25 @@ def test_hybrid_is_trained_on_from_a_bundle(
     assert "--start" in capsys.readouterr().err
 
 
-def test_diffusion_hides_any_share_of_each_row(objective: hybrid.HybridObjective) -> None:
+def test_diffusion_hides_few_words_of_half_the_rows_and_any_share_of_the_others(objective: hybrid.HybridObjective) -> None:
     rows, length = 400, 32
     trained = diffusion.DiffusionObjective(
         objective.model, objective.tokenizer, objective.stream, 0.5
     )
     windows = trained.sample_windows(rows, length)
-    hidden = trained.hide(windows, 0.15)
-    assert not hidden[:, 0].any()
+    all_hidden = trained.hide(windows, 0.15)
+    assert not all_hidden[:, 0].any()
+    light, hidden = all_hidden[: rows // 2], all_hidden[rows // 2 :]
+    assert 0.1 < light.float().mean() < 0.2
+    numbers = trained.word_numbers(windows)
+    same_word = (numbers[: rows // 2, 1:] == numbers[: rows // 2, :-1])[:, 1:]
+    assert torch.equal(light[:, 2:][same_word], light[:, 1:-1][same_word]), "whole words"
     counts = hidden.sum(1)
     assert counts.min() == 1
     assert counts.max() == length - 1
     for low in range(1, length - 1, 5):
         assert ((counts >= low) & (counts < low + 5)).any(), low
-    gaps = diffusion.draw_gaps(rows, length)
+    gaps = diffusion.draw_gaps(2 * rows, length)
     edges = (gaps[:, 1:] != gaps[:, :-1]).sum(1)
     assert edges.max() == 2, "a gap is in one piece"
     assert 0.1 < (edges == 2).float().mean() < 0.5
