@@ -374,7 +374,7 @@ def test_hybrid_is_trained_on_from_a_bundle(
     assert "--start" in capsys.readouterr().err
 
 
-def test_diffusion_hides_few_words_of_half_the_rows_and_any_share_of_the_others(objective: hybrid.HybridObjective) -> None:
+def test_diffusion_hides_few_words_or_any_share(objective: hybrid.HybridObjective) -> None:
     rows, length = 400, 32
     trained = diffusion.DiffusionObjective(
         objective.model, objective.tokenizer, objective.stream, 0.5
