@@ -1,5 +1,6 @@
 """Decision models of every form that transformers loads, against its `DecisionPipeline`."""
 
+import functools
 import json
 import re
 import warnings
@@ -19,6 +20,7 @@ from transformers.decision import DecisionConfig
 from transformers.pipelines import DecisionPipeline
 
 from maskdial_export.export import export
+from tests.conftest import MakeOnce
 
 TOLERANCE = 1e-5
 LONGEST = 1024
@@ -256,28 +258,41 @@ MODELS: dict[str, Callable[[Path], None]] = {
 SEVERAL = ("encoder-together", "causal-together", "chat-together")
 
 
+OTHERS = ("encoder-together", "readout-full", "recurrent", "wrapper", "chat-together")
+"""Each has another one on the same path in every part but one."""
+
+
+def models(*names: str) -> pytest.MarkDecorator:
+    """Parametrizes a test by models, those of `OTHERS` in the zoo."""
+    marked = (
+        pytest.param(each, marks=[pytest.mark.zoo] if each in OTHERS else [])
+        for each in names or MODELS
+    )
+    return pytest.mark.parametrize("name", marked)
+
+
 @pytest.fixture(scope="module")
 def folders(
-    byte_tokenizer: Callable[..., tokenizers.Tokenizer], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    byte_tokenizer: Callable[..., tokenizers.Tokenizer],
+    made_once: MakeOnce,
 ) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("decisions")
-    for name, save in MODELS.items():
+    """The checkpoints of the models that this run's tests ask for; each has its bundle inside."""
+
+    def make(name: str, folder: Path) -> None:
         torch.manual_seed(0)
-        save(root / name)
-        make_tokenizer(root / name, byte_tokenizer)
-    return {name: root / name for name in MODELS}
+        MODELS[name](folder)
+        make_tokenizer(folder, byte_tokenizer)
+        export(str(folder), folder / "bundle")
+
+    here = (item for item in request.session.items if item.path == request.path)
+    asked = {item.callspec.params["name"] for item in here if hasattr(item, "callspec")}
+    return {name: made_once(f"decisions/{name}", functools.partial(make, name)) for name in asked}
 
 
 @pytest.fixture(scope="module")
-def url(
-    folders: dict[str, Path],
-    start_server: Callable[..., Any],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    root = tmp_path_factory.mktemp("bundles")
-    for name, folder in folders.items():
-        export(str(folder), root / name)
-    server = start_server(models={name: root / name for name in folders})
+def url(folders: dict[str, Path], start_server: Callable[..., Any]) -> Iterator[str]:
+    server = start_server(models={name: folder / "bundle" for name, folder in folders.items()})
     yield server.url
     server.stop()
 
@@ -312,7 +327,7 @@ def close(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-@pytest.mark.parametrize("name", MODELS)
+@models()
 def test_answers_are_those_of_transformers(name: str, folders: dict[str, Path], url: str) -> None:
     decide = pipeline(folders[name])
     for state in STATES:
@@ -326,7 +341,7 @@ def test_answers_are_those_of_transformers(name: str, folders: dict[str, Path], 
         assert len(prompts) == (1 if name in SEVERAL else len(QUESTIONS))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@models()
 def test_both_routes_give_the_same_probabilities(name: str, url: str) -> None:
     state = STATES[0]
     questions = {
@@ -365,7 +380,7 @@ def test_both_routes_give_the_same_probabilities(name: str, url: str) -> None:
     assert reply["method"] == ("head" if has_head else "letters")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@models()
 def test_answers_do_not_depend_on_what_is_asked_beside_them(name: str, url: str) -> None:
     def answer(state: Any) -> Any:
         return ask(url, model=name, state=state, questions=QUESTIONS)["answers"]
@@ -391,7 +406,7 @@ def test_a_state_of_a_megabyte_is_refused_before_it_is_tokenized(name: str, url:
     )
 
 
-@pytest.mark.parametrize("name", ["chat", "readout", "judge", "recurrent"])
+@models("chat", "readout", "judge", "recurrent")
 def test_a_causal_model_reads_the_state_of_many_questions_once(name: str, url: str) -> None:
     state = "The delivery came late and the box was broken. " * 12
     body = {
