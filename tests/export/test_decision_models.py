@@ -264,10 +264,10 @@ OTHERS = ("encoder-together", "readout-full", "recurrent", "wrapper", "chat-toge
 
 def models(*names: str) -> pytest.MarkDecorator:
     """Parametrizes a test by models, those of `OTHERS` in the zoo."""
-    marked = (
+    marked = [
         pytest.param(each, marks=[pytest.mark.zoo] if each in OTHERS else [])
         for each in names or MODELS
-    )
+    ]
     return pytest.mark.parametrize("name", marked)
 
 
