@@ -1,19 +1,21 @@
 """DiffusionGemma's text part: the encoder and the decoder of canvases as one model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+import pydantic
 import torch
-from torch import Tensor, nn
-from transformers import DiffusionGemmaForBlockDiffusion, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    DiffusionGemmaGenerationConfig,
+)
 
 from maskdial.bundle.manifest import Denoising
-from maskdial_export.checkpoint.source import Source
-from maskdial_export.errors import ExportError
-
-_TOWERS = ("encoder.vision_tower", "encoder.embed_vision")
+from maskdial_export.checkpoint.text_part import TextPart
+from maskdial_export.errors import ExportError, first_line
 
 
 class CanvasModel(PreTrainedModel):
@@ -96,3 +98,37 @@ class CanvasModel(PreTrainedModel):
         ).logits[0]
         shares = (logits / temperature).softmax(-1)
         return torch.cat([logits, self.mean_embedding(shares)], dim=-1)
+
+
+def take_canvas_model(wrapper: PreTrainedModel) -> TextPart:
+    """The text part of a DiffusionGemma, which also reads images."""
+    model, whole = CanvasModel(wrapper).eval(), cast(Any, wrapper)
+    kept = {*model.modules(), *whole.model.encoder.language_model.modules()}
+    return TextPart.of(model, wrapper, kept)
+
+
+def read_denoising(model: CanvasModel) -> Denoising:
+    """How `generate` writes, by generation_config.json or its own defaults.
+
+    Raises:
+        ExportError: a setting is out of its range.
+    """
+    (whole,) = model.whole
+    given, defaults = whole.generation_config, DiffusionGemmaGenerationConfig()
+    settings = defaults._get_default_generation_params()
+    settings |= {
+        name: getattr(given, name) for name in settings if getattr(given, name) is not None
+    }
+    try:
+        return Denoising(
+            canvas_length=whole.config.canvas_length,
+            hidden_size=model.config.hidden_size,
+            steps=settings["max_denoising_steps"],
+            t_min=settings["t_min"],
+            t_max=settings["t_max"],
+            entropy_bound=settings["sampler_config"].entropy_bound,
+            stability_threshold=settings["stability_threshold"],
+            confidence_threshold=settings["confidence_threshold"],
+        )
+    except pydantic.ValidationError as error:
+        raise ExportError(f"generation_config.json or config.json: {first_line(error)}") from error

@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.checkpoint import torchao
 from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
+from maskdial_export.checkpoint.block_diffusion import take_canvas_model
 from maskdial_export.checkpoint.decision import as_scorer, load_decider
 from maskdial_export.checkpoint.dequantize import dequantize
 from maskdial_export.checkpoint.gliner import load_finder
@@ -125,7 +126,8 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
         missing -= {"proj.bias"}  # that of a readout without one starts at zero
         loaded = _decider_on_text(model, console)
     if wraps:
-        part = take_text_part(model, source.task)
+        denoises = source.task == "block-diffusion"
+        part = take_canvas_model(model) if denoises else take_text_part(model, source.task)
         missing, unused = (
             {name for name in names if not part.leaves_out(name)} for names in (missing, unused)
         )
