@@ -54,7 +54,7 @@ class Golden:
             return self._checked(expected_text(model, np.array(self.ids), start))
         if self.checkpoint.denoising is not None:  # the last token is the canvas
             text = torch.tensor([self.ids])
-            return self.checkpoint.model.read(text, 1, None, 1.0)[0].numpy()
+            return self._checked(self.checkpoint.model.read(text, 1, None, 1.0)[0].numpy())
         inputs = {"input_ids": torch.tensor([self.ids])}
         return self._checked(expected_output(self.checkpoint.model, self.checkpoint.pooler, inputs))
 

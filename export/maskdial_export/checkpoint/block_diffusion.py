@@ -18,7 +18,7 @@ from maskdial_export.checkpoint.text_part import TextPart
 from maskdial_export.errors import ExportError, first_line
 
 
-class CanvasModel(PreTrainedModel):
+class CanvasModel(PreTrainedModel):  # type: ignore[misc]
     """The decoder's modules, whose layers also have the encoder's scales.
 
     Attributes:
@@ -63,7 +63,8 @@ class CanvasModel(PreTrainedModel):
         """Of the last layer's states (num_rows, hidden_size): (num_rows, vocab_size)."""
         cap = self.config.final_logit_softcapping
         logits: Tensor = self.lm_head(self.norm(states))
-        return torch.tanh(logits / cap) * cap
+        capped: Tensor = torch.tanh(logits / cap) * cap
+        return capped
 
     def mean_embedding(self, shares: Tensor) -> Tensor:
         """The mean of all tokens' embeddings, weighted by shares (num_rows, vocab_size)."""

@@ -19,7 +19,7 @@ import torch
 import transformers
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.checkpoint import torchao
@@ -89,11 +89,6 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     model_class = PreTrainedModel if finds else getattr(transformers, source.architecture)
     decides = source.task == "decide"
     wraps = not (decides or finds) and "text_config" in model_class.config_class.sub_configs
-    if wraps and source.task == "generate" and not issubclass(model_class, GenerationMixin):
-        raise ExportError(
-            f"{source.architecture} does not write token by token: transformers has a procedure "
-            "for it alone, which is not supported"
-        )
     load = partial(load_decider, source) if decides else model_class.from_pretrained
     if finds:
         loader = load_finder if source.finder is None else load_label_encoder

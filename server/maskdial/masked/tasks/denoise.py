@@ -83,7 +83,7 @@ class DenoiseRequest(TaskRequest[TextPart]):
 
 
 class _Text:
-    """A text that is being written behind a prompt's tokens, up to a number, or one that ends it."""
+    """A text that is being written behind a prompt, up to a number of tokens or an end."""
 
     def __init__(
         self, before: tuple[int, ...], num_tokens: int, ends: frozenset[int], seed: int
