@@ -34,7 +34,9 @@ TEXT = GROUPED | {
     "vocab_size": VOCABULARY,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "layer_types": ["sliding_attention", "full_attention"],
+    # A layer normalizes what it reads, so the scale of the first of two would change nothing
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "sliding_window": WINDOW,
     "global_head_dim": 32,
     "num_experts": 4,
