@@ -282,7 +282,8 @@ def load_checkpoint(
     loaded = load_tokenizer(source, config.vocab_size, sample, console)
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
-    check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
+    paired = source.family == "masked" and source.task != "block-diffusion"
+    check_tokenizer(source.name, loaded, tokens, sample, paired=paired)
     positions = max_length(model)
     entities, label_vectors, extraction = None, None, None
     if source.task == "extract":

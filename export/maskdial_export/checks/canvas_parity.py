@@ -17,6 +17,7 @@ from maskdial_export.checks.reach import NEAR, Reach
 from maskdial_export.session import CanvasSession, Floats, Graph, Ids
 
 _PROMPTS = (40, 13, 1, 26)
+_CANVAS = 24  # tokens; of more, the logits of a large vocabulary would take gigabytes
 
 
 class CanvasParity:
@@ -34,7 +35,7 @@ class CanvasParity:
         self.reach = reach
         self.denoising = denoising
         self.session = CanvasSession(graph)
-        self.num_canvas = min(denoising.canvas_length, max_length - 1)
+        self.num_canvas = min(denoising.canvas_length, _CANVAS, max_length - 1)
         config: Any = model.config
         longest = max_length - self.num_canvas
         self.texts = random_texts(config, _PROMPTS, longest, self.num_canvas)
