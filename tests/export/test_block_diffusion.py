@@ -274,8 +274,15 @@ def test_openai_routes_write_canvases(
     body = {"model": "canvas", "prompt": ids, "max_tokens": 9, "seed": 1}
     same = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
     assert chat.choices[0].message.content == same
+
+
+def test_the_model_writes_at_its_own_path(http: httpx.Client) -> None:
     (model,) = http.get("/models").json()
-    assert "generate" in model["tasks"]
+    assert (model["tasks"][0], model["family"], model["mask"]) == ("generate", "masked", "full")
+    parameters = {"max_new_tokens": 20, "seed": 0}
+    reply = http.post("/models/canvas", json={"inputs": "Once", "parameters": parameters})
+    text = write(http, "Once", **parameters)["generated_text"]
+    assert reply.json() == [{"generated_text": text}]
 
 
 @pytest.mark.parametrize(
@@ -308,6 +315,8 @@ def test_what_canvases_do_not_have_is_refused(
         ("/v1/completions", {"prompt": "a", "temperature": 0.5}, "means nothing to model 'canvas'"),
         ("/v1/responses", {"input": "a"}, "writes whole canvases, which /generate"),
         ("/api/generate", {"prompt": "a"}, "writes whole canvases, which /generate"),
+        ("/v2/models/canvas/generate", {"text_input": "a"}, "writes whole canvases, which"),
+        ("/vertex", {"instances": [{"inputs": "a"}]}, "cannot do vertex; it does generate"),
         ("/fill-mask", {"inputs": "a"}, "cannot do fill-mask; it does generate"),
         ("/score", {"inputs": "a"}, "cannot do score; it does generate"),
     ],

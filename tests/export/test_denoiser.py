@@ -97,18 +97,28 @@ def test_canvases_are_those_of_transformers(
             canvas = sampler.renoise_canvas(accepted, step)
             finished = bool(stopping(z.argmax(-1), z)) or step == 1
             denoiser.advance(np.concatenate([raw, soft], axis=1))
-            assert [token for token, _ in denoiser.best] == z[0].argmax(-1).tolist()
-            logprobs = torch.from_numpy(raw).log_softmax(-1).amax(-1)
-            found = torch.tensor([logprob for _, logprob in denoiser.best])
-            assert torch.allclose(found, logprobs, atol=1e-5)
+            assert denoiser.best == z[0].argmax(-1).tolist()
             assert np.array_equal(denoiser.soft, soft)
             assert denoiser.finished == finished
             if finished:
+                logprobs = torch.from_numpy(raw).log_softmax(-1).amax(-1)
+                assert torch.allclose(torch.tensor(denoiser.logprobs), logprobs, atol=1e-5)
                 break
         assert (step == 1) == (growth < 1), "some canvases end before their last pass"
         denoiser.begin()
         assert not denoiser.soft.any()
     assert (denoiser.num_passes, denoiser.num_canvases) == (draws.num_passes, 2)
+
+
+def test_a_canvas_need_not_be_stable() -> None:
+    how = HOW.model_copy(update={"stability_threshold": 0})
+    denoiser = Denoiser(how, VOCABULARY, None, seed=1)
+    output = np.zeros((HOW.canvas_length, VOCABULARY + SOFT), np.float32)
+    denoiser.advance(output)
+    assert not denoiser.finished, "it is not confident"
+    output[:, 3] = 9
+    denoiser.advance(output)
+    assert denoiser.finished
 
 
 def test_fewer_passes_have_a_schedule_of_their_own() -> None:

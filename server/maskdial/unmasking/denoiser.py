@@ -9,6 +9,7 @@ is small, or after a number of passes; these tokens are what is kept. That is `g
 DiffusionGemma in transformers.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,14 +27,13 @@ first noise of a canvas canvas * canvas_length + position.
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a pass says of one position: its most probable token and a drawn one, the entropy in
-    nats of what it was drawn from, and the first token's log-probability without a temperature.
+    """What a pass says of one position: its most probable token and a drawn one, and the entropy in
+    nats of what it was drawn from.
     """
 
     best: int
     drawn: int
     entropy: float
-    logprob: float
 
 
 class Denoiser:
@@ -50,7 +50,8 @@ class Denoiser:
         soft: what it reads beside the tokens, float32 (canvas_length, hidden_size).
         num_passes: that were made for all canvases.
         num_canvases: that are finished.
-        best: the most probable token of each position in the last pass, and its log-probability.
+        best: the most probable token of each position in the last pass.
+        logprobs: of a finished canvas, their log-probabilities in that pass, without a temperature.
         finished: whether the canvas is; `begin` then begins the next one.
     """
 
@@ -70,10 +71,12 @@ class Denoiser:
             self._noise(first + place, _FIRST_NOISE) for place in range(self._how.canvas_length)
         ]
         self.soft = np.zeros((self._how.canvas_length, self._how.hidden_size), np.float32)
-        self.best: list[tuple[int, float]] = []
+        self.best: list[int] = []
+        self.logprobs: list[float] = []
         self.finished = False
         self._left = self._steps
-        self._found: list[list[int]] = []  # the most probable tokens of each pass
+        # The most probable tokens of the passes before
+        self._found: deque[list[int]] = deque(maxlen=self._how.stability_threshold)
 
     @property
     def temperature(self) -> float:
@@ -102,30 +105,34 @@ class Denoiser:
             for place, row in enumerate(rows)
         ]
         self.soft = np.ascontiguousarray(output[:, self._vocab_size :])
-        self.best = [(row.best, row.logprob) for row in rows]
+        self.best = [row.best for row in rows]
         self.num_passes += 1
         self._left -= 1
         confident = np.mean([row.entropy for row in rows]) < self._how.confidence_threshold
         self.finished = (self._is_stable() and bool(confident)) or not self._left
-        self.num_canvases += self.finished
+        if self.finished:
+            self.num_canvases += 1
+            self.logprobs = [
+                -float(np.log(np.exp(row - row.max()).sum(dtype=np.float64)))
+                for row in output[:, : self._vocab_size]
+            ]
 
     def _read(self, logits: NDArray[np.float32], temperature: float, index: int) -> _Row:
-        values = logits.astype(np.float64)
-        best = int(values.argmax())
-        values -= values[best]
-        plain = np.exp(values).sum()
-        if not np.isfinite(plain):
-            raise InferenceError("the model returned logits that are not finite numbers")
-        values /= temperature
-        weights = np.exp(values)
-        heights = np.cumsum(weights)
+        best = int(logits.argmax())
+        with np.errstate(invalid="ignore"):  # infinities are caught below
+            values = (logits - logits[best]) / np.float32(temperature)
+            weights = np.exp(values)
+        heights = np.cumsum(weights, dtype=np.float64)
         total = float(heights[-1])
+        if not np.isfinite(total):
+            raise InferenceError("the model returned logits that are not finite numbers")
         u = self._random.uniform(self._seed, index, _DRAWN)
         # Rounded up to the whole, u would be beyond the last token.
         drawn = int(np.searchsorted(heights, u * total, side="right"))
         drawn = min(drawn, int(np.searchsorted(heights, total)))
-        entropy = float(np.log(total) - weights @ values / total)
-        return _Row(best, drawn, entropy, -float(np.log(plain)))
+        mean = np.multiply(weights, values).sum(dtype=np.float64) / total
+        entropy = float(np.log(total) - mean)
+        return _Row(best, drawn, entropy)
 
     def _accepted(self, entropies: list[float]) -> frozenset[int]:
         """The positions that keep what was drawn."""
@@ -136,9 +143,10 @@ class Denoiser:
 
     def _is_stable(self) -> bool:
         """Whether the last pass found what those before it did, as many as the model asks for."""
-        self._found = [*self._found[-self._how.stability_threshold :], [t for t, _ in self.best]]
-        same = all(each == self._found[-1] for each in self._found)
-        return same and len(self._found) > self._how.stability_threshold
+        found = self._found
+        stable = len(found) == found.maxlen and all(each == self.best for each in found)
+        found.append(self.best)
+        return stable
 
     def _noise(self, index: int, stream: int) -> int:
         return int(self._random.uniform(self._seed, index, stream) * self._vocab_size)

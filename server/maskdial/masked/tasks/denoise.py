@@ -17,7 +17,7 @@ from maskdial.unmasking.canvas import FilledToken
 from maskdial.unmasking.denoiser import Denoiser
 from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar
 
-_SECONDS_PER_LOGIT = 1e-8
+_SECONDS_PER_LOGIT = 2e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,9 @@ class _Text:
         first = len(self._before) + len(self._tokens)
         self._tokens += [
             FilledToken(first + place, token, logprob, denoiser.num_passes - 1)
-            for place, (token, logprob) in enumerate(denoiser.best)
+            for place, (token, logprob) in enumerate(
+                zip(denoiser.best, denoiser.logprobs, strict=True)
+            )
         ]
 
     def so_far(self) -> TextSoFar:
