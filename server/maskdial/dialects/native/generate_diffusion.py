@@ -32,7 +32,7 @@ _TAKEN = (
 async def answer(
     call: Call[GenerateBody], model: UnmaskingModel, *, stream: bool, as_list: bool
 ) -> Response:
-    """Answers a body that such a model is meant by."""
+    """Answers a body that asks a model for a text that is not written token by token."""
     parameters = call.body.parameters or GenerateParameters()
     parameters.check_shown(stream=stream)
     plan = _plan(call.body, model)
