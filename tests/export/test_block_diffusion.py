@@ -236,10 +236,17 @@ def test_seeds_give_the_same_texts_in_company(http: httpx.Client) -> None:
         prompt = PROMPTS[number % len(PROMPTS)] + " a" * number
         return write(http, prompt, max_new_tokens=20, seed=number)
 
+    def num_passes() -> float:
+        name = 'maskdial_batch_size_count{model="canvas"} '
+        return float(http.get("/metrics").text.partition(name)[2].partition("\n")[0])
+
+    begun = num_passes()
     alone = [one(number) for number in range(10)]
+    needed = num_passes() - begun
     with ThreadPoolExecutor(10) as threads:
         together = list(threads.map(one, range(10)))
     assert together == alone
+    assert num_passes() - begun - needed < needed, "texts shared passes"
     assert one(3) == alone[3]
     fresh = {write(http, "a", max_new_tokens=4)["details"]["seed"] for _ in range(2)}
     assert len(fresh) == 2
