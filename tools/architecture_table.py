@@ -25,8 +25,15 @@ _INTRODUCTION = (
 )
 
 
-# They are no architectures of transformers, so the zoo has none of them.
-_OTHERS = """## Checkpoints of other libraries
+# The zoo has none of them: it is exported in a way of its own, or no architecture of transformers.
+_OTHERS = """## block-diffusion
+
+| architecture | proven with |
+|---|---|
+| `DiffusionGemmaForBlockDiffusion` | the text part in fp32: passes equal torch's, and texts \
+those of `generate` with the same random numbers; `make test-zoo` |
+
+## Checkpoints of other libraries
 
 | library | proven with, in `make test` | |
 |---|---|---|

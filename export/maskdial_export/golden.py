@@ -36,6 +36,8 @@ class Golden:
             longest = checkpoint.text_to_text.max_source_length
         self.ids = checkpoint.tokenizer.encode(_TEXT).ids[:longest] or [0]
         self.row = 0
+        if checkpoint.denoising is not None:
+            self.row = len(self.ids) - 1
         if checkpoint.text_to_text is not None:
             self.start = checkpoint.text_to_text.start_token_id
         elif checkpoint.kv is not None:
@@ -50,6 +52,9 @@ class Golden:
         if self.checkpoint.text_to_text is not None:
             model, start = self.checkpoint.model, np.array([self.start])
             return self._checked(expected_text(model, np.array(self.ids), start))
+        if self.checkpoint.denoising is not None:  # the last token is the canvas
+            text = torch.tensor([self.ids])
+            return self._checked(self.checkpoint.model.read(text, 1, None, 1.0)[0].numpy())
         inputs = {"input_ids": torch.tensor([self.ids])}
         return self._checked(expected_output(self.checkpoint.model, self.checkpoint.pooler, inputs))
 

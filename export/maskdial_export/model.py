@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from maskdial.bundle.manifest import (
+    Denoising,
     Entities,
     Extraction,
     KVLayout,
@@ -23,6 +24,7 @@ from maskdial.bundle.manifest import (
     TextToText,
     Tokenization,
 )
+from maskdial_export.checkpoint.block_diffusion import read_denoising
 from maskdial_export.checkpoint.decision import asks_together
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
@@ -38,6 +40,7 @@ from maskdial_export.checkpoint.static import load_static
 from maskdial_export.checkpoint.text_to_text import read_text_to_text
 from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
 from maskdial_export.checkpoint.weights import load_model, map_widened
+from maskdial_export.checks.canvas_parity import CanvasParity
 from maskdial_export.checks.evaluation import (
     LABELS,
     Classify,
@@ -66,6 +69,7 @@ from maskdial_export.phase import finding
 from maskdial_export.session import Floats, Graph
 from maskdial_export.tracing import (
     bidirectional,
+    canvas,
     causal,
     encoder_decoder,
     field_head,
@@ -94,7 +98,8 @@ class Checkpoint:
     with an encoder of labels: its output for `LABELS`. ``extraction`` is set for GLiNER2 models.
     ``doubt``: why the model may not be the one that was trained.
     ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these. ``mtp`` is
-    the checkpoint's layer for multi-token prediction, if it is exported.
+    the checkpoint's layer for multi-token prediction, if it is exported. ``denoising`` is set for
+    models that write canvases.
     """
 
     task: TaskName
@@ -119,6 +124,7 @@ class Checkpoint:
     label_vectors: Floats | None = None
     extraction: Extraction | None = None
     mtp: Mtp | None = None
+    denoising: Denoising | None = None
 
     def whole(self) -> "Checkpoint | None":
         """The same, of which all layers are traced; None if they are anyway."""
@@ -160,6 +166,8 @@ class Checkpoint:
             return causal.trace(self.model, self.survey, gives_hidden=self.mtp is not None)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
+        if self.denoising is not None:
+            return canvas.trace(self.model, self.survey)
         if two_parts.reads_twice(self.model):
             return two_parts.trace(self.model)
         return masked.trace(
@@ -188,8 +196,12 @@ class Checkpoint:
         """The traced graph of the layer for multi-token prediction, if it is exported."""
         return None if self.mtp is None else self.mtp.trace()
 
-    def parity(self, graph: Graph) -> MaskedParity | CausalParity | EncoderDecoderParity:
+    def parity(
+        self, graph: Graph
+    ) -> MaskedParity | CausalParity | EncoderDecoderParity | CanvasParity:
         """The comparison of a graph with this model."""
+        if self.denoising is not None:
+            return CanvasParity(self.model, graph, self.max_length, self.denoising, self.reach)
         if self.text_to_text is not None and self.kv is not None:
             return EncoderDecoderParity(
                 self.model, graph, self.max_length, self.kv, self.text_to_text, self.reach
@@ -270,7 +282,8 @@ def load_checkpoint(
     loaded = load_tokenizer(source, config.vocab_size, sample, console)
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
-    check_tokenizer(source.name, loaded, tokens, sample, paired=source.family == "masked")
+    paired = source.family == "masked" and source.task != "block-diffusion"
+    check_tokenizer(source.name, loaded, tokens, sample, paired=paired)
     positions = max_length(model)
     entities, label_vectors, extraction = None, None, None
     if source.task == "extract":
@@ -291,7 +304,11 @@ def load_checkpoint(
         model = make_scorer(source, model, tokenizer, tokens.pad, template)
         initial = Snapshot(model)
         positions = longest_text(source, positions)
-    if two_parts.reads_twice(model):
+    denoising = None
+    if source.task == "block-diffusion":
+        denoising = read_denoising(model)
+        surveyed = Survey((), Tables(positions), causal=False)
+    elif two_parts.reads_twice(model):
         two_parts.select_end(model)
         surveyed = Survey((), Tables(positions), causal=False)
     else:
@@ -338,6 +355,7 @@ def load_checkpoint(
         entities=entities,
         label_vectors=label_vectors,
         extraction=extraction,
+        denoising=denoising,
     )
 
 

@@ -127,6 +127,37 @@ class MaskedSession:
         return _split(output, positions) if "rows" in self.inputs else list(output)
 
 
+class CanvasSession:
+    """A session for the graph of a model that writes canvases."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._session = _loaded(graph).session()
+
+    def run(
+        self, texts: Sequence[Ids], soft: Sequence[Floats], temperatures: Sequence[float]
+    ) -> list[Floats]:
+        """Runs the texts in one batch: an output (num_canvas, vocab_size + hidden_size) for each.
+
+        Args:
+            texts: token ids, (length,) each; the canvas is at the end.
+            soft: what each canvas has of the pass before, (num_canvas, hidden_size).
+            temperatures: of each text.
+        """
+        sizes = [len(each) for each in soft]
+        canvases = [
+            np.arange(len(text) - size, len(text)) for text, size in zip(texts, sizes, strict=True)
+        ]
+        feeds = {
+            "input_ids": _pad(texts),
+            "lengths": np.array([len(text) for text in texts], np.int32),
+            "canvas": np.array(sizes, np.int32),
+            "rows": _flat_rows(texts, canvases),
+            "soft": np.concatenate(soft),
+            "temperatures": np.repeat(np.array(temperatures, np.float32), sizes),
+        }
+        return _split(self._session.run(None, feeds)[0], canvases)
+
+
 class CausalSession:
     """A session for the graph of a causal model, with a KV cache of one slot per text.
 

@@ -140,6 +140,11 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             f"{source.name} is a table of vectors, which no precision makes faster; export it in "
             "fp32"
         )
+    if source.task == "block-diffusion" and precision != "fp32":
+        raise ExportError(
+            f"{source.architecture} writes canvases in many passes, and nothing measures what "
+            f"{precision} would lose in them; export it in fp32"
+        )
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
             source,
@@ -225,6 +230,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             decision=decision,
             entities=checkpoint.entities,
             extraction=checkpoint.extraction,
+            denoising=checkpoint.denoising,
             infill=infill_tokens(source, checkpoint),
             response_template=response_template(source),
             left_out=tuple(checkpoint.left_out),

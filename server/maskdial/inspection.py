@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from maskdial import dialects
-from maskdial.bundle.manifest import Embedding, InfillTokens, Manifest, ParityReport, QualityReport
+from maskdial.bundle.manifest import (
+    Denoising,
+    Embedding,
+    InfillTokens,
+    Manifest,
+    ParityReport,
+    QualityReport,
+)
 
 _MAX_LABELS = 20
 
@@ -46,6 +53,8 @@ def _kind(manifest: Manifest) -> str:
         return "reads a text and writes another"
     if manifest.task == "generate":
         return "reads from left to right and writes"
+    if manifest.denoising is not None:
+        return "writes whole canvases of tokens, in several passes each"
     goes_right = manifest.reads_left or manifest.family == "causal"
     return f"reads a text {'from left to right' if goes_right else 'in both directions'}"
 
@@ -53,6 +62,7 @@ def _kind(manifest: Manifest) -> str:
 def _of_task(manifest: Manifest) -> dict[str, str]:
     kv, source = manifest.kv, manifest.text_to_text
     return {
+        "canvas": "" if manifest.denoising is None else _canvas(manifest.denoising),
         "infills": "" if manifest.infill is None else _infill(manifest.infill),
         "source text": "" if source is None else f"up to {source.max_source_length:,} tokens",
         "languages": "" if source is None else ", ".join(source.languages),
@@ -60,6 +70,10 @@ def _of_task(manifest: Manifest) -> dict[str, str]:
         "labels": _labels(manifest.labels),
         "cache": "" if kv is None else f"{kv.bytes_per_token / 1024:.1f} KiB a token in {kv.dtype}",
     }
+
+
+def _canvas(how: Denoising) -> str:
+    return f"{how.canvas_length} tokens, up to {how.steps} passes"
 
 
 def _infill(tokens: InfillTokens) -> str:

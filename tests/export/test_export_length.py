@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from maskdial.bundle.bundle import load_bundle
-from maskdial_export.checks.parity import _Judge
+from maskdial_export.checks.parity import Judge
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.tracing.length import LONGEST, bound_positions
@@ -66,4 +66,4 @@ def test_logits_that_no_model_has(value: float) -> None:
     logits = torch.zeros(3, 4).numpy()
     logits[1, 2] = value
     with pytest.raises(ExportError, match="torch's own logits reach"), np.errstate(all="ignore"):
-        _Judge(1e-4, [logits])
+        Judge(1e-4, [logits])

@@ -87,12 +87,13 @@ def test_models_of_another_kind(
     assert_refused(source, why)
 
 
-def test_a_class_that_does_not_write_token_by_token(
+def test_canvases_in_fewer_bits(
     assert_refused: Refuse, new_checkpoint: New, add_json: Callable[..., None]
 ) -> None:
     source, name = new_checkpoint("bert"), "DiffusionGemmaForBlockDiffusion"
     add_json(source / "config.json", model_type="diffusion_gemma", architectures=[name])
-    assert_refused(source, f"{name} does not write token by token")
+    sentence = f"{name} writes canvases in many passes, and nothing measures what int8 would lose"
+    assert_refused(source, sentence, "--precision", "int8")
 
 
 def test_code_of_a_checkpoint_is_not_run(

@@ -100,6 +100,7 @@ class Bench:
         max_batch_tokens: int = 256,
         max_queue: int = 64,
         pad_multiple: int = 1,
+        soft_columns: int = 0,
     ) -> None:
         self.session = session
         self._metrics = Metrics()
@@ -110,6 +111,7 @@ class Bench:
             pad_token_id=PAD,
             pad_multiple=pad_multiple,
             max_length=20,
+            soft_columns=soft_columns,
             metrics=self._metrics.declare(NAME),
             name=NAME,
         )

@@ -30,6 +30,8 @@ _TWO_PARTS: _Names = {
     for model_type, name in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items()
     if model_type not in _WRAPPERS
 }
+# Writes canvases of tokens; transformers lists it among those that write token by token
+_DENOISERS: _Names = {"diffusion_gemma": "DiffusionGemmaForBlockDiffusion"}
 # Reads texts only, but transformers lists it among those that read images
 _TEXT_ALONE: _Names = {"mistral4": "Mistral4ForCausalLM"}
 # Encoders without any other head, so that no auto class tells that they read texts
@@ -137,6 +139,9 @@ def text_class(task: TaskName, model_type: str) -> str | None:
 def _classes(model_type: str) -> Iterator[tuple[str, TaskName]]:
     """The classes of a model type that read or write one text, and their tasks."""
     seen: set[str] = set()
+    if model_type in _DENOISERS:
+        yield _DENOISERS[model_type], "block-diffusion"
+        return
     if _has_text_part(model_type):
         seen.add(_WRAPPERS[model_type])
         yield _WRAPPERS[model_type], "generate"

@@ -7,7 +7,7 @@ before the rest is dropped.
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -51,6 +51,25 @@ class TextPart:
     left_out: tuple[str, ...]
     media_tokens: tuple[int, ...]
     prefix: str
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, wrapper: PreTrainedModel, kept: Collection[nn.Module]
+    ) -> "TextPart":
+        """The text part of a wrapper.
+
+        Args:
+            model: the part; its configuration gets the wrapper's special tokens.
+            wrapper: the whole model.
+            kept: the wrapper's modules that belong to the part.
+        """
+        given: Any = wrapper.config
+        for role in _ROLES:  # as generate() does, the outer one's first
+            if getattr(given, role, None) is not None:
+                setattr(model.config, role, getattr(given, role))
+        left_out = tuple(_others(wrapper, kept, ""))
+        media_tokens = tuple(_media_tokens(given, model.config.vocab_size))
+        return cls(model, left_out, media_tokens, f"{wrapper.base_model_prefix}.")
 
     @property
     def summary(self) -> str:
@@ -125,13 +144,7 @@ def take_text_part(wrapper: PreTrainedModel, task: TaskName) -> TextPart:
             f"the text part of {type(wrapper).__name__} ({type(body).__name__}) does not compute "
             "on text what the whole model does, which is not supported"
         )
-    given: Any = wrapper.config
-    for role in _ROLES:  # as generate() does, the outer one's first
-        if getattr(given, role, None) is not None:
-            setattr(model.config, role, getattr(given, role))
-    left_out = tuple(_others(wrapper, set(model.modules()), ""))
-    media_tokens = tuple(_media_tokens(given, model.config.vocab_size))
-    return TextPart(model, left_out, media_tokens, f"{wrapper.base_model_prefix}.")
+    return TextPart.of(model, wrapper, set(model.modules()))
 
 
 def _find_body(wrapper: PreTrainedModel) -> PreTrainedModel:
@@ -203,12 +216,12 @@ def _first_output(model: PreTrainedModel, text: Tensor) -> Tensor:
     return first
 
 
-def _others(module: nn.Module, kept: set[nn.Module], prefix: str) -> Iterator[str]:
+def _others(module: nn.Module, kept: Collection[nn.Module], prefix: str) -> Iterator[str]:
     """The paths of the outermost modules that have no part in what is kept."""
     for name, child in module.named_children():
         if child in kept:
             continue
-        if kept.isdisjoint(child.modules()):
+        if not any(module in kept for module in child.modules()):
             yield prefix + name
         else:
             yield from _others(child, kept, f"{prefix}{name}.")

@@ -19,11 +19,12 @@ import torch
 import transformers
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.checkpoint import torchao
 from maskdial_export.checkpoint.adapter import merge_adapter, whole_weights
+from maskdial_export.checkpoint.block_diffusion import take_canvas_model
 from maskdial_export.checkpoint.decision import as_scorer, load_decider
 from maskdial_export.checkpoint.dequantize import dequantize
 from maskdial_export.checkpoint.gliner import load_finder
@@ -88,11 +89,6 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
     model_class = PreTrainedModel if finds else getattr(transformers, source.architecture)
     decides = source.task == "decide"
     wraps = not (decides or finds) and "text_config" in model_class.config_class.sub_configs
-    if wraps and source.task == "generate" and not issubclass(model_class, GenerationMixin):
-        raise ExportError(
-            f"{source.architecture} does not write token by token: transformers has a procedure "
-            "for it alone, which is not supported"
-        )
     load = partial(load_decider, source) if decides else model_class.from_pretrained
     if finds:
         loader = load_finder if source.finder is None else load_label_encoder
@@ -125,7 +121,8 @@ def load_model(source: Source, *, strict: bool, console: Console) -> LoadedModel
         missing -= {"proj.bias"}  # that of a readout without one starts at zero
         loaded = _decider_on_text(model, console)
     if wraps:
-        part = take_text_part(model, source.task)
+        denoises = source.task == "block-diffusion"
+        part = take_canvas_model(model) if denoises else take_text_part(model, source.task)
         missing, unused = (
             {name for name in names if not part.leaves_out(name)} for names in (missing, unused)
         )

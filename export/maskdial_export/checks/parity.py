@@ -60,18 +60,18 @@ def expected_output(
         return vectors[0].numpy()
 
 
-def _random_texts(config: Any, lengths: Sequence[int], longest: int, extra: int) -> list[Ids]:
+def random_texts(config: Any, lengths: Sequence[int], longest: int, extra: int) -> list[Ids]:
     """Texts of very different lengths plus ``extra`` tokens, without padding tokens."""
     generator = np.random.default_rng(_SEED)
     ids = np.setdiff1d(np.arange(config.vocab_size), [getattr(config, "pad_token_id", None) or 0])
     return [generator.choice(ids, min(length, longest) + extra) for length in lengths]
 
 
-def _identical(left: Sequence[Floats], right: Sequence[Floats]) -> bool:
+def identical(left: Sequence[Floats], right: Sequence[Floats]) -> bool:
     return all(np.array_equal(*pair) for pair in zip(left, right, strict=True))
 
 
-class _Judge:
+class Judge:
     """Compares logits, with a tolerance that scales with the largest logit."""
 
     def __init__(self, tolerance: float, expected: Sequence[Floats]) -> None:
@@ -113,7 +113,7 @@ class MaskedParity:
         self.session = MaskedSession(graph)
         self.has_types = "token_type_ids" in self.session.inputs
         lengths = [length + first for length in _LENGTHS]
-        self.texts = _random_texts(model.config, lengths, max_length, 0)
+        self.texts = random_texts(model.config, lengths, max_length, 0)
         self.asked = [np.arange(first, len(text)) for text in self.texts]
         generator = np.random.default_rng(_SEED)
         self.types = [generator.integers(0, 1 + self.has_types, len(text)) for text in self.texts]
@@ -129,19 +129,19 @@ class MaskedParity:
     def measure(self, tolerance: float) -> Measured:
         """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
         expected = [self.expect(*pair) for pair in zip(self.texts, self.types, strict=True)]
-        judge = _Judge(tolerance, expected)
+        judge = Judge(tolerance, expected)
         ragged = self._together()
         report = ParityReport(
             tolerance=judge.tolerance,
             ragged_batch=judge.difference("a ragged batch", expected, ragged),
             long_text=self._read_far(judge),
         )
-        return Measured(report, _identical(ragged, self._alone()))
+        return Measured(report, identical(ragged, self._alone()))
 
-    def _read_far(self, judge: "_Judge") -> float | None:
+    def _read_far(self, judge: "Judge") -> float | None:
         if self.reach.length is None:
             return None
-        text = _random_texts(self.model.config, [self.reach.length], self.reach.length, 0)[0]
+        text = random_texts(self.model.config, [self.reach.length], self.reach.length, 0)[0]
         types = np.zeros_like(text)
         places = np.arange(self.first, len(text))
         expected, actual = self.expect(text, types), self.session.run([text], [types], [places])
@@ -149,7 +149,7 @@ class MaskedParity:
 
     def batch_invariant(self) -> bool:
         """Whether each row has the same bits in a batch as alone; torch is not asked."""
-        return _identical(self._together(), self._alone())
+        return identical(self._together(), self._alone())
 
     def _together(self) -> list[Floats]:
         return self.session.run(self.texts, self.types, self.asked)
@@ -172,9 +172,9 @@ class _Readings:
     @property
     def identical(self) -> bool:
         return (
-            _identical(self.together, self.alone)
-            and _identical(self.decoded, self.decoded_alone)
-            and _identical(self.aligned, self.alone[:1])
+            identical(self.together, self.alone)
+            and identical(self.decoded, self.decoded_alone)
+            and identical(self.aligned, self.alone[:1])
         )
 
 
@@ -196,7 +196,7 @@ class CausalParity:
         self.steps = min(_DECODE_STEPS, max_length - 1)
         self.block = layout.query_block
         lengths = (self.block + _LENGTHS[0], *_LENGTHS[1:])
-        self.texts = _random_texts(model.config, lengths, max_length - self.steps, self.steps)
+        self.texts = random_texts(model.config, lengths, max_length - self.steps, self.steps)
         self.prompts = [text[: -self.steps] for text in self.texts]
         room = max(map(len, self.texts))
         self.session = CausalSession(graph, layout, len(self.texts), room)
@@ -238,7 +238,7 @@ class CausalParity:
     def measure(self, tolerance: float) -> Measured:
         """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
         expected = [self.expect(text) for text in self.texts]
-        judge = _Judge(tolerance, expected)
+        judge = Judge(tolerance, expected)
         prompts = [each[: -self.steps] for each in expected]
         readings = self._read()
         in_chunks = self._in_chunks(np.cumsum(_CHUNKS))
@@ -253,12 +253,12 @@ class CausalParity:
         )
         return Measured(report, readings.identical)
 
-    def _read_far(self, judge: "_Judge") -> float | None:
+    def _read_far(self, judge: "Judge") -> float | None:
         """Reads a long text in chunks, as the server does; logits are computed where they count."""
         length = self.reach.length
         if length is None:
             return None
-        text = _random_texts(self.model.config, [length], length, 0)[0]
+        text = random_texts(self.model.config, [length], length, 0)[0]
         rows = self.reach.rows()
         self.reach.restore()
         with torch.no_grad(), gather_rows(trunk(self.model), torch.from_numpy(rows)):
@@ -298,9 +298,9 @@ class EncoderDecoderParity:
         config = model.config
         max_length = text_to_text.max_source_length
         far = [] if reach.length is None else [min(reach.length, _LONGEST_WRITTEN)]
-        self.sources = _random_texts(config, [*_LENGTHS, *far], max_length, 0)
+        self.sources = random_texts(config, [*_LENGTHS, *far], max_length, 0)
         lengths = [*reversed(_LENGTHS), *far]
-        texts = _random_texts(config, [n - 1 for n in lengths], max_length - 1, 0)
+        texts = random_texts(config, [n - 1 for n in lengths], max_length - 1, 0)
         start = np.array([text_to_text.start_token_id])
         self.texts = [np.concatenate([start, text]) for text in texts]
         room, source_room = (max(map(len, each)) for each in (self.texts, self.sources))
@@ -339,7 +339,7 @@ class EncoderDecoderParity:
         """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
         pairs = zip(self.sources, self.texts, strict=True)
         expected = [self.expect(source, text) for source, text in pairs]
-        judge = _Judge(tolerance, expected)
+        judge = Judge(tolerance, expected)
         together = self._together()
         report = ParityReport(
             tolerance=judge.tolerance,
@@ -348,11 +348,11 @@ class EncoderDecoderParity:
             ),
             decode_steps=judge.difference("decode steps", expected, together),
         )
-        return Measured(report, _identical(together, self._alone()))
+        return Measured(report, identical(together, self._alone()))
 
     def batch_invariant(self) -> bool:
         """Whether each row has the same bits in a batch as alone; torch is not asked."""
-        return _identical(self._together(), self._alone())
+        return identical(self._together(), self._alone())
 
 
 def expected_text(model: PreTrainedModel, source: Ids, text: Ids) -> Floats:

@@ -16,7 +16,7 @@ from maskdial_export.tracing.survey import Layer, Survey
 from maskdial_export.tracing.swap import swapped
 
 # Below every score, in float16 too, and finite: a padded row may have no key at all
-_MASKED_SCORE = -60_000.0
+MASKED_SCORE = -60_000.0
 
 
 _Pair = tuple[Tensor, Tensor]
@@ -52,7 +52,7 @@ def attending(model: PreTrainedModel, survey: Survey, attention: Attention) -> I
         yield
 
 
-def _join_heads(heads: Tensor, copies: int = 1) -> Tensor:
+def join_heads(heads: Tensor, copies: int = 1) -> Tensor:
     """(batch, num_heads, length, head_dim) to (batch, length, num_heads * copies * head_dim)."""
     batch, _, length, _ = heads.shape
     parts = heads.transpose(1, 2)
@@ -144,9 +144,9 @@ class MaskedAttention:
         output = torch.onnx.ops.symbolic(
             "com.microsoft::MultiHeadAttention",
             [
-                _join_heads(query),
-                _join_heads(key, shared),
-                _join_heads(value, shared),
+                join_heads(query),
+                join_heads(key, shared),
+                join_heads(value, shared),
                 None,
                 lengths[query.dtype == torch.float16],
                 bias,
@@ -174,7 +174,7 @@ class MaskedAttention:
             hidden = far.to(dtype)[None, None]
             if seen_by_all is not None:
                 hidden = hidden * ~seen_by_all[:, None, None, :]
-            self._windows[size] = hidden * _MASKED_SCORE
+            self._windows[size] = hidden * MASKED_SCORE
         return self._windows[size]
 
 
@@ -199,7 +199,7 @@ def _with_sinks(
 def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     """``com.microsoft::RotaryEmbedding`` for texts that start at position 0."""
     batch, num_heads, length, head_dim = heads.shape
-    joined = _join_heads(heads)
+    joined = join_heads(heads)
     attributes: dict[str, Any] = {"num_heads": num_heads}
     if rotation.rotary_dim < head_dim:
         attributes["rotary_embedding_dim"] = rotation.rotary_dim
@@ -297,7 +297,7 @@ class CausalAttention:
         output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
             [
-                *(_join_heads(heads) for heads in (query, key, value)),
+                *(join_heads(heads) for heads in (query, key, value)),
                 *past,
                 *self._lengths,
                 *optional,
@@ -355,7 +355,7 @@ class CrossingAttention(CausalAttention):
         nothing = query.new_zeros(batch, 0, num_heads * head_dim)
         output = torch.onnx.ops.symbolic(
             "com.microsoft::GroupQueryAttention",
-            [_join_heads(query), nothing, nothing, key, value, *self._cross_lengths],
+            [join_heads(query), nothing, nothing, key, value, *self._cross_lengths],
             attributes,
             dtype=query.dtype,
             shape=(batch, length, num_heads * head_dim),

@@ -26,10 +26,15 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   (fill-mask, token-classify, entities, extract, question-answering, embed-all, embed-hybrid,
   decide) ``rows`` int64 (num_rows,), flat indices ``b * length + position`` of the tokens in
   question; for entities whose scores are those of tokens also ``pairs`` int64 (num_pairs, 2), of a
-  word and a label by their places in ``rows``.
+  word and a label by their places in ``rows``; for block-diffusion ``rows``, the last tokens of
+  each text, which are its canvas, ``canvas`` int32 (batch,), how many these are, ``soft`` float32
+  (num_rows, hidden_size), what the pass before gave of each, or zeros, and ``temperatures``
+  float32 (num_rows,).
   One output, float32. ``logits``: fill-mask (num_rows, vocab_size), token-classify (num_rows,
   num_labels), entities (num_rows, num_columns) or (num_pairs, 3), extract (num_rows, num_columns)
-  of `Extraction`, decide (num_rows, num_scores),
+  of `Extraction`, decide (num_rows, num_scores), block-diffusion (num_rows, vocab_size +
+  hidden_size): logits, and the mean embedding by the softmax of the logits divided by the
+  temperature, which the next pass reads as ``soft``,
   question-answering (num_rows, 2) for start and end,
   classify (batch, num_labels), multiple-choice (batch, 1), where each text is a prompt with one
   choice, rerank (batch, 1), where it is a query and a document in the manifest's `PairTemplate`.

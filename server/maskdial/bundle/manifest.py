@@ -72,6 +72,7 @@ TaskName = Literal[
     "embed-all",
     "embed-hybrid",
     "generate",
+    "block-diffusion",
 ]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -451,6 +452,32 @@ class Extraction(_Frozen):
         return 9 * self.hidden_size + 1 + self.max_count
 
 
+class Denoising(_Frozen):
+    """How a model writes canvases of tokens in several passes each (DiffusionGemma).
+
+    A canvas of ``canvas_length`` tokens begins as noise. A pass over the text and its canvas gives
+    of each of the canvas's tokens the columns (logits, soft): ``soft``, ``hidden_size`` columns, is
+    what the next pass reads beside the tokens.
+
+    Attributes:
+        steps: passes of a canvas at most; N below.
+        t_min, t_max: the pass that is followed by n - 1 others has the temperature
+            t_min + (t_max - t_min) * n / N.
+        entropy_bound: what the entropies of accepted tokens may sum up to, in nats.
+        stability_threshold: passes before the last one that found the same text.
+        confidence_threshold: what a finished canvas's mean entropy is below, in nats.
+    """
+
+    canvas_length: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    steps: int = Field(48, gt=0)
+    t_min: float = Field(0.4, ge=0)
+    t_max: float = Field(0.8, gt=0)
+    entropy_bound: float = Field(0.1, gt=0)
+    stability_threshold: int = Field(1, ge=0)
+    confidence_threshold: float = Field(0.005, gt=0)
+
+
 class GoldenCheck(_Frozen):
     """One short input and some of its logits; the server computes them again where it runs.
 
@@ -552,6 +579,9 @@ class Manifest(_Frozen):
     extraction: Extraction | None = Field(
         None, description="of a model that finds what a schema names"
     )
+    denoising: Denoising | None = Field(
+        None, description="of a model that writes canvases in several passes each"
+    )
     infill: InfillTokens | None = Field(
         None, description="of a causal model whose tokenizer has fill-in-the-middle tokens"
     )
@@ -605,6 +635,8 @@ class Manifest(_Frozen):
             return self.entities.num_columns
         if self.extraction is not None:
             return self.extraction.num_columns
+        if self.denoising is not None:
+            return self.vocab_size + self.denoising.hidden_size
         return None if self.embedding is None else self.embedding.num_outputs
 
     @property

@@ -105,8 +105,19 @@ class Call(Generic[BodyT]):
         return model
 
     async def causal(self, task: Task) -> CausalModel:
-        """`model` of a task that only causal models do."""
+        """`model` of a task that is meant for causal models.
+
+        Raises:
+            As `model`.
+            ValidationError: the model writes canvases.
+        """
         model = await self.model(task)
+        if isinstance(model, MaskedModel):
+            raise BodyError(
+                f"model {model.name!r} writes whole canvases, which /generate, /v1/completions and "
+                "/v1/chat/completions ask for",
+                field="model",
+            )
         assert isinstance(model, CausalModel)
         return model
 

@@ -1,8 +1,8 @@
 """Text by unmasking, as every dialect that writes under the full or the block mask asks for it and
-reads it.
+reads it; and text in canvases, which models write that have no other way.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.denoise import DenoiseRequest
 from maskdial.masked.tasks.masked_diffusion import UnmaskRequest
 from maskdial.unmasking.canvas import FilledToken
 from maskdial.unmasking.text import BLOCK_LENGTH, TextPlan, TextPrompt, TextSoFar
@@ -37,7 +38,8 @@ class UnmaskingFields(Wire):
     steps: Annotated[int, Range(1)] | None = Field(
         None,
         description="Under full and block masks, number of passes for the text. Default: one for "
-        "each token.",
+        "each token. Of a model that writes canvases, passes for each at most. Default: the "
+        "model's.",
     )
     order: Order | None = Field(
         None,
@@ -83,26 +85,35 @@ UnmaskingModel = MaskedModel | CausalModel
 
 @dataclass(frozen=True, slots=True)
 class UnmaskTask:
-    """Text by unmasking as something that models can be asked for."""
+    """Text under the full mask as something that models can be asked for."""
 
     name: str = UnmaskRequest.task
 
     def serves(self, manifest: Manifest) -> bool:
-        return UnmaskRequest.serves(manifest)
+        return UnmaskRequest.serves(manifest) or DenoiseRequest.serves(manifest)
 
 
-def unmasks(call: Call[Any]) -> bool:
-    """Whether a text is to be unmasked."""
-    return call.choice().mask in ("full", "block")
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """Text under the mask that a model was trained to write under."""
+
+    name: str = "generate"
+
+    def serves(self, manifest: Manifest) -> bool:
+        return manifest.task == "generate" or DenoiseRequest.serves(manifest)
 
 
-async def find_model(call: Call[Any]) -> UnmaskingModel:
-    """The model that is meant: of the masked family under the full mask, causal under the block
-    mask.
+async def find_model(call: Call[Any]) -> UnmaskingModel | None:
+    """The model that is meant, if it does not write token by token: of the masked family under the
+    full mask, causal under the block mask. Without a mask, one that writes canvases.
     """
-    if call.choice().mask == "block":
+    mask = call.choice().mask
+    if mask == "block":
         return await call.causal(BlockTask())
-    return await call.masked(UnmaskTask())
+    if mask == "full":
+        return await call.masked(UnmaskTask())
+    model = await call.model(WriteTask())
+    return model if isinstance(model, MaskedModel) else None
 
 
 async def render(
@@ -121,12 +132,13 @@ async def render(
 async def parts(
     call: Call[Any], model: UnmaskingModel, prompt: TextPrompt, plan: TextPlan
 ) -> AsyncIterator[Timed[TextSoFar]]:
-    """The text after each of its blocks, or of its passes."""
+    """The text after each of its blocks or canvases, or of its passes."""
     if isinstance(model, CausalModel):
         async for written in BlockRequest(prompt, plan).write(model, call.deadline):
             yield written
         return
-    part = await call.answer(UnmaskRequest(prompt, plan), model)
+    kind = UnmaskRequest if model.manifest.denoising is None else DenoiseRequest
+    part = await call.answer(kind(prompt, plan), model)
     yield Timed(part.content.text, part.timings)
     while part.content.rest is not None:
         part = await run.proceed(part.content.rest, model, call.deadline)
@@ -184,15 +196,30 @@ class Written:
         }
 
 
-def refuse_others(body: Wire, taken: tuple[str, ...], model: UnmaskingModel) -> None:
-    """Refuses fields that mean nothing where a text is unmasked.
+_NOT_OF_CANVASES = (
+    *("do_sample", "temperature"),
+    *("block_length", "order", "threshold", "stream_unmasking"),
+)
+
+
+def refuse_others(
+    body: Wire, taken: Collection[str], model: UnmaskingModel, idle: Collection[str] = ()
+) -> None:
+    """Refuses fields that mean nothing where a text is unmasked, or written in canvases.
+
+    Args:
+        body: has the fields.
+        taken: those that unmasking takes.
+        model: writes the text.
+        idle: those that ask for nothing.
 
     Raises:
         ValidationError: one of them is given.
     """
+    why = f"is for the causal mask; model {model.name!r} writes by unmasking"
+    if model.manifest.denoising is not None:
+        taken = set(taken).difference(_NOT_OF_CANVASES)
+        why = f"means nothing to model {model.name!r}, which writes whole canvases; leave it out"
     for name in body.given(*type(body).model_fields):
-        if name not in taken:
-            raise ValidationError(
-                f"is for the causal mask; model {model.name!r} writes by unmasking",
-                field=type(body).model_fields[name].alias or name,
-            )
+        if name not in taken and name not in idle:
+            raise ValidationError(why, field=type(body).model_fields[name].alias or name)

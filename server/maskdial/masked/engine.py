@@ -61,6 +61,7 @@ class MaskedEngine(Engine):
         pad_multiple: passes are padded to a multiple of this many tokens, where kernels are faster
             at those.
         max_length: the model's, in tokens, which padding to a multiple does not exceed.
+        soft_columns: of `CanvasInput.soft`, for a model that writes canvases.
         metrics: the model's instruments.
         name: the model's, for messages.
     """
@@ -77,6 +78,7 @@ class MaskedEngine(Engine):
         free_padding: int = 16,
         pad_multiple: int = 1,
         max_length: int = 0,
+        soft_columns: int = 0,
         metrics: PassMetrics,
         name: str,
     ) -> None:
@@ -93,6 +95,7 @@ class MaskedEngine(Engine):
         self._pad_token_id = pad_token_id
         self._pad_multiple = pad_multiple
         self._max_length = max_length
+        self._soft_columns = soft_columns
         self._batcher: Batcher[MaskedWork] = Batcher(max_batch_tokens, free_padding)
         self._background: Batcher[MaskedWork] = Batcher(max_batch_tokens, free_padding)
         self._running: list[MaskedWork] = []
@@ -323,7 +326,26 @@ class MaskedEngine(Engine):
             feeds["rows"] = np.array(rows, np.int64)
         if self._scores_pairs:
             feeds["pairs"] = _pairs(inputs)
+        if self._soft_columns:
+            feeds |= self._canvases(inputs)
         return feeds
+
+    def _canvases(self, inputs: Sequence[MaskedInput]) -> dict[str, NDArray[Any]]:
+        """What a graph that writes canvases reads of each token of them."""
+        sizes = [len(each.rows) for each in inputs]
+        soft = np.zeros((sum(sizes), self._soft_columns), np.float32)
+        temperatures = np.ones(len(soft), np.float32)
+        first = 0
+        for each, size in zip(inputs, sizes, strict=True):
+            if each.canvas is not None:
+                soft[first : first + size] = each.canvas.soft
+                temperatures[first : first + size] = each.canvas.temperature
+            first += size
+        return {
+            "canvas": np.array(sizes, np.int32),
+            "soft": soft,
+            "temperatures": temperatures,
+        }
 
     def _padded_length(self, inputs: Sequence[MaskedInput]) -> int:
         longest = max(each.length for each in inputs)

@@ -13,6 +13,19 @@ from maskdial.errors import MaskdialError
 from maskdial.runtime.adapter import Adapter
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CanvasInput:
+    """What a model that writes canvases reads beside a text's tokens.
+
+    ``soft`` is what the pass before made of each token of the canvas, float32 (num_rows,
+    hidden_size); zeros in a first pass. ``temperature`` divides the logits of which the pass makes
+    the same for the next one.
+    """
+
+    soft: NDArray[np.float32]
+    temperature: float
+
+
 @dataclass(frozen=True, slots=True)
 class MaskedInput:
     """One tokenized text or pair.
@@ -23,6 +36,7 @@ class MaskedInput:
     ``token_type_ids`` default to zeros. The last ``num_unattended`` tokens attend to the others,
     but no token to them. ``reduce`` makes of the rows what is kept of them, on the engine's thread,
     where they are larger than what is needed; if it raises an error, that is the text's reply.
+    ``canvas`` is for a graph that writes canvases: ``rows`` are then the text's last tokens.
 
     Raises:
         ValueError: no tokens, or none to attend to; type ids of another length, or a row outside
@@ -35,6 +49,7 @@ class MaskedInput:
     num_unattended: int = 0
     num_labels: int = 0
     reduce: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    canvas: CanvasInput | None = None
 
     def __post_init__(self) -> None:
         if not self.length:

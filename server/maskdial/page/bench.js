@@ -99,7 +99,8 @@ export function bench(section, models) {
 function tasksOf(versions) {
   const found = [];
   for (const model of versions) {
-    if (model.tasks.includes("generate")) {
+    // Models that write canvases take none of the panels' settings
+    if (model.tasks.includes("generate") && model.family !== "masked") {
       if (model.chat) found.push(chat());
       found.push(generate(model.generation_defaults));
     }

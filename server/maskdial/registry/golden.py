@@ -127,7 +127,12 @@ def check_long_pass(bundle: Bundle, runner: Runner, policy: Policy) -> None:
 
 
 def masked_logits(
-    session: Session, golden: GoldenCheck, *, of_entities: bool = False, width: int = 0
+    session: Session,
+    golden: GoldenCheck,
+    *,
+    of_entities: bool = False,
+    soft_columns: int = 0,
+    width: int = 0,
 ) -> NDArray[np.float32]:
     """The checked row of a masked model.
 
@@ -135,6 +140,7 @@ def masked_logits(
         session: of its graph.
         golden: the text.
         of_entities: whether it finds entities, whose head may read all rows of a text.
+        soft_columns: of a model that writes canvases, for which the row is one.
         width: the least number of tokens of the pass; padding follows the text.
     """
     length = len(golden.input_ids)
@@ -147,6 +153,9 @@ def masked_logits(
         "rows": np.array([golden.row, *others], np.int64),
         "pairs": np.zeros((1, 2), np.int64),
         "adapters": np.zeros(1, np.int64),
+        "canvas": np.ones(1, np.int32),
+        "soft": np.zeros((1, soft_columns), np.float32),
+        "temperatures": np.ones(1, np.float32),
     }
     return np.asarray(session.run(feeds)[0])
 

@@ -52,8 +52,9 @@ def make_masked(
         template = read_chat_template(bundle, tokenizer)
         prompts = DecisionPrompts(bundle, template, tokenizer, bundle.manifest.max_length)
     conversations, grammars = None, None
-    if bundle.manifest.task == "fill-mask":
+    if bundle.manifest.task in ("fill-mask", "block-diffusion"):
         conversations = read_chat_template(bundle, tokenizer)
+    if bundle.manifest.task == "fill-mask":
         grammars = GrammarCompiler.of_bundle(bundle)
     queries, spans = None, None
     if (extraction := bundle.manifest.extraction) is not None:
@@ -110,7 +111,14 @@ def _masked_engine(
     session = Session(bundle.graph, options)
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
-    golden = partial(masked_logits, session, of_entities=bundle.manifest.entities is not None)
+    how = bundle.manifest.denoising
+    soft_columns = 0 if how is None else how.hidden_size
+    golden = partial(
+        masked_logits,
+        session,
+        of_entities=bundle.manifest.entities is not None,
+        soft_columns=soft_columns,
+    )
     check_golden(bundle, golden, config.golden_check)
     if not placement.provider.batch_invariant:
         width = min(LONG_PASS, bundle.manifest.max_length)
@@ -123,6 +131,7 @@ def _masked_engine(
         free_padding=placement.provider.free_padding,
         pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
         max_length=bundle.manifest.max_length,
+        soft_columns=soft_columns,
         metrics=metrics,
         name=bundle.label,
     )

@@ -85,16 +85,18 @@ class TextPrompt:
     rendered: bool = False
 
     def ids(
-        self, model: ReadingModel, num_tokens: int, max_length: int, mask_token_id: int
+        self, model: ReadingModel, num_tokens: int, max_length: int, mask_token_id: int | None
     ) -> tuple[list[int], list[int]]:
         """The tokens before a text of ``num_tokens``, and those that the model has after every one.
+
+        ``mask_token_id`` is that of a model that fills masks, of which the prompt has none.
 
         Raises:
             ValidationError: the model does not have them, or they are too many together.
         """
         with about("prompt"):
             before, after = self._read(model, max_length)
-            if mask_token_id in before:
+            if mask_token_id is not None and mask_token_id in before:
                 raise ValidationError("has a mask of its own; send texts with masks to /fill-mask")
             num_given = len(before) + len(after)
             if num_given + num_tokens > max_length:

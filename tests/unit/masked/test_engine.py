@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.engine import MaskedEngine
-from maskdial.masked.request import MaskedInput
+from maskdial.masked.request import CanvasInput, MaskedInput
 from maskdial.metrics import Metrics
 from maskdial.runtime.session import PassStop
 from tests.unit.scripted_session import (
@@ -75,6 +75,28 @@ def test_the_feeds_are_those_of_the_bundle() -> None:
         assert feeds["lengths"].tolist() == [3, 2]
         assert feeds["token_type_ids"].tolist() == [[0, 1, 1], [0, 0, 0]]
         assert feeds["rows"].tolist() == [1, 2, 4]
+
+    asyncio.run(main())
+
+
+def test_a_canvas_is_fed_with_what_the_pass_before_made_of_it() -> None:
+    async def main() -> None:
+        session = ScriptedSession(FILL_MASK_INPUTS | {"canvas", "soft", "temperatures"}, gated=True)
+        with serving(session, soft_columns=2) as bench:
+            first = bench.submit(text(1))
+            await session.pass_started()
+            soft = np.array([[1, 2], [3, 4]], np.float32)
+            later = MaskedInput((5, 6, 7), rows=(1, 2), canvas=CanvasInput(soft, 0.5))
+            both = bench.submit(later, MaskedInput((8, 4), rows=(1,)))
+            await until(lambda: bench.num_waiting == 2)
+            session.release(2)
+            await asyncio.gather(first, both)
+        feeds = session.passes[1]
+        assert feeds["canvas"].tolist() == [2, 1]
+        assert feeds["canvas"].dtype == np.int32
+        assert feeds["soft"].tolist() == [[1, 2], [3, 4], [0, 0]]
+        assert feeds["temperatures"].tolist() == [0.5, 0.5, 1]
+        assert {feeds["soft"].dtype, feeds["temperatures"].dtype} == {np.dtype(np.float32)}
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text, timings
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call, task_route
-from maskdial.dialects.diffusion import unmasks
+from maskdial.dialects.diffusion import WriteTask, find_model
 from maskdial.dialects.native import generate_diffusion
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
@@ -41,7 +41,7 @@ class GenerateTask:
     body: type[GenerateBody] = GenerateBody
 
     def serves(self, manifest: Manifest) -> bool:
-        return manifest.task == "generate"
+        return WriteTask().serves(manifest)
 
     def claims(self, _: Mapping[str, Any], __: ServedModel) -> bool:
         """Generation is the main task of every model that does it."""
@@ -79,8 +79,8 @@ ROUTES = tuple(
 
 async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = False) -> Response:
     body = call.body
-    if unmasks(call):
-        return await generate_diffusion.answer(call, stream=stream, as_list=as_list)
+    if (writer := await find_model(call)) is not None:
+        return await generate_diffusion.answer(call, writer, stream=stream, as_list=as_list)
     model = await call.causal(GENERATE)
     parameters = body.parameters or GenerateParameters()
     if stream:

@@ -1,4 +1,4 @@
-"""`/generate` under the full and the block mask: a text is written by unmasking, block by block."""
+"""`/generate` where a text is written by unmasking, block by block, or in canvases."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -10,7 +10,6 @@ from maskdial.dialects.diffusion import (
     UnmaskingFields,
     UnmaskingModel,
     Written,
-    find_model,
     parts,
     refuse_others,
 )
@@ -30,9 +29,10 @@ _TAKEN = (
 )
 
 
-async def answer(call: Call[GenerateBody], *, stream: bool, as_list: bool) -> Response:
-    """Answers a body that asks for the full or the block mask."""
-    model = await find_model(call)
+async def answer(
+    call: Call[GenerateBody], model: UnmaskingModel, *, stream: bool, as_list: bool
+) -> Response:
+    """Answers a body that asks a model for a text that is not written token by token."""
     parameters = call.body.parameters or GenerateParameters()
     parameters.check_shown(stream=stream)
     plan = _plan(call.body, model)

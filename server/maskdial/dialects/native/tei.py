@@ -114,12 +114,12 @@ class AnyTask:
 
 @dataclass(frozen=True, slots=True)
 class MaskedModels:
-    """Whatever a masked model does."""
+    """Whatever a masked model does with texts that it reads."""
 
     name: str
 
     def serves(self, manifest: Manifest) -> bool:
-        return manifest.family == "masked"
+        return manifest.family == "masked" and manifest.denoising is None
 
 
 _INVOKE, _VERTEX = AnyTask("invocations"), MaskedModels("vertex")

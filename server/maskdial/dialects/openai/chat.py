@@ -24,7 +24,7 @@ from maskdial.causal.tools import (
 )
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.diffusion import find_model, render, unmasks
+from maskdial.dialects.diffusion import UnmaskingModel, find_model, render
 from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import Lenient, Unsupported
 from maskdial.dialects.openai.errors import openai_route
@@ -319,13 +319,12 @@ def _finish_reason(reason: ReplyFinish) -> str:
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    if unmasks(call):
-        return await _unmask(call)
+    if (model := await find_model(call)) is not None:
+        return await _unmask(call, model)
     return await answer(call, ChatWriter)
 
 
-async def _unmask(call: Call[ChatBody]) -> Response:
-    model = await find_model(call)
+async def _unmask(call: Call[ChatBody], model: UnmaskingModel) -> Response:
     body = call.body
     for message in body.messages:
         if (

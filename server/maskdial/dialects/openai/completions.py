@@ -19,7 +19,7 @@ from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.diffusion import find_model, unmasks
+from maskdial.dialects.diffusion import UnmaskingModel, find_model
 from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import (
     AnyInput,
@@ -212,13 +212,12 @@ class _Described:
 
 async def completions(call: Call[CompletionsBody]) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
-    if unmasks(call):
-        return await _unmask(call)
+    if (model := await find_model(call)) is not None:
+        return await _unmask(call, model)
     return await answer(call, CompletionsWriter)
 
 
-async def _unmask(call: Call[CompletionsBody]) -> Response:
-    model = await find_model(call)
+async def _unmask(call: Call[CompletionsBody], model: UnmaskingModel) -> Response:
     body = call.body
     if body.batch:
         raise ValidationError("a text is unmasked behind one prompt", field="prompt")

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions` under the full and the block mask."""
+"""`/v1/completions` and `/v1/chat/completions` where a text is unmasked or written in canvases."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def plan(body: GenerationBody, num_tokens: int, model: UnmaskingModel) -> TextPl
     body.check_shown(stream=bool(body.stream))
     given = body.given(*type(body).model_fields)
     idle = (name for name in given if given[name] is False or given[name] == _NOTHING.get(name))
-    refuse_others(body, (*_TAKEN, *idle), model)
+    refuse_others(body, _TAKEN, model, frozenset(idle))
     return TextPlan(
         num_tokens,
         unmasking=Unmasking(body.order or "confidence", body.threshold, body.temperature or 0.0),
