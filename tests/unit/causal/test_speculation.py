@@ -232,7 +232,7 @@ def test_drafts_that_do_not_pay_are_watched_without_a_pass() -> None:
     [
         (1e-6, 80),  # in passes of a second: in each step
         (0.02, 16),  # every 5th token takes 0.4% of them
-        (5.0, 4),  # every 16th token, and whose turn it is is asked every 5th step
+        (5.0, 6),  # at first twice, then every 16th token, which is asked every 5th step
     ],
 )
 def test_looking_takes_a_small_share_of_the_passes(
@@ -257,6 +257,28 @@ def test_looking_takes_a_small_share_of_the_passes(
         write(sequence, 5)
         speculation.note(plan, 1.0)
     assert abs(oracle.num_asked - num_looks) <= 1
+
+
+def test_what_a_first_look_takes_makes_no_later_one_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    class SlowAtFirst(Oracle):
+        def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+            nonlocal now
+            now += 1e-6 if sequence.num_tokens > 4 else 5.0
+            return super().propose(sequence, max_tokens)
+
+    monkeypatch.setattr("maskdial.causal.drafts.speculation.pass_clock", lambda: now)
+    oracle = SlowAtFirst()
+    speculation = speculation_of(oracle, Metrics())
+    for _ in range(4):
+        sequence = running(90)
+        for _ in range(20):
+            plan = plan_of(sequence)
+            speculation.draft(plan)
+            write(sequence, 5)
+            speculation.note(plan, 1.0)
+    assert oracle.num_asked == 80
 
 
 def test_a_pause_asks_nobody() -> None:

@@ -283,9 +283,11 @@ class Speculation:
         num_looks = sum(looks)
         if not num_looks and self._model is None:
             return []
+        # A text's first look reads its prompt: it comes once, however rare the others are.
+        first = any(sequence not in self._records for sequence in sequences)
         began = pass_clock()
         offers = list(map(self._offer, sequences, looks))
-        if num_looks:
+        if num_looks and not first:
             seconds = (pass_clock() - began) / num_looks
             mean = self._seconds_per_look or seconds
             latest = min(seconds, 4 * mean)
