@@ -311,6 +311,23 @@ def circling(torch: ModuleType, made_once: MakeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def circling_eagle(torch: ModuleType, made_once: MakeOnce) -> Path:
+    """A tiny checkpoint, an EAGLE-3 ``head`` for it, and their ``bundle`` in int8."""
+
+    def make(folder: Path) -> None:
+        from maskdial_export.export import export
+        from maskdial_export.quantize.quality import Gate
+        from tests.eagle import make_circling
+
+        folder.mkdir()
+        make_circling(folder, make_byte_tokenizer(), max_length=512)
+        gate, draft = Gate(max_loss=math.inf), str(folder / "head")
+        export(str(folder), folder / "bundle", precision="int8", gate=gate, draft=draft)
+
+    return made_once("checkpoints/circling_eagle", make)
+
+
+@pytest.fixture(scope="session")
 def hybrid_bundle(hybrid: Path, made_once: MakeOnce) -> Path:
     """The bundle of `hybrid`, exported under both masks."""
     from maskdial_export.export import export

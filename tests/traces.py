@@ -133,7 +133,12 @@ def _passed_once(check: Callable[..., None], folder: Path) -> Callable[..., None
 
 
 def fingerprint(checkpoint: Checkpoint) -> str | None:
-    """A hash of all that a trace depends on; None for a model too large to keep."""
+    """A hash of all that a trace depends on; None for a model too large to keep, and for one of
+    whose layers a draft head reads, as nothing says which.
+    """
+    head = checkpoint.draft_head
+    if head is not None and head.of_main.of_layers:
+        return None
     tensors = {
         **dict(checkpoint.model.named_parameters()),
         **dict(checkpoint.model.named_buffers()),
@@ -150,7 +155,7 @@ def fingerprint(checkpoint: Checkpoint) -> str | None:
         checkpoint.reads_both_ways,
         checkpoint.survey.whole,
         checkpoint.sends_token_types,
-        checkpoint.mtp is not None,
+        head is not None,
     )
     digest = sha256(f"{type(checkpoint.model)} {settings}".encode())
     config = checkpoint.model.config.to_json_string(use_diff=False)

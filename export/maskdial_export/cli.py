@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'maskdial[adapter]'",
     )
     parser.add_argument(
+        "--draft",
+        metavar="EAGLE",
+        help="export an EAGLE-3 head (a folder or a Hub id) with its model, which then drafts by "
+        "it when it is served; needs --precision int8 or int4",
+    )
+    parser.add_argument(
         "--allow-pickle",
         action="store_true",
         help="load weights from .bin files if there are no .safetensors; a .bin file is a pickle "
@@ -227,6 +233,7 @@ def run(args: argparse.Namespace) -> int:
             ignore_remote_code=args.ignore_remote_code,
             max_length=args.max_length,
             adapter=args.adapter,
+            draft=args.draft,
             tolerance=args.tolerance,
             console=console,
         )

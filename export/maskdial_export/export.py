@@ -46,6 +46,7 @@ def export(
     ignore_remote_code: bool = False,
     max_length: int | None = None,
     adapter: Path | None = None,
+    draft: str | None = None,
     tolerance: float = TOLERANCE,
     console: Console | None = None,
 ) -> Manifest:
@@ -66,6 +67,8 @@ def export(
         max_length: how many tokens a text may have; None for what the model has positions for, at
             most 131,072 if they are rotary.
         adapter: the folder of a PEFT adapter (LoRA...) to merge into the weights.
+        draft: the folder or Hub id of an EAGLE-3 head, which drafts for the model when it is
+            served.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
         console: where to show progress; None for nowhere.
@@ -105,6 +108,8 @@ def export(
         console,
         strict=strict,
         limit=max_length,
+        draft=draft,
+        allow_pickle=allow_pickle,
     )
     with new_folder(dest) as folder, _temporary(folder, ".gguf.") as restored:
         with phase(console, "Finding the checkpoint"), _reading(source):
@@ -166,7 +171,9 @@ def _reading(source: str) -> Iterator[None]:
 def _write_both(found: Source, folder: Path, settings: Settings) -> Manifest:
     """Writes one model under both masks. A layer kept in fp32 by one graph is kept by both."""
     sources = found.under("causal"), found.under("full")
-    settings = replace(settings, drafts=False)
+    settings = replace(settings, brings_drafts=False)
+    if settings.draft is not None:
+        raise ExportError("--draft is for bundles of one mask; leave out --mask both")
     with _temporary(folder, ".masks.") as parts:
         while True:
             round_ = Path(tempfile.mkdtemp(dir=parts))

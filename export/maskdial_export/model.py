@@ -76,9 +76,9 @@ from maskdial_export.tracing import (
     masked,
     two_parts,
 )
+from maskdial_export.tracing.draft_head import DraftHead
 from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
-from maskdial_export.tracing.mtp import Mtp
 from maskdial_export.tracing.positions import check_sizes, max_length
 from maskdial_export.tracing.repeat import find_stack
 from maskdial_export.tracing.reranking import make_scorer, read_template
@@ -97,9 +97,9 @@ class Checkpoint:
     the parts of a text pair. ``entities`` is set for GLiNER models, ``label_vectors`` for those
     with an encoder of labels: its output for `LABELS`. ``extraction`` is set for GLiNER2 models.
     ``doubt``: why the model may not be the one that was trained.
-    ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these. ``mtp`` is
-    the checkpoint's layer for multi-token prediction, if it is exported. ``denoising`` is set for
-    models that write canvases.
+    ``left_out`` are modules that read images or sound, ``media_tokens`` stand for these.
+    ``draft_head`` drafts for the model, if it is exported with it. ``denoising`` is set for models
+    that write canvases.
     """
 
     task: TaskName
@@ -123,7 +123,7 @@ class Checkpoint:
     entities: Entities | None = None
     label_vectors: Floats | None = None
     extraction: Extraction | None = None
-    mtp: Mtp | None = None
+    draft_head: DraftHead | None = None
     denoising: Denoising | None = None
 
     def whole(self) -> "Checkpoint | None":
@@ -163,7 +163,8 @@ class Checkpoint:
         if self.text_to_text is not None and self.kv is not None:
             return encoder_decoder.trace_decoder(self.model, self.kv, self.survey.layers)
         if self.kv is not None:
-            return causal.trace(self.model, self.survey, gives_hidden=self.mtp is not None)
+            hidden = None if self.draft_head is None else self.draft_head.of_main
+            return causal.trace(self.model, self.survey, hidden)
         if self.reads_both_ways:
             return bidirectional.trace(self.model, self.survey)
         if self.denoising is not None:
@@ -192,9 +193,14 @@ class Checkpoint:
             return None
         return encoder_decoder.trace_encoder(self.model, self.kv)
 
-    def trace_mtp(self) -> ir.Model | None:
-        """The traced graph of the layer for multi-token prediction, if it is exported."""
-        return None if self.mtp is None else self.mtp.trace()
+    def trace_draft_head(self) -> ir.Model | None:
+        """The traced graph of what drafts by the model's hidden states, if it is exported."""
+        return None if self.draft_head is None else self.draft_head.trace()
+
+    def with_draft_head(self, head: DraftHead) -> "Checkpoint":
+        """The same with what drafts for it; each layer is traced if that reads some layers'."""
+        whole = self.survey.whole or head.of_main.of_layers
+        return replace(self, survey=replace(self.survey, whole=whole), draft_head=head)
 
     def parity(
         self, graph: Graph

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 from rich.console import Console
 
@@ -17,22 +18,24 @@ from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
     DECISION_TEMPLATE,
+    DRAFT_GRAPH,
+    DRAFT_TOKENS,
     ENCODER_GRAPH,
     GRAPH,
     KERNEL_CHECK,
     LABEL_ENCODER,
     MANIFEST,
-    MTP_GRAPH,
+    DraftHead,
     Family,
     GoldenCheck,
     InfillTokens,
     Manifest,
-    MultiTokenPrediction,
     ParityReport,
     QualityReport,
 )
 from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.decision import read_decision
+from maskdial_export.checkpoint.eagle import load_eagle
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
 from maskdial_export.checkpoint.gliner_labels import label_source
 from maskdial_export.checkpoint.integers import stored_matrices
@@ -51,14 +54,18 @@ from maskdial_export.quantize.quantize import HALF
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.quantize.table import tied_head
 from maskdial_export.session import Loaded
+from maskdial_export.tracing.eagle import eagle_head
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.heads import labels_of
-from maskdial_export.tracing.mtp import Mtp
-from maskdial_export.tracing.rewrite import packs_of
+from maskdial_export.tracing.mtp import mtp_head
+from maskdial_export.tracing.positions import max_length
+from maskdial_export.tracing.rewrite import PRODUCTS, packs_of
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
 Packs = Sequence[tuple[str, ...]]
 
+# What the server's kernels compute, with which alone it drafts by hidden states
+_OF_KERNELS = frozenset({"int8", "int4"})
 _TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -68,9 +75,10 @@ class Settings:
 
     ``tolerance`` is the largest difference allowed between the logits of torch and ONNX Runtime in
     fp32; ``strict`` refuses checkpoints with missing or unused weights; ``limit`` is how many
-    tokens a text may have, None for as many as the model reads; ``drafts``: whether a layer for
-    multi-token prediction is exported with its model; ``made`` has the int4 matrices that the
-    graphs of one model share.
+    tokens a text may have, None for as many as the model reads; ``brings_drafts``: whether a layer
+    for multi-token prediction is exported with its model; ``draft`` is an EAGLE-3 head that is;
+    ``allow_pickle``: whether that may be a pickle; ``made`` has the int4 matrices that the graphs
+    of one model share.
     """
 
     precision: Precision
@@ -81,7 +89,9 @@ class Settings:
     console: Console
     strict: bool = True
     limit: int | None = None
-    drafts: bool = True
+    brings_drafts: bool = True
+    draft: str | None = None
+    allow_pickle: bool = False
     made: dict[str, Blocks] = field(default_factory=dict)
 
     def keeping(self, names: Collection[str], int8: Collection[str]) -> "Settings":
@@ -145,6 +155,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             f"{source.architecture} writes canvases in many passes, and nothing measures what "
             f"{precision} would lose in them; export it in fp32"
         )
+    if settings.draft is not None:
+        _check_draft(source, settings)
     with phase(console, "Loading"):
         checkpoint = load_checkpoint(
             source,
@@ -154,7 +166,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             console=console,
             folder=folder,
         )
-        checkpoint = replace(checkpoint, packs=packs, mtp=_read_mtp(source, checkpoint, settings))
+        checkpoint = _with_draft_head(source, replace(checkpoint, packs=packs), settings)
         texts = read_files(source, checkpoint.tokenizer)
         decision, decision_template = read_decision(source)
         if decision_template is not None:
@@ -190,7 +202,10 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         if quantizer is not None:
             quality, quantized = quantizer.replace(graphs, folder / GRAPH, fp32)
             checked = _check_quantized(checkpoint, quantized, golden, checked, quality, settings)
+    if settings.draft is not None:
+        _check_draft_head(folder, settings)
     names = [*graphs.files, *write_files(texts, folder)]
+    names += _write_draft_tokens(checkpoint, folder)
     multiplies_int8 = precision == "int8" or (
         checked.quality is not None and checked.quality.raised
     )
@@ -224,7 +239,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             reads_left=_reads_left(source, checkpoint),
             embedding=checkpoint.pooler and checkpoint.pooler.embedding,
             kv=kv,
-            mtp=_describe_mtp(checkpoint),
+            draft_head=_describe_draft_head(checkpoint),
             text_to_text=checkpoint.text_to_text,
             pair_template=checkpoint.pair_template,
             decision=decision,
@@ -247,25 +262,81 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     return Written(manifest, packs_of(graphs.graph.graph))
 
 
-def _read_mtp(source: Source, checkpoint: Checkpoint, settings: Settings) -> Mtp | None:
-    """The layer for multi-token prediction that is exported with a model, if it has one.
+def _check_draft(source: Source, settings: Settings) -> None:
+    """Refuses an EAGLE-3 head for a bundle that no server drafts for.
 
-    A server drafts with the kernels only, which compute int8 and int4.
+    Raises:
+        ExportError: the bundle does not generate, or is of another precision.
     """
-    if source.task != "generate" or source.both_ways or not settings.drafts:
-        return None
-    if settings.precision not in ("int8", "int4"):
-        return None
+    if source.task != "generate" or source.family != "causal" or source.both_ways:
+        raise ExportError(
+            f"--draft is for causal models that generate, and {source.name} is exported for "
+            f"{source.task}"
+        )
+    if settings.precision not in _OF_KERNELS:
+        raise ExportError(
+            "drafts change no bit with the server's kernels only, which compute int8 and int4 and "
+            f"not {settings.precision}; add --precision int8 or int4"
+        )
+
+
+def _with_draft_head(source: Source, checkpoint: Checkpoint, settings: Settings) -> Checkpoint:
+    """A checkpoint with what is exported to draft for it: the head that was asked for, or its own
+    layer for multi-token prediction.
+    """
+    if settings.draft is not None:
+        main = checkpoint.model
+        eagle = load_eagle(
+            settings.draft, main, max_length(main), allow_pickle=settings.allow_pickle
+        )
+        finding(settings.console, f"the EAGLE-3 head {settings.draft} is exported as well")
+        return checkpoint.with_draft_head(eagle_head(main, eagle))
+    if source.task != "generate" or source.both_ways or not settings.brings_drafts:
+        return checkpoint
+    if settings.precision not in _OF_KERNELS:
+        return checkpoint
     found = load_mtp(source, checkpoint.model)
     if found is None:
-        return None
+        return checkpoint
     finding(settings.console, "the layer for multi-token prediction is exported as well")
-    return Mtp.of(checkpoint.model, found)
+    return checkpoint.with_draft_head(mtp_head(checkpoint.model, found))
 
 
-def _describe_mtp(checkpoint: Checkpoint) -> MultiTokenPrediction | None:
-    mtp = checkpoint.mtp
-    return None if mtp is None else MultiTokenPrediction(hidden_size=mtp.hidden_size, kv=mtp.kv)
+def _check_draft_head(folder: Path, settings: Settings) -> None:
+    """Refuses a head that was asked for, if the server would not draft by it.
+
+    Raises:
+        ExportError: some products of the model, or of the head, stayed in fp32.
+    """
+    for name, what in ((GRAPH, "the model"), (DRAFT_GRAPH, "the head")):
+        if any(node.op_type in PRODUCTS for node in ir.load(folder / name).graph):
+            raise ExportError(
+                f"the server would not draft by {settings.draft}: some products of {what} stay in "
+                "fp32, which its kernels do not compute, so drafts would change bits; export "
+                "without --draft, or without --keep and --keep-worst"
+            )
+
+
+def _write_draft_tokens(checkpoint: Checkpoint, folder: Path) -> list[str]:
+    """Writes which tokens a head predicts, if those are not all; returns the file's name."""
+    head = checkpoint.draft_head
+    if head is None or head.token_ids is None:
+        return []
+    np.save(folder / DRAFT_TOKENS, head.token_ids)
+    return [DRAFT_TOKENS]
+
+
+def _describe_draft_head(checkpoint: Checkpoint) -> DraftHead | None:
+    head = checkpoint.draft_head
+    if head is None:
+        return None
+    return DraftHead(
+        kind=head.kind,
+        hidden_size=head.hidden_size,
+        vocab_size=head.num_columns,
+        kv=head.kv,
+        source=head.source,
+    )
 
 
 def _write_label_encoder(source: Source, folder: Path, settings: Settings) -> list[str]:
@@ -330,7 +401,10 @@ def _write_graphs(checkpoint: Checkpoint, folder: Path, settings: Settings) -> G
     console = settings.console
     with phase(console, "Tracing"):
         graph = checkpoint.trace()
-        traced = {ENCODER_GRAPH: checkpoint.trace_encoder(), MTP_GRAPH: checkpoint.trace_mtp()}
+        traced = {
+            ENCODER_GRAPH: checkpoint.trace_encoder(),
+            DRAFT_GRAPH: checkpoint.trace_draft_head(),
+        }
     with phase(console, "Optimizing"):
         graph = optimize(graph, checkpoint.packs)
         others = {name: optimize(other) for name, other in traced.items() if other is not None}
@@ -347,9 +421,9 @@ def _check(checkpoint: Checkpoint, graph: Loaded, golden: Golden, settings: Sett
     """Compares the fp32 graphs with torch."""
     with phase(settings.console, "Checking parity"), _onnxruntime_errors():
         measured = checkpoint.parity(graph).measure(settings.tolerance)
-        if checkpoint.mtp is not None and checkpoint.kv is not None:
-            own = graph.path.parent / MTP_GRAPH
-            checkpoint.mtp.check(graph, checkpoint.kv, own, settings.tolerance)
+        if checkpoint.draft_head is not None and checkpoint.kv is not None:
+            own = graph.path.parent / DRAFT_GRAPH
+            checkpoint.draft_head.check(graph, checkpoint.kv, own, settings.tolerance)
         allowed = SLACK * measured.report.tolerance
         check = golden.check(golden.expected, allowed)
     report = measured.report.model_copy(update={"doubt": checkpoint.doubt})

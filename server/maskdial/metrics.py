@@ -68,7 +68,7 @@ ConnectionEnd = Literal[
     "unsent",
 ]
 Phase = Literal["schedule", "run", "sample", "publish"]
-DraftKind = Literal["grammar", "prediction", "prompt", "answers", "model", "mtp"]
+DraftKind = Literal["grammar", "prediction", "prompt", "answers", "model", "mtp", "eagle"]
 """Where draft tokens come from."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -21,8 +21,8 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.draft import Proposer
 from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.mtp import MtpDrafts
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
@@ -323,7 +323,7 @@ class Bench:
         return asyncio.run(main())
 
 
-class WatchedDrafts(MtpDrafts):
+class WatchedDrafts(HeadDrafts):
     """Keeps what was drafted after which text."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -348,12 +348,12 @@ class LoadedModel:
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
         # As the server does: where the kernels are built, these tests hold for them.
         self.kernels = find_kernels("auto")
-        mtp = self.manifest.mtp
+        head = self.manifest.draft_head
         self.options = SessionOptions(
-            "cpu", 1, False, kernels=self.kernels, kv_cache="auto", gives_hidden=mtp is not None
+            "cpu", 1, False, kernels=self.kernels, kv_cache="auto", gives_hidden=head is not None
         )
         self.session = Session(self.bundle.graph, self.options)
-        self.hidden_size = mtp.hidden_size if mtp is not None and self.session.is_exact else 0
+        self.hidden_size = head.hidden_size if head is not None and self.session.is_exact else 0
         assert self.manifest.kv is not None
         self.layout = self.manifest.kv.stored_as(self.session.kv_cache)
         self.compiler = GrammarCompiler(
@@ -372,12 +372,12 @@ class LoadedModel:
         together: bool = True,
         answers: Answers | None = None,
         model: DraftModel | None = None,
-        mtp_slots: int = 0,
+        head_slots: int = 0,
         proposers: SequenceOf[Proposer] = (ForcedText(), Prediction(), PromptLookup()),
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
     ) -> Bench:
-        """A fresh engine; with ``mtp_slots``, it drafts by its layer for multi-token prediction."""
+        """A fresh engine; with ``head_slots``, it drafts by the head of its bundle."""
         layout = self.layout
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
@@ -390,8 +390,8 @@ class LoadedModel:
             max_rows=max_length + MAX_PASS_DRAFTS,
             hidden_size=self.hidden_size,
         )
-        if mtp_slots:
-            model = self.mtp_drafts(runner, mtp_slots)
+        if head_slots:
+            model = self.head_drafts(runner, head_slots)
         block_bytes = layout.query_block * layout.bytes_per_token + layout.state_bytes
         cache_bytes = int(cache_blocks * block_bytes)
         tally = Tally()
@@ -446,27 +446,31 @@ class LoadedModel:
         runner.fail_at = fail_at
         return DraftModel(runner, slots=slots, max_length=MAX_LENGTH, chunk_tokens=40, name=NAME)
 
-    def mtp_runner(self, slots: int) -> Runner:
-        """The layer for multi-token prediction."""
-        assert self.manifest.mtp is not None
-        session = Session(self.bundle.mtp, self.options)
+    def head_runner(self, slots: int) -> Runner:
+        """The head that drafts by hidden states."""
+        head = self.manifest.draft_head
+        assert head is not None
+        session = Session(self.bundle.draft_graph, self.options)
         return Runner(
             session,
-            self.manifest.mtp.kv.stored_as(session.kv_cache),
+            head.kv.stored_as(session.kv_cache),
             slots=slots,
             max_length=MAX_LENGTH,
-            vocab_size=self.manifest.vocab_size,
+            vocab_size=head.vocab_size,
             hidden_size=self.hidden_size,
         )
 
-    def mtp_drafts(self, main: Runner, slots: int) -> "WatchedDrafts":
+    def head_drafts(self, main: Runner, slots: int) -> "WatchedDrafts":
+        assert self.manifest.draft_head is not None
         return WatchedDrafts(
-            self.mtp_runner(slots),
+            self.head_runner(slots),
             main,
             slots=slots,
             max_length=MAX_LENGTH,
             chunk_tokens=40,
             name=NAME,
+            kind=self.manifest.draft_head.kind,
+            token_ids=self.bundle.draft_tokens(),
         )
 
     def request(
@@ -497,6 +501,12 @@ def starter() -> LoadedModel:
 def circling_model(circling: Path) -> LoadedModel:
     """A small int8 model with a layer for multi-token prediction."""
     return LoadedModel(load_bundle("circling", circling / "bundle"))
+
+
+@pytest.fixture(scope="session")
+def circling_eagle_model(circling_eagle: Path) -> LoadedModel:
+    """A small int8 model with an EAGLE-3 head."""
+    return LoadedModel(load_bundle("circling", circling_eagle / "bundle"))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from maskdial.bundle.bundle import load_bundle
-from maskdial.bundle.manifest import GRAPH, MTP_GRAPH
+from maskdial.bundle.manifest import DRAFT_GRAPH, GRAPH
 from maskdial_export.checkpoint.mtp import without_mtp
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
@@ -60,10 +60,13 @@ def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
         )
         expected = model.lm_head(states)[0].numpy()
     bundle = load_bundle("mtp", folder)
-    kv, own = bundle.manifest.kv, bundle.manifest.mtp
+    kv, own = bundle.manifest.kv, bundle.manifest.draft_head
     assert kv is not None
     assert own is not None
-    main, layer = CausalSession(folder / GRAPH, kv, 1, 40), CausalSession(bundle.mtp, own.kv, 1, 40)
+    main, layer = (
+        CausalSession(folder / GRAPH, kv, 1, 40),
+        CausalSession(bundle.draft_graph, own.kv, 1, 40),
+    )
     found = []
     for start, end in ((0, 12), (12, 13), (13, 29)):
         main.run(0, [ids[start:end]])
@@ -77,7 +80,7 @@ def test_the_layer_predicts_what_transformers_does(circling: Path) -> None:
 
 def test_embeddings_and_head_are_stored_once(circling: Path) -> None:
     places: list[dict[str, tuple[str, str]]] = []
-    for name in (GRAPH, MTP_GRAPH):
+    for name in (GRAPH, DRAFT_GRAPH):
         graph = onnx.load(circling / "bundle" / name, load_external_data=False).graph
         stored = {
             each.name: {entry.key: entry.value for entry in each.external_data}
@@ -115,8 +118,8 @@ def test_architectures(architecture: str, settings: Any, tmp_path: Path) -> None
     save(model, add_layer(model), tmp_path)
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
     manifest = export(str(tmp_path), tmp_path / "bundle", precision="int8", gate=ANY_LOSS)
-    assert manifest.mtp is not None  # its fp32 graph was compared with transformers'
-    assert manifest.mtp.hidden_size == model.config.hidden_size
+    assert manifest.draft_head is not None  # its fp32 graph was compared with transformers'
+    assert manifest.draft_head.hidden_size == model.config.hidden_size
 
 
 def test_a_layer_that_lacks_a_weight_is_refused(circling: Path, tmp_path: Path) -> None:

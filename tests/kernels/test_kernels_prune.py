@@ -199,6 +199,39 @@ def test_a_causal_starter_gets_the_same_bits(
         np.testing.assert_array_equal(narrowed, plain)
 
 
+def test_hidden_states_of_layers_leave_the_last_one_narrowed(
+    kernels: Kernels, circling_eagle: Path
+) -> None:
+    """And no bit of the logits depends on whether they are given."""
+    bundle = load_bundle("eagle", circling_eagle / "bundle")
+    head, layout = bundle.manifest.draft_head, bundle.manifest.kv
+    assert head is not None
+    assert layout is not None
+    ids = np.random.default_rng(0).integers(5, bundle.manifest.vocab_size, 40)
+    results = []
+    for size in (head.hidden_size, 0):
+        options = SessionOptions(kernels=kernels, kv_cache="auto", gives_hidden=size > 0)
+        session = Session(bundle.graph, options)
+        rewritten = rewrite(bundle.graph, "auto", gives_hidden=size > 0)
+        graph = onnx.load_from_string(rewritten.model).graph
+        attention = [node for node in graph.node if node.op_type.endswith("CausalAttention")][-1]
+        assert len(attention.input) == 13
+        runner = Runner(
+            session,
+            layout.stored_as(session.kv_cache),
+            slots=1,
+            max_length=64,
+            vocab_size=bundle.manifest.vocab_size,
+            hidden_size=size,
+        )
+        first = np.array(runner.prefill(0, ids[:30], 0, 5))
+        results.append([first, np.array(runner.prefill(0, ids[30:33], 30, 3))])
+        if size:
+            assert runner.hidden(0).shape == (3, size)
+    for given, left in zip(*results, strict=True):
+        np.testing.assert_array_equal(given, left)
+
+
 def test_hidden_states_that_nobody_asks_for_leave_the_graph(circling: Path) -> None:
     """Otherwise the last layer would compute all tokens of prompts, for nothing."""
     for gives_hidden in (True, False):

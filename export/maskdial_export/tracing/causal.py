@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from contextlib import ExitStack
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from maskdial_export.checkpoint.decision import Decider
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.attention import CausalAttention, attending
 from maskdial_export.tracing.graph import gather_rows, to_onnx_ir, trunk
+from maskdial_export.tracing.hidden import HiddenStates
 from maskdial_export.tracing.recurrence import Recurrence, is_traceable, recurring
 from maskdial_export.tracing.repeat import trace_by_layers
 from maskdial_export.tracing.survey import Survey
@@ -95,15 +97,15 @@ def can_continue(model: PreTrainedModel, survey: Survey) -> bool:
 class CausalGraph(nn.Module):
     """A causal model with the inputs and outputs that `maskdial.bundle.bundle` documents.
 
-    With ``gives_hidden``, these are also the hidden states of all tokens.
+    With ``hidden``, these are also hidden states of all tokens.
     """
 
     def __init__(
-        self, model: PreTrainedModel, survey: Survey, *, gives_hidden: bool = False
+        self, model: PreTrainedModel, survey: Survey, hidden: HiddenStates | None = None
     ) -> None:
         super().__init__()
         self.model = model
-        self.gives_hidden = gives_hidden
+        self.hidden = hidden
         self.attention = CausalAttention(survey.layers)
         self.recurrence = Recurrence()
         # The head of a decision model hands everything to what it stands on
@@ -129,33 +131,39 @@ class CausalGraph(nn.Module):
             settings["use_cache"] = False  # of transformers, whose layers would fill it
         if previous_hidden is not None:
             settings["previous_hidden"] = previous_hidden
-        with gather_rows(trunk(self.model), rows) as read:
+        with gather_rows(trunk(self.model), rows) as read, ExitStack() as noting:
+            noted = {} if self.hidden is None else noting.enter_context(self.hidden.noted())
             output = self.model(input_ids=input_ids, **settings)
         present = self.attention.present, self.recurrence.present
-        return output.logits.squeeze(0).float(), *present, read if self.gives_hidden else []
+        hidden = [] if self.hidden is None else [self.hidden(noted, read[0])]
+        return output.logits.squeeze(0).float(), *present, hidden
 
 
 def trace(
-    model: PreTrainedModel, survey: Survey, *, gives_hidden: bool = False, hidden_size: int = 0
+    model: PreTrainedModel,
+    survey: Survey,
+    hidden: HiddenStates | None = None,
+    *,
+    previous_size: int = 0,
 ) -> ir.Model:
     """Traces a causal model, float32 or float16, for any batch, length and cache size.
 
     Args:
         model: the model.
         survey: of the model.
-        gives_hidden: whether the hidden states of all tokens are an output.
-        hidden_size: that of the input ``previous_hidden``, for a model that reads another's hidden
-            states.
+        hidden: the hidden states of all tokens that are an output. Default: none.
+        previous_size: the columns of the input ``previous_hidden``, for a model that reads
+            another's hidden states.
     """
-    graph = CausalGraph(model, survey, gives_hidden=gives_hidden)
+    graph = CausalGraph(model, survey, hidden)
     layout = kv_layout(survey)
     with attending(model, survey, graph.attention), recurring(model, graph.recurrence):
         return trace_by_layers(
-            model, survey, graph, lambda num_layers: _trace(graph, layout, num_layers, hidden_size)
+            model, survey, graph, lambda count: _trace(graph, layout, count, previous_size)
         )
 
 
-def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int, hidden_size: int) -> ir.Model:
+def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int, previous_size: int) -> ir.Model:
     batch, length, room = 2, 5, 11
     empties = [
         torch.zeros(batch, heads.num_heads, room, heads.head_dim, dtype=graph.model.dtype)
@@ -183,15 +191,15 @@ def _trace(graph: CausalGraph, layout: KVLayout, num_layers: int, hidden_size: i
         "past": [past_shape] * num_layers,
         "states": [{0: dynamic}] * len(layout.states),
     }
-    if hidden_size:
-        inputs["previous_hidden"] = torch.zeros(batch, length, hidden_size)
+    if previous_size:
+        inputs["previous_hidden"] = torch.zeros(batch, length, previous_size)
         shapes["previous_hidden"] = {0: dynamic, 1: dynamic}
     layers = range(num_layers)
     pasts = [name for i in layers for name in (f"past_key.{i}", f"past_value.{i}")]
     presents = [name for i in layers for name in (f"present_key.{i}", f"present_value.{i}")]
     states = range(len(layout.states))
     input_names = [*list(inputs)[:6], *pasts, *(f"past_state.{i}" for i in states)]
-    input_names += ["previous_hidden"] * bool(hidden_size)
+    input_names += ["previous_hidden"] * bool(previous_size)
     output_names = ["logits", *presents, *(f"present_state.{i}" for i in states)]
-    output_names += ["hidden"] * graph.gives_hidden
+    output_names += ["hidden"] * (graph.hidden is not None)
     return to_onnx_ir(graph, inputs, shapes, input_names, output_names)

@@ -10,7 +10,8 @@ A bundle holds everything the server needs and nothing else::
     chat_template.jinja, generation_config.json      if the checkpoint has them
     decision_template.jinja                          likewise
     additional_chat_templates/NAME.jinja              others by name: tool_use, with tools
-    mtp.onnx          of a causal model whose checkpoint brings a layer for drafts: its graph
+    draft.onnx        of a causal model with a layer or a head that drafts for it: its graph
+    draft_tokens.npy  the tokens that the columns of its logits stand for, if those are not all
     counts.onnx       of a model that finds what a schema names: the queries of its fields
     boundaries.onnx   or, if it pairs boundaries: the spans of its fields
     labels/           of a model that finds entities, if another one encodes the labels: a bundle
@@ -57,12 +58,14 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
   share their past's memory. With a non-empty past, batch is 1 or new_tokens is 1. With recurrent
   layers also ``lengths`` int32 (batch,), the valid new tokens of each row, perhaps none, and
   ``past_state.I``, float32 of the shapes `KVLayout.states`, zero before a text's first token; the
-  outputs ``present_state.I`` may share their memory. With ``mtp.onnx`` there is an output
-  ``hidden`` float32 (tokens, hidden_size), the hidden states of all tokens after the last norm,
-  padding included. ``mtp.onnx`` is a causal graph over a cache of its own
-  (`MultiTokenPrediction.kv`): its tokens are a text's from the second one on, and its input
-  ``previous_hidden`` float32 (batch, new_tokens, hidden_size) has the hidden state of the token
-  before each. Its own output ``hidden`` stands for those that the model has not computed yet.
+  outputs ``present_state.I`` may share their memory. With ``draft.onnx`` there is an output
+  ``hidden`` float32 (tokens, hidden_size), what that reads of all tokens, padding included: for
+  ``mtp`` the hidden states after the last norm, for ``eagle`` a projection of those before some
+  layers. ``draft.onnx`` is a causal graph over a cache of its own (`DraftHead.kv`): its tokens are
+  a text's from the second one on, and its input ``previous_hidden`` float32 (batch, new_tokens,
+  hidden_size) has the ``hidden`` of the token before each. Its own output ``hidden`` stands for
+  those that the model has not computed yet. Its logits have `DraftHead.vocab_size` columns, and
+  ``draft_tokens.npy``, int64 (vocab_size,), the token that each stands for.
 * encoder-decoder, ``model.onnx``: the decoder, as causal with new_tokens 1, and also
   ``cross_key.I`` and ``cross_value.I``, which are only read, (batch, num_heads,
   max_source_length, head_dim), with ``source_seqlens_k`` int32 (batch,), tokens of the source text
@@ -80,17 +83,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pydantic
+from numpy.typing import NDArray
 
 from maskdial.bundle.adapter import ADAPTER_MANIFEST, ADAPTER_WEIGHTS
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
+    DRAFT_GRAPH,
+    DRAFT_TOKENS,
     ENCODER_GRAPH,
     FULL_MANIFEST,
     GRAPH,
     LABEL_ENCODER,
     MANIFEST,
-    MTP_GRAPH,
     SCHEMA_VERSION,
     TASK_ADAPTERS,
     TOKENIZER,
@@ -143,9 +149,32 @@ class Bundle:
         return self.path / ENCODER_GRAPH
 
     @property
-    def mtp(self) -> Path:
-        """The graph of a layer for multi-token prediction."""
-        return self.path / MTP_GRAPH
+    def draft_graph(self) -> Path:
+        """The graph of what drafts by the model's hidden states."""
+        return self.path / DRAFT_GRAPH
+
+    def draft_tokens(self) -> NDArray[np.int64] | None:
+        """The token that each column of its logits stands for; None if that is the column's number.
+
+        Raises:
+            BundleError: the file is no such list.
+        """
+        head = self.manifest.draft_head
+        if head is None or DRAFT_TOKENS not in self.manifest.files:
+            return None
+        try:
+            token_ids: NDArray[np.int64] = np.load(self.path / DRAFT_TOKENS, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"model {self.name!r}: {DRAFT_TOKENS}: {error}") from error
+        if token_ids.dtype != np.int64 or token_ids.shape != (head.vocab_size,):
+            raise BundleError(
+                f"model {self.name!r}: {DRAFT_TOKENS} is not a list of {head.vocab_size} tokens"
+            )
+        if token_ids.min() < 0 or token_ids.max() >= self.manifest.vocab_size:
+            raise BundleError(
+                f"model {self.name!r}: {DRAFT_TOKENS} has tokens that the model does not have"
+            )
+        return token_ids
 
     def task_adapter(self, name: str) -> Path:
         """The folder of an adapter that it brings."""
@@ -274,8 +303,10 @@ def _verify(
     others: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
     if manifest.extraction is not None:
         others = (manifest.extraction.graph,)
-    if manifest.mtp is not None:
-        others = (MTP_GRAPH,)
+    head = manifest.draft_head
+    if head is not None:
+        others = (DRAFT_GRAPH,)
+        others += () if head.vocab_size == manifest.vocab_size else (DRAFT_TOKENS,)
     if manifest.entities is not None and manifest.entities.encodes_labels:
         own = (MANIFEST, GRAPH, TOKENIZER)
         others = tuple(f"{LABEL_ENCODER}/{each}" for each in own)

@@ -23,7 +23,8 @@ TOOL_TEMPLATE = f"{ADDITIONAL_TEMPLATES}/tool_use.jinja"
 GENERATION_CONFIG = "generation_config.json"
 COUNT_GRAPH = "counts.onnx"
 BOUNDARY_GRAPH = "boundaries.onnx"
-MTP_GRAPH = "mtp.onnx"
+DRAFT_GRAPH = "draft.onnx"
+DRAFT_TOKENS = "draft_tokens.npy"
 SCHEMA_MARKERS = (
     "[SEP_STRUCT]",
     "[SEP_TEXT]",
@@ -205,14 +206,19 @@ class IntegerKVLayout(KVLayout):
         return heads.head_dim + CACHE_HEADERS[self.integer]
 
 
-class MultiTokenPrediction(_Frozen):
-    """A layer that predicts the token after the next one, for drafts: `MTP_GRAPH`.
+class DraftHead(_Frozen):
+    """What predicts the token after the next one by hidden states of the model: `DRAFT_GRAPH`.
 
-    ``kv`` is its own KV cache, ``hidden_size`` the columns of the hidden states that it reads.
+    ``mtp`` is a checkpoint's own layer for multi-token prediction, ``eagle`` an EAGLE-3 head.
+    ``hidden_size`` are the columns of the hidden states that it reads, ``vocab_size`` those of its
+    logits, and ``kv`` is its own KV cache.
     """
 
+    kind: Literal["mtp", "eagle"]
     hidden_size: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
     kv: KVLayout
+    source: str | None = Field(None, description="its checkpoint, if that is not the model's")
 
 
 class MultiVector(_Frozen):
@@ -565,8 +571,8 @@ class Manifest(_Frozen):
         False, description="of the masked family: whether tokens attend to earlier ones only"
     )
     kv: KVLayout | None = None
-    mtp: MultiTokenPrediction | None = Field(
-        None, description="what drafts for the model, if the checkpoint brings it"
+    draft_head: DraftHead | None = Field(
+        None, description="what drafts for the model by its hidden states"
     )
     text_to_text: TextToText | None = None
     pair_template: PairTemplate | None = None

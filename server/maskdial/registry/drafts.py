@@ -9,8 +9,8 @@ import tokenizers
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.forced_text import ForcedText
+from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.mtp import MtpDrafts
 from maskdial.causal.drafts.prediction import Prediction
 from maskdial.causal.drafts.prompt_lookup import PromptLookup
 from maskdial.causal.drafts.speculation import Speculation
@@ -50,9 +50,9 @@ def find_max_drafts(bundle: Bundle, session: Session, config: Config, *, on_host
 
 def hidden_size(bundle: Bundle, config: Config) -> int:
     """The columns of the hidden states that drafts are made from; 0 if none are."""
-    mtp = bundle.manifest.mtp
+    head = bundle.manifest.draft_head
     drafts_itself = config.draft in (None, bundle.name) and config.speculative_tokens != 0
-    return mtp.hidden_size if mtp is not None and drafts_itself else 0
+    return head.hidden_size if head is not None and drafts_itself else 0
 
 
 def make_speculation(
@@ -69,7 +69,7 @@ def make_speculation(
 
     Raises:
         ConfigError: the draft model cannot draft.
-        BundleError: its bundle cannot be read.
+        BundleError: its bundle cannot be read, or the list of a head's tokens.
     """
     if not max_drafts:
         return None
@@ -98,7 +98,7 @@ def _draft_model(
     """
     name = config.draft
     if name is None or name == bundle.name:
-        return _mtp_drafts(bundle, runner, options, config, chunk_tokens) if exact else None
+        return _head_drafts(bundle, runner, options, config, chunk_tokens) if exact else None
     if not exact:
         _log.warning(
             "model %s runs without the draft model %s: its own last bits would depend on it; see "
@@ -147,29 +147,29 @@ def _draft_model(
     )
 
 
-def _mtp_drafts(
+def _head_drafts(
     bundle: Bundle, runner: Runner, options: SessionOptions, config: Config, chunk_tokens: int
-) -> MtpDrafts | None:
-    """The layer for multi-token prediction of a model's bundle, if it has one."""
-    size, mtp = hidden_size(bundle, config), bundle.manifest.mtp
-    if not size or mtp is None:
+) -> HeadDrafts | None:
+    """The head that a model's bundle has for drafts, if it has one."""
+    size, head = hidden_size(bundle, config), bundle.manifest.draft_head
+    if not size or head is None:
         return None
     session = Session(
-        bundle.mtp, replace(options, kv_cache="auto", adapters=False, gives_hidden=True)
+        bundle.draft_graph, replace(options, kv_cache="auto", adapters=False, gives_hidden=True)
     )
     if not session.is_exact:
         _log.warning(
-            "model %s runs without its layer for multi-token prediction: the kernels do not "
-            "compute all of it",
+            "model %s runs without what its bundle has for drafts: the kernels do not compute all "
+            "of it",
             bundle.label,
         )
         return None
     drafting = Runner(
         session,
-        mtp.kv.stored_as(session.kv_cache),
+        head.kv.stored_as(session.kv_cache),
         slots=runner.slots,
         max_length=runner.max_length,
-        vocab_size=bundle.manifest.vocab_size,
+        vocab_size=head.vocab_size,
         max_tokens=chunk_tokens,
         max_rows=runner.slots,
         hidden_size=size,
@@ -178,13 +178,15 @@ def _mtp_drafts(
     first = Piece.of(0, np.zeros(1, np.int64), 0)._replace(previous_hidden=before)
     assert drafting.decode_and_prefill is not None, "an exact graph has the shared pass"
     drafting.decode_and_prefill(none, none, none, [first])  # as a draft model's warm-up
-    return MtpDrafts(
+    return HeadDrafts(
         drafting,
         runner,
         slots=drafting.slots,
         max_length=drafting.max_length,
         chunk_tokens=chunk_tokens,
         name=bundle.name,
+        kind=head.kind,
+        token_ids=bundle.draft_tokens(),
     )
 
 

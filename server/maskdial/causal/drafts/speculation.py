@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import PassCosts, choose, pass_clock
 from maskdial.causal.drafts.draft import NO_DRAFT, Draft, Proposer
+from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.mtp import MtpDrafts
 from maskdial.causal.drafts.record import LONGEST_PAUSE, Record
 from maskdial.causal.plan import Plan
 from maskdial.causal.sequence import Sequence
@@ -121,7 +121,7 @@ class Speculation:
     @property
     def keep_hidden(self) -> Callable[[Iterable[Sequence]], None] | None:
         """What is to be called after each pass, with the sequences that it read tokens of."""
-        return self._model.keep if isinstance(self._model, MtpDrafts) else None
+        return self._model.keep if isinstance(self._model, HeadDrafts) else None
 
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""

@@ -1,9 +1,9 @@
-"""The hidden states that wait for a layer for multi-token prediction."""
+"""The hidden states that wait for a head."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.mtp import MAX_KEPT, _Kept
+from maskdial.causal.drafts.head import MAX_KEPT, _Kept
 
 
 def rows(start: int, end: int, size: int = 2) -> NDArray[np.float32]:

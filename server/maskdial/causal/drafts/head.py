@@ -1,4 +1,4 @@
-"""MtpDrafts: draft tokens of a layer that predicts the token after the next one."""
+"""HeadDrafts: draft tokens that are predicted by the model's hidden states."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -24,8 +24,8 @@ class HiddenStates(Protocol):
     def hidden(self, slot: int) -> NDArray[np.float32]: ...
 
 
-class MtpRunner(DraftRunner, HiddenStates, Protocol):
-    """What it needs of the layer."""
+class HeadRunner(DraftRunner, HiddenStates, Protocol):
+    """What it needs of the head."""
 
 
 class _Kept:
@@ -74,38 +74,44 @@ class _Kept:
         return taken
 
 
-class MtpDrafts(DraftModel):
+class HeadDrafts(DraftModel):
     """Predicts by what the model itself has computed, from the hidden states of a text's tokens.
 
+    The head is a layer for multi-token prediction or an EAGLE-3 head.
+
     It reads each token together with the hidden state of the one before. Where the model has none
-    yet, its own takes their place, so one layer writes several draft tokens. A slot may begin
-    later than its text: with the first token whose hidden state is there.
+    yet, the head's takes its place, so it writes several draft tokens. A slot may begin later than
+    its text: with the first token whose hidden state is there.
 
     Args:
-        runner: of the layer's graph, as of a draft model.
+        runner: of the head's graph, as of a draft model.
         main: of the model that it belongs to.
         slots: sequences that run at once.
         max_length: tokens of a slot.
         chunk_tokens: of prompts, read between two steps.
         name: the model's, for messages.
+        kind: of the head.
+        token_ids: int64 (num_columns,), what the columns of its logits stand for; None if each
+            stands for the token of its number.
     """
-
-    kind: DraftKind = "mtp"
 
     def __init__(
         self,
-        runner: MtpRunner,
+        runner: HeadRunner,
         main: HiddenStates,
         *,
         slots: int,
         max_length: int,
         chunk_tokens: int,
         name: str,
+        kind: DraftKind,
+        token_ids: NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(
             runner, slots=slots, max_length=max_length, chunk_tokens=chunk_tokens, name=name
         )
-        self._layer, self._main = runner, main
+        self.kind = kind
+        self._head, self._main, self._token_ids = runner, main, token_ids
         self._kept: WeakKeyDictionary[Sequence, _Kept] = WeakKeyDictionary()
         self._last: dict[int, NDArray[np.float32]] = {}
         """By slot, its own hidden state of the last token."""
@@ -156,5 +162,5 @@ class MtpDrafts(DraftModel):
     def _run(self, pieces: list[Piece]) -> list[int]:
         best = super()._run(pieces)
         for piece in pieces:
-            self._last[piece.slot] = self._layer.hidden(piece.slot)[-1:].copy()
-        return best
+            self._last[piece.slot] = self._head.hidden(piece.slot)[-1:].copy()
+        return best if self._token_ids is None else self._token_ids[best].tolist()

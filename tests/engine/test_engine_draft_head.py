@@ -1,4 +1,5 @@
-"""A layer for multi-token prediction writes drafts, and no text depends on it.
+"""What reads hidden states writes drafts, and no text depends on it: a layer for multi-token
+prediction, and an EAGLE-3 head.
 
 What it drafts is what it predicts from the text alone, whoever comes and goes.
 """
@@ -18,10 +19,12 @@ from tests.engine.test_engine_company import run_in_company
 MAX_DRAFTS = 5
 
 
-@pytest.fixture(autouse=True)
-def _needs_kernels(circling_model: Any) -> None:
-    if not circling_model.session.is_exact:
+@pytest.fixture(params=["circling_model", "circling_eagle_model"], ids=["mtp", "eagle"])
+def model(request: pytest.FixtureRequest) -> Any:
+    loaded = request.getfixturevalue(request.param)
+    if not loaded.session.is_exact:
         pytest.skip("the kernels are not built")
+    return loaded
 
 
 def requests_of(model: Any, num_requests: int) -> list[Any]:
@@ -41,14 +44,16 @@ def requests_of(model: Any, num_requests: int) -> list[Any]:
 
 
 class Predictor:
-    """Predicts from whole texts, each read in one piece by the model and then by the layer."""
+    """Predicts from whole texts, each read in one piece by the model and then by the head."""
 
     def __init__(self, model: Any) -> None:
         settings = {"slots": 1, "max_length": MAX_LENGTH, "vocab_size": model.manifest.vocab_size}
         self.main = WatchedRunner(
             model.session, model.layout, hidden_size=model.hidden_size, **settings
         )
-        self.layer = model.mtp_runner(1)
+        self.head = model.head_runner(1)
+        token_ids = model.bundle.draft_tokens()
+        self.token_ids = np.arange(model.manifest.vocab_size) if token_ids is None else token_ids
 
     def __call__(self, text: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
         token_ids, none = np.array(text, np.int64), np.empty(0, np.int64)
@@ -57,20 +62,20 @@ class Predictor:
         found: list[int] = []
         while len(found) < num_tokens:
             read = Piece.of(0, piece, start)._replace(previous_hidden=hidden.copy())
-            logits = np.asarray(self.layer.decode_and_prefill(none, none, none, [read]))
-            found.append(int(logits[0].argmax()))
+            logits = np.asarray(self.head.decode_and_prefill(none, none, none, [read]))
+            found.append(int(self.token_ids[logits[0].argmax()]))
             start += len(piece)
-            hidden, piece = self.layer.hidden(0)[-1:], np.array(found[-1:], np.int64)
+            hidden, piece = self.head.hidden(0)[-1:], np.array(found[-1:], np.int64)
         return tuple(found)
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_it_drafts_what_it_predicts_from_the_text(circling_model: Any, slots: int) -> None:
-    """In company as well: the slots of the model and of the layer change hands."""
-    requests = requests_of(circling_model, 12)
-    wanted = circling_model.bench().run_alone(requests)
-    bench = circling_model.bench(
-        slots=slots, max_drafts=MAX_DRAFTS, proposers=(), mtp_slots=slots, chunk=64
+def test_it_drafts_what_it_predicts_from_the_text(model: Any, slots: int) -> None:
+    """In company as well: the slots of the model and of the head change hands."""
+    requests = requests_of(model, 12)
+    wanted = model.bench().run_alone(requests)
+    bench = model.bench(
+        slots=slots, max_drafts=MAX_DRAFTS, proposers=(), head_slots=slots, chunk=64
     )
     assert run_in_company(bench, requests, random.Random(slots)) == wanted
     num_drafts, num_accepted = map(sum, zip(*bench.tally.drafts, strict=True))
@@ -78,25 +83,23 @@ def test_it_drafts_what_it_predicts_from_the_text(circling_model: Any, slots: in
     assert num_drafts - num_accepted > 10
     pairs = bench.model.drafted
     assert max(len(drafted) for _, drafted in pairs) == MAX_DRAFTS
-    predict = Predictor(circling_model)
+    predict = Predictor(model)
     for text, drafted in pairs[::7]:
         assert drafted == predict(text, len(drafted))
 
 
-def test_what_comes_from_elsewhere_has_no_hidden_states(circling_model: Any) -> None:
+def test_what_comes_from_elsewhere_has_no_hidden_states(model: Any) -> None:
     """A prefix of the cache, and a prompt that another sequence has read: drafts begin after it."""
     rng = random.Random(3)
-    prompt = circling_model.random_prompt(rng, 150)
+    prompt = model.random_prompt(rng, 150)
     requests = [
-        circling_model.request(
+        model.request(
             prompt, max_new_tokens=20, do_sample=True, temperature=0.5, seed=seed, ignore_eos=True
         )
         for seed in range(3)
     ]
-    wanted = circling_model.bench().run_alone(requests)
-    bench = circling_model.bench(
-        slots=2, max_drafts=MAX_DRAFTS, proposers=(), mtp_slots=2, cache_blocks=20
-    )
+    wanted = model.bench().run_alone(requests)
+    bench = model.bench(slots=2, max_drafts=MAX_DRAFTS, proposers=(), head_slots=2, cache_blocks=20)
     assert bench.run_alone(requests) == wanted
     assert bench.tally.num_hit > 0
     before = len(bench.tally.drafts)
