@@ -206,9 +206,9 @@ def counted(http: httpx.Client, outcome: str, route: str) -> float:
 
 
 def test_deadlines_and_cancellations_end_the_work(client: Client, http: httpx.Client) -> None:
-    long = {"max_new_tokens": 100, "ignore_eos": True}
+    long = {"max_new_tokens": 480, "ignore_eos": True}
     asked = request("hybrid", "Once upon a time", **long)
-    code, _ = refusal(client, "ModelInfer", asked, timeout=0.03)
+    code, _ = refusal(client, "ModelInfer", asked, timeout=0.01)
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     route = "/v2/models/{name}/generate_stream"
     before = counted(http, "cancelled", route)
