@@ -60,7 +60,7 @@ help:
 	@echo "make test          run the tests"
 	@echo "make test-fast     run the quick tests of server and client; installs no torch"
 	@echo "make test-zoo      run what make test leaves out: most architectures, whole load tests (minutes)"
-	@echo "make test-cuda     run the tests that need an NVIDIA GPU; the CUDA build of ONNX Runtime has to be installed"
+	@echo "make test-cuda     run the tests that need an NVIDIA GPU and the extra cuda (docs/gpu.md)"
 	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"

@@ -34,7 +34,7 @@ LIGHT_SHARE = 0.5
 
 
 class DiffusionObjective(HybridObjective):
-    """The hybrid's objective, whose masked rows hide any share of their tokens.
+    """The hybrid's objective, half of whose masked rows hide any share of their tokens.
 
     Each row's loss is the mean over its hidden tokens. So rows count alike, whatever their share,
     as under the weight 1 / share of the likelihood bound.

@@ -109,6 +109,7 @@ class Bench:
             max_batch_tokens=max_batch_tokens,
             max_queue=max_queue,
             pad_token_id=PAD,
+            free_padding=16,
             pad_multiple=pad_multiple,
             max_length=20,
             soft_columns=soft_columns,

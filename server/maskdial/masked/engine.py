@@ -75,7 +75,7 @@ class MaskedEngine(Engine):
         max_batch_tokens: int,
         max_queue: int,
         pad_token_id: int,
-        free_padding: int = 16,
+        free_padding: int,
         pad_multiple: int = 1,
         max_length: int = 0,
         soft_columns: int = 0,

@@ -136,7 +136,7 @@ class Turn:
         try:
             runtime = _cuda_runtime()
         except ConfigError:
-            return  # without them, nothing is captured
+            return  # without NVIDIA's bindings, nothing is captured
         # Where there is no driver, this fails, and the call that follows says so.
         runtime.cudaThreadExchangeStreamCaptureMode(
             runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed

@@ -136,6 +136,7 @@ def test_pairs_are_those_of_each_text_s_rows_and_labels() -> None:
         max_batch_tokens=64,
         max_queue=4,
         pad_token_id=0,
+        free_padding=16,
         metrics=Metrics().declare_masked("m"),
         name="m",
     )

@@ -104,6 +104,7 @@ class Shelf:
             max_batch_tokens=64,
             max_queue=8,
             pad_token_id=0,
+            free_padding=16,
             max_length=16,
             metrics=metrics,
             name=name,

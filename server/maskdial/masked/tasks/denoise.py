@@ -5,43 +5,29 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from maskdial.bundle.manifest import TaskName
-from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.engine.philox import draw_seed
 from maskdial.errors import ValidationError
 from maskdial.masked.request import CanvasInput, MaskedInput
 from maskdial.masked.tasks import passes
-from maskdial.masked.tasks.masked_diffusion import TextPart
+from maskdial.masked.tasks.masked_diffusion import TextPart, WriteRequest
 from maskdial.masked.tasks.passes import Passes
-from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
+from maskdial.masked.tasks.task import Reading, TaskModel
 from maskdial.unmasking.canvas import FilledToken
 from maskdial.unmasking.denoiser import Denoiser
-from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar
+from maskdial.unmasking.text import TextSoFar
 
 _SECONDS_PER_LOGIT = 2e-8
 
 
 @dataclass(frozen=True, slots=True)
-class DenoiseRequest(TaskRequest[TextPart]):
-    """A prompt, and how a text is written behind it.
+class DenoiseRequest(WriteRequest):
+    """A text that is written in canvases.
 
-    Canvases are written whole, and what is beyond the plan's number of tokens is cut off; its
+    They are written whole, and what is beyond the plan's number of tokens is cut off; its
     ``steps`` are the passes of one canvas. The model has its own way of unmasking.
     """
 
-    task: ClassVar[str] = "generate"
     head: ClassVar[TaskName] = "block-diffusion"
-
-    prompt: TextPrompt
-    plan: TextPlan
-
-    @property
-    def num_texts(self) -> int:
-        return 1
-
-    @property
-    def read_seconds(self) -> float:
-        text = self.prompt.text
-        return tokenizing_seconds([text] if isinstance(text, str) else [])
 
     def check(self, model: TaskModel) -> None:
         how = model.manifest.denoising

@@ -25,18 +25,13 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
-class UnmaskRequest(TaskRequest[TextPart]):
+class WriteRequest(TaskRequest[TextPart]):
     """A prompt, and how a text is written behind it."""
 
     task: ClassVar[str] = "generate"
-    head: ClassVar[TaskName] = "fill-mask"
 
     prompt: TextPrompt
     plan: TextPlan
-
-    @classmethod
-    def serves(cls, manifest: Manifest) -> bool:
-        return manifest.task == cls.head and not manifest.reads_left
 
     @property
     def num_texts(self) -> int:
@@ -46,6 +41,17 @@ class UnmaskRequest(TaskRequest[TextPart]):
     def read_seconds(self) -> float:
         text = self.prompt.text
         return tokenizing_seconds([text] if isinstance(text, str) else [])
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskRequest(WriteRequest):
+    """A text that is written by filling masks."""
+
+    head: ClassVar[TaskName] = "fill-mask"
+
+    @classmethod
+    def serves(cls, manifest: Manifest) -> bool:
+        return manifest.task == cls.head and not manifest.reads_left
 
     def check(self, model: TaskModel) -> None:
         self.plan.check()
