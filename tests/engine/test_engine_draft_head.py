@@ -80,7 +80,7 @@ def test_it_drafts_what_it_predicts_from_the_text(model: Any, slots: int) -> Non
     assert run_in_company(bench, requests, random.Random(slots)) == wanted
     num_drafts, num_accepted = map(sum, zip(*bench.tally.drafts, strict=True))
     assert num_accepted > 50
-    assert num_drafts - num_accepted > 10
+    assert num_drafts - num_accepted > 4
     pairs = bench.model.drafted
     assert max(len(drafted) for _, drafted in pairs) == MAX_DRAFTS
     predict = Predictor(model)

@@ -236,8 +236,8 @@ class Foreteller:
         self._texts = texts
         self._rng = rng
 
-    def serves(self, sequence: Sequence) -> bool:
-        return True
+    def reader(self, sequence: Sequence) -> "Foreteller":
+        return self
 
     def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         text = self._texts[sequence.seed][sequence.num_generated :][:max_tokens]

@@ -208,7 +208,7 @@ class CausalEngine(Engine):
         scheduled = time.perf_counter()
         began = pass_clock()
         outputs = self._executor.run(plan) if ahead is None else ahead[1]
-        seconds, ran = pass_clock() - began, time.perf_counter()
+        ran = time.perf_counter()
         if self._delivery is not None and self._may_overlap(plan, outputs):
             sampled, ran_ahead = self._overlap_next(plan, outputs[0], self._delivery)
         else:
@@ -217,7 +217,7 @@ class CausalEngine(Engine):
             replies = self._processor.process(outputs, may_wait=may_wait)
             sampled = ran_ahead = time.perf_counter()
             if self._speculation is not None and ahead is None:
-                self._speculation.note(plan, seconds)
+                self._speculation.note(plan, pass_clock() - began)
             self._deliver(plan, replies)
         self._metrics.observe_step(
             schedule=scheduled - started,

@@ -200,8 +200,6 @@ class Sequence:
         self.prompt_logprobs: tuple[PromptLogprob, ...] = ()
         self.held_logits: NDArray[np.float32] | None = None
         """The logits of the next token, float32 (vocab_size,), while it is not sampled."""
-        self.look_at = 0
-        """How many tokens it has when draft tokens are looked for again."""
         self.mirostat: Mirostat | None = None
         """What the sampler keeps from token to token, if it draws by Mirostat."""
         if params.mirostat and not params.greedy:

@@ -1,5 +1,7 @@
 """The hidden states that wait for a head."""
 
+import random
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +14,7 @@ def rows(start: int, end: int, size: int = 2) -> NDArray[np.float32]:
 
 
 def positions(kept: _Kept, count: int) -> list[int]:
-    taken = kept.take(count)
-    return np.concatenate(taken)[:, 0].astype(int).tolist() if taken else []
+    return [int(each) for each in kept.take(count)[:, 0]]
 
 
 def test_they_are_taken_in_order() -> None:
@@ -57,3 +58,24 @@ def test_the_oldest_are_dropped() -> None:
     kept.add(MAX_KEPT, rows(MAX_KEPT, MAX_KEPT + 3))
     assert (kept.start, kept.end) == (3, MAX_KEPT + 3)
     assert positions(kept, 2) == [3, 4]
+
+
+def test_they_are_those_of_a_plain_list() -> None:
+    """Whatever is added, read again, dropped and taken, in pieces of all sizes."""
+    rng = random.Random(3)
+    for _ in range(30):
+        kept, wanted, end = _Kept(), dict[int, int](), 0
+        for number in range(200):
+            start = max(end - rng.randint(0, 6), 0) + (70 if rng.random() < 0.02 else 0)
+            if start > end:
+                wanted.clear()
+            end = start + rng.choice((1, 2, 5, 100))
+            wanted = {each: value for each, value in wanted.items() if each < start}
+            wanted |= dict.fromkeys(range(max(start, kept.start), end), number)
+            kept.add(start, np.full((end - start, 3), number, np.float32))
+            if rng.random() < 0.3 and kept.end > kept.start:
+                count = rng.randint(1, kept.end - kept.start)
+                taken = [wanted.pop(kept.start + i) for i in range(count)]
+                assert positions(kept, count) == taken
+        left = range(kept.start, kept.end)
+        assert positions(kept, len(left)) == [wanted[each] for each in left]

@@ -1,11 +1,13 @@
 """How many draft tokens are verified: what they cost, what they gain, and what became of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.budget import PassCosts, choose
-from maskdial.causal.drafts.prediction import Follower, Prediction
-from maskdial.causal.drafts.record import Record
+from maskdial.causal.drafts.budget import Budget, Option, PassCosts
+from maskdial.causal.drafts.prediction import Prediction, PredictionFollower
+from maskdial.causal.drafts.record import Rates, Record
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.plan import Plan
 from maskdial.causal.sampling.params import SamplingParams
@@ -31,16 +33,19 @@ def test_costs_are_those_of_the_passes() -> None:
     costs = costs_of({(1, 0): 1.0, (1, 3): 1.3, (1, 7): 1.7})
     assert costs.seconds_per_draft == pytest.approx(0.1, rel=0.1)
     assert costs.seconds(1) == pytest.approx(1.0, rel=0.1)
-    assert costs.seconds(1, 15) == pytest.approx(2.5, rel=0.1)
+    assert costs.seconds_to_begin(1) == pytest.approx(0.0, abs=0.05)
     for _ in range(300):
         costs.observe(1, 0, 3.0)
         costs.observe(1, 3, 9.0)
-    assert costs.seconds_per_draft == pytest.approx(2.0, rel=0.1)
+        costs.observe(1, 5, 12.0)
+    assert costs.seconds_per_draft == pytest.approx(1.5, rel=0.1)
+    assert costs.seconds_to_begin(1) == pytest.approx(1.5, rel=0.3)
 
 
 def test_a_text_more_says_nothing_of_draft_tokens() -> None:
     """It costs eight times as much here, and the drafts of either number of texts as much."""
-    costs = costs_of({(1, 0): 1.0, (1, 4): 1.4, (8, 0): 6.6, (8, 8): 7.4})
+    sizes = {(1, 0): 1.0, (1, 2): 1.2, (1, 4): 1.4, (8, 0): 6.6, (8, 8): 7.4, (8, 16): 8.2}
+    costs = costs_of(sizes)
     assert costs.seconds_per_draft == pytest.approx(0.1, rel=0.2)
     assert costs.seconds(8) == pytest.approx(6.6, rel=0.1)
     unseen = costs.seconds(7)
@@ -48,9 +53,12 @@ def test_a_text_more_says_nothing_of_draft_tokens() -> None:
 
 
 def test_a_pass_that_was_interrupted_changes_little() -> None:
-    costs = costs_of({(1, 0): 1.0, (1, 3): 1.3})
+    costs = costs_of({(1, 0): 1.0, (1, 3): 1.3, (1, 5): 1.5})
     costs.observe(1, 3, 100.0)
-    assert costs.seconds(1, 3) < 1.5
+    costs.observe(1, 0, 100.0)
+    assert costs.seconds(1) < 1.05
+    assert costs.seconds_per_draft < 0.13
+    assert costs.seconds_to_begin(1) < 0.2
 
 
 @pytest.mark.parametrize("num_rows", [1, 8])
@@ -60,64 +68,118 @@ def test_without_drafts_a_draft_token_costs_a_guess(num_rows: int) -> None:
     assert costs.seconds_per_draft == pytest.approx(0.04, rel=0.1)
 
 
+def spent(
+    rates: list[float],
+    limits: list[int],
+    per_draft: float,
+    *,
+    to_begin: float = 0.0,
+    most: int = 64,
+) -> list[int]:
+    """What each sequence has of a pass that takes a second without draft tokens."""
+    rows = len(rates)
+    costs = costs_of({(rows, 0): 1.0} | draft_passes(rows, per_draft, to_begin))
+    budget = Budget(costs, rows, rows, most)
+    pairs = zip(rates, limits, strict=True)
+    return budget.spend([Option(r, r, limit) if limit else None for r, limit in pairs])
+
+
+def draft_passes(rows: int, per_draft: float, to_begin: float) -> dict[tuple[int, int], float]:
+    return {(rows, n): 1.0 + to_begin + n * per_draft for n in (4, 16)}
+
+
 @pytest.mark.parametrize(
-    ("rates", "limits", "per_draft", "extra", "wanted"),
+    ("rates", "limits", "per_draft", "wanted"),
     [
-        ([0.0], [8], 0.1, 0.0, [0]),
-        ([1.0], [8], 0.1, 0.0, [8]),
-        ([0.5], [8], 0.1, 0.0, [2]),  # 0.25 of a token for less than a tenth of the time of 1.75
-        ([0.5], [8], 0.9, 0.0, [0]),
-        ([1.0], [8], 1.0, 0.0, [0]),
-        ([0.9, 0.0, 0.5], [3, 3, 3], 0.1, 0.0, [3, 0, 1]),
-        ([0.9, 0.9], [0, 2], 0.1, 0.0, [0, 2]),
-        # What a draft model of a tenth writes at 70%: 2.8 tokens in 1.48 of the time.
-        ([0.7], [16], 0.05, 0.07, [4]),
-        ([0.1], [16], 0.05, 0.07, [0]),
+        ([0.0], [8], 0.1, [0]),
+        ([1.0], [8], 0.1, [8]),
+        ([0.5], [8], 0.1, [2]),  # 0.25 of a token for less than a tenth of the time of 1.75
+        ([0.5], [8], 0.9, [0]),
+        ([1.0], [8], 1.0, [0]),
+        ([0.9, 0.0, 0.5], [3, 3, 3], 0.1, [3, 0, 1]),
+        ([0.9, 0.9], [0, 2], 0.1, [0, 2]),
     ],
 )
 def test_drafts_are_verified_as_far_as_they_pay(
-    rates: list[float], limits: list[int], per_draft: float, extra: float, wanted: list[int]
+    rates: list[float], limits: list[int], per_draft: float, wanted: list[int]
 ) -> None:
-    rows = len(rates)
-    costs = costs_of({(rows, 0): 1.0, (rows, 10): 1.0 + 10 * per_draft})
-    assert choose(rates, limits, costs, rows, 64, [extra] * rows) == wanted
+    assert spent(rates, limits, per_draft) == wanted
+
+
+def test_the_first_one_and_the_later_ones_are_right_at_different_rates() -> None:
+    costs = costs_of({(1, 0): 1.0} | draft_passes(1, 0.1, 0.0))
+    assert Budget(costs, 1, 1, 64).spend([Option(0.9, 0.1, 8)]) == [1]
+    assert Budget(costs, 1, 1, 64).spend([Option(0.05, 0.99, 8)]) == [0]
+
+
+def test_draft_tokens_pay_for_what_it_takes_to_begin_as_well() -> None:
+    assert spent([0.4], [1], 0.05) == [1]
+    assert spent([0.4], [1], 0.05, to_begin=0.4) == [0]
+    assert spent([0.9], [8], 0.05, to_begin=0.4) == [8]
 
 
 def test_a_pass_has_no_more_than_its_most_drafts() -> None:
-    costs = costs_of({(2, 0): 1.0, (2, 10): 1.1})
-    assert sum(choose([0.99, 0.98], [16, 16], costs, 2, 20, [0.0] * 2)) == 20
+    assert sum(spent([0.99, 0.98], [16, 16], 0.01, most=20)) == 20
 
 
 def test_more_rows_leave_less_to_gain() -> None:
     """The tokens of the others are lost meanwhile."""
-    few = costs_of({(1, 0): 1.1, (1, 10): 2.1})
-    many = costs_of({(32, 0): 2.0, (32, 10): 3.0})
-    assert choose([0.6], [8], few, 1, 64, [0.0])[0] > 0
-    assert choose([0.6] * 32, [8] * 32, many, 32, 64, [0.0] * 32) == [0] * 32
+    assert spent([0.6], [8], 0.1)[0] > 0
+    assert spent([0.6] * 32, [8] * 32, 0.05) == [0] * 32
+
+
+def written(
+    firsts: list[float],
+    *,
+    per_step: float,
+    per_token: float,
+    unread: float = 1.0,
+    per_draft: float = 0.05,
+) -> list[int]:
+    """What a draft model writes beside a pass of a second."""
+    rows = len(firsts)
+    costs = costs_of({(rows, 0): 1.0} | draft_passes(rows, per_draft, 0.0))
+    model = costs_of({(1, n): per_step + per_token * (1 + n) for n in (0, 4, 16)})
+    return Budget(costs, rows, rows, 64).write([Option(p, p, 16, unread) for p in firsts], model)
+
+
+def test_a_draft_model_writes_as_far_as_it_pays() -> None:
+    # What one of a tenth writes at 70%: 2.8 tokens in 1.48 of the time.
+    assert written([0.7], per_step=0.06, per_token=0.01) == [4]
+    assert written([0.1], per_step=0.06, per_token=0.01) == [0]
+    # Its step costs as much for one text of 16 as for all.
+    few, many = [0.9] + [0.1] * 15, [0.9] * 16
+    assert written(few, per_step=0.06, per_token=0.001, per_draft=0.02) == [0] * 16
+    assert written(many, per_step=0.06, per_token=0.001, per_draft=0.02)[0] > 0
+    # What it has to read first counts as well.
+    assert written([0.5], per_step=0.06, per_token=0.01)[0] > 0
+    assert written([0.5], per_step=0.06, per_token=0.01, unread=50) == [0]
 
 
 def test_a_record_follows_what_was_right() -> None:
-    record = Record(0.5)
-    assert record.rate == 0.5
+    record = Record(Rates.overall())
+    assert record.rate == record.first_rate == 0.5
     for _ in range(10):
         record.note(4, 0)
     assert record.rate > 0.9
     for _ in range(60):
-        record.note(0, 1)
+        record.note(1, 1)
     assert record.rate < 0.1
-
-
-def test_looking_pauses_as_long_as_drafts_are_wrong() -> None:
-    record = Record(0.5)
-    pauses = []
-    for length in range(100, 1000, 100):
+    assert record.first_rate > 0.9
+    for _ in range(60):
+        record.interrupt()
         record.note(0, 1)
-        record.pause(length)
-        pauses.append(record.resume_at - length)
-    assert pauses == [1, 3, 7, 15, 31, 32, 32, 32, 32]
-    record.note(1, 0)
-    record.pause(1000)
-    assert record.resume_at == 1001
+    assert record.first_rate < 0.1
+
+
+def test_other_texts_tell_what_to_expect() -> None:
+    """But not that it is surely right."""
+    often, seldom = Rates.overall(), Rates.overall()
+    for _ in range(100):
+        Record(often).note(3, 0)
+        Record(seldom).note(0, 1)
+    assert Record(often).first_rate == Record(often).rate == 0.5
+    assert Record(seldom).first_rate < 0.1
 
 
 class Oracle:
@@ -129,8 +191,8 @@ class Oracle:
         self.token_ids = token_ids
         self.num_asked = 0
 
-    def serves(self, sequence: Sequence) -> bool:
-        return True
+    def reader(self, sequence: Sequence) -> "Oracle":
+        return self
 
     def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         self.num_asked += 1
@@ -174,7 +236,9 @@ def speculation_of(
 
 
 def record_of(speculation: Speculation, sequence: Sequence) -> Record:
-    return speculation._record(speculation._records_of(sequence), "prompt")
+    speculation._look(sequence)
+    (guess,) = speculation._guesses[sequence].proposed
+    return guess.record
 
 
 @pytest.mark.parametrize(
@@ -204,7 +268,7 @@ def test_what_became_of_drafts_is_counted() -> None:
     assert drafts == ((4, 5), (4, 5)) or len(drafts[0]) == len(drafts[1]) > 1
     write(first, *drafts[0], 9)
     write(second, 4, 9)
-    speculation.note(plan, 1.0)
+    speculation.note(replace(plan, drafts=drafts), 1.0)
     counted = EngineMetrics(metrics, NAME)
     size = len(drafts[0])
     assert counted.value("speculative_draft_tokens_total", kind="prompt") == 2 * size
@@ -227,70 +291,21 @@ def test_drafts_that_do_not_pay_are_watched_without_a_pass() -> None:
     assert drafts == ((4,),)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "num_looks"),
-    [
-        (1e-6, 80),  # in passes of a second: in each step
-        (0.02, 16),  # every 5th token takes 0.4% of them
-        (5.0, 6),  # at first twice, then every 16th token, which is asked every 5th step
-    ],
-)
-def test_looking_takes_a_small_share_of_the_passes(
-    seconds: float, num_looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While no text has drafts; here one is looked at per pass of a second."""
-    now = 0.0
-
-    class SlowOracle(Oracle):
-        def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-            nonlocal now
-            now += seconds
-            return super().propose(sequence, max_tokens)
-
-    monkeypatch.setattr("maskdial.causal.drafts.speculation.pass_clock", lambda: now)
-    oracle = SlowOracle()
+def test_where_nothing_is_found_few_steps_look() -> None:
+    """Until one finds something; where there is a grammar, it may force a text at any time."""
+    oracle = Oracle()
     speculation = speculation_of(oracle, Metrics())
     sequence = running(90)
-    for _ in range(80):
-        plan = plan_of(sequence)
-        assert speculation.draft(plan) == ()
-        write(sequence, 5)
-        speculation.note(plan, 1.0)
-    assert abs(oracle.num_asked - num_looks) <= 1
-
-
-def test_what_a_first_look_takes_makes_no_later_one_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    class SlowAtFirst(Oracle):
-        def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-            nonlocal now
-            now += 1e-6 if sequence.num_tokens > 4 else 5.0
-            return super().propose(sequence, max_tokens)
-
-    monkeypatch.setattr("maskdial.causal.drafts.speculation.pass_clock", lambda: now)
-    oracle = SlowAtFirst()
-    speculation = speculation_of(oracle, Metrics())
-    for _ in range(4):
-        sequence = running(90)
-        for _ in range(20):
-            plan = plan_of(sequence)
-            speculation.draft(plan)
-            write(sequence, 5)
-            speculation.note(plan, 1.0)
-    assert oracle.num_asked == 80
-
-
-def test_a_pause_asks_nobody() -> None:
-    oracle = Oracle(4)
-    speculation = speculation_of(oracle, Metrics())
-    sequence = running(90)
-    for _ in range(60):
+    looks = []
+    for step in range(30):
+        oracle.token_ids = (5,) * (step > 15)
+        before = oracle.num_asked
         plan = plan_of(sequence)
         speculation.draft(plan)
+        looks.append(oracle.num_asked > before)
         write(sequence, 5)
         speculation.note(plan, 1.0)
-    assert oracle.num_asked < 15
+    assert [i for i, looked in enumerate(looks) if looked] == [0, 1, 3, 6, 10, 14, *range(18, 30)]
 
 
 def test_without_the_shared_pass_a_sequence_has_drafts_only_while_it_is_alone() -> None:
@@ -302,22 +317,25 @@ def test_without_the_shared_pass_a_sequence_has_drafts_only_while_it_is_alone() 
 
 
 def test_a_prediction_is_followed_and_found_again() -> None:
-    prediction = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+    prediction = [*range(10, 30)]
     sequence = Sequence([1, 2], SamplingParams(max_new_tokens=50), prediction=prediction)
-    proposer, follower = Prediction(), Follower(sequence.prediction)
+    reader, follower = Prediction().reader(sequence), PredictionFollower(sequence.prediction)
+    assert reader is not None
     sequence.start(0, 0)
     proposed = []
-    text = [10, 11, 12, 50, 51, 14, 15, 16, 17]
+    text = [10, 11, 12, 50, 51, 52, 53, 21, 22, 23, 24]
     for token_id in text:
         write(sequence, token_id)
         follower.push(token_id)
-        proposed.append(proposer.propose(sequence, 2))
-    assert proposed == [(11, 12), (12, 13), (13, 14), (), (), (), (), (17, 18), (18, 19)]
-    assert (follower.num_right, follower.num_wrong) == (4, 7)
+        proposed.append(reader.propose(sequence, 2))
+    assert proposed == [
+        *[(11, 12), (12, 13), (13, 14), (), (), (), (), (), (), (24, 25), (25, 26)],
+    ]
+    assert (follower.num_right, follower.num_wrong) == (4, 16)
 
 
 def test_a_sequence_without_a_prediction_has_none() -> None:
-    assert not Prediction().serves(running())
+    assert Prediction().reader(running()) is None
 
 
 def answered(*token_ids: int, salt: str = "", key: str = "") -> Sequence:
@@ -328,34 +346,39 @@ def answered(*token_ids: int, salt: str = "", key: str = "") -> Sequence:
     return sequence
 
 
+def proposed(answers: Answers, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+    return answers.reader(sequence).propose(sequence, max_tokens)
+
+
 def test_answers_help_those_of_the_same_salt_and_key() -> None:
     text = (10, 11, 12, 13, 14, 15, 16, 17, 18)
     answers, shared = Answers(), Answers(shared=True)
     for each in (answers, shared):
-        assert not each.serves(answered(10))
         each.learn(answered(*text, salt="a", key="k"))
-        assert each.serves(answered(10))
     begun = text[:5]
-    assert answers.propose(answered(*begun, salt="a", key="k"), 3) == text[5:8]
-    assert answers.propose(answered(*begun, salt="b", key="k"), 3) == ()
-    assert answers.propose(answered(*begun, salt="a", key="l"), 3) == ()
-    assert shared.propose(answered(*begun, salt="b", key="k"), 3) == ()
-    assert shared.propose(answered(*begun, salt="a", key="l"), 3) == text[5:8]
+    assert proposed(answers, answered(*begun, salt="a", key="k"), 3) == text[5:8]
+    assert proposed(answers, answered(*begun, salt="b", key="k"), 3) == ()
+    assert proposed(answers, answered(*begun, salt="a", key="l"), 3) == ()
+    assert proposed(shared, answered(*begun, salt="b", key="k"), 3) == ()
+    assert proposed(shared, answered(*begun, salt="a", key="l"), 3) == text[5:8]
     # The prompt's end and the first tokens are enough.
-    assert answers.propose(answered(10, 11, salt="a", key="k"), 1) == (12,)
+    assert proposed(answers, answered(10, 11, salt="a", key="k"), 1) == (12,)
 
 
 def test_an_answer_is_followed_from_token_to_token() -> None:
     answers = Answers()
     answers.learn(answered(*range(10, 40)))
     sequence = answered(10, 11)
-    assert answers.propose(sequence, 2) == (12, 13)
+    reader = answers.reader(sequence)
+    assert reader.propose(sequence, 2) == (12, 13)
     write(sequence, 12, 13, 14)
-    assert answers.propose(sequence, 2) == (15, 16)
+    assert reader.propose(sequence, 2) == (15, 16)
     write(sequence, 50)
-    assert answers.propose(sequence, 2) == ()
-    write(sequence, 20, 21, 22, 23)
-    assert answers.propose(sequence, 2) == (24, 25)
+    assert reader.propose(sequence, 2) == ()
+    write(sequence, 16)  # after one that was replaced
+    assert reader.propose(sequence, 2) == (17, 18)
+    write(sequence, 50, 51, 30, 31, 32, 33)
+    assert reader.propose(sequence, 2) == (34, 35)
 
 
 def test_the_oldest_answers_are_forgotten() -> None:
@@ -365,14 +388,14 @@ def test_the_oldest_answers_are_forgotten() -> None:
         answers.learn(answered(*range(first, first + 20)))
         assert answers.num_tokens <= 100
         assert len(answers._places) <= 100
-    assert answers.propose(answered(*range(9)), 2) == ()
-    assert answers.propose(answered(*range(4900, 4909)), 2) == (4909, 4910)
+    assert proposed(answers, answered(*range(9)), 2) == ()
+    assert proposed(answers, answered(*range(4900, 4909)), 2) == (4909, 4910)
     answers.learn(answered(*range(200)))  # too long to keep
-    assert answers.propose(answered(*range(9)), 2) == ()
+    assert proposed(answers, answered(*range(9)), 2) == ()
 
 
 def test_of_two_answers_the_later_one_is_followed() -> None:
     answers = Answers(max_tokens=60)
     for ending in (1, 2, 3):
         answers.learn(answered(*range(30, 40), *[50 + ending] * 8))
-        assert answers.propose(answered(*range(30, 40)), 1) == (50 + ending,)
+        assert proposed(answers, answered(*range(30, 40)), 1) == (50 + ending,)

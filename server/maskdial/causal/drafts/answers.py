@@ -1,12 +1,11 @@
 """Answers: draft tokens from earlier answers of the model, which agents and retrieval repeat."""
 
 from collections import OrderedDict
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.prediction import Follower
+from maskdial.causal.drafts.follower import Follower
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
 
@@ -42,8 +41,6 @@ class Answers:
         self._texts: OrderedDict[int, tuple[_Owner, NDArray[np.int64]]] = OrderedDict()
         self._places: dict[_Owner, _Places] = {}
         self._num_learned = 0
-        self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
-        self._num_pushed: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
     @property
     def num_tokens(self) -> int:
@@ -56,7 +53,7 @@ class Answers:
             return
         # The prompt's end belongs to the answer's beginning.
         text = sequence.token_ids[max(sequence.num_prompt + 1 - _NGRAM, 0) :].copy()
-        owner, number = self._owner(sequence), self._num_learned
+        owner, number = self.owner(sequence), self._num_learned
         self._num_learned += 1
         self._texts[number] = owner, text
         self._num_tokens += len(text)
@@ -66,36 +63,21 @@ class Answers:
         while self._num_tokens > self._max_tokens:
             self._forget()
 
-    def serves(self, sequence: Sequence) -> bool:
-        """Whether there are answers at all."""
-        return bool(self._texts)
+    def reader(self, sequence: Sequence) -> "_Reader":
+        """See `maskdial.causal.drafts.draft.Proposer`: what is learned later helps as well."""
+        return _Reader(self, sequence)
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-        """See `maskdial.causal.drafts.draft.Proposer`."""
-        follower = self._followers.get(sequence)
-        if follower is not None:
-            for token_id in sequence.generated_ids[self._num_pushed[sequence] :].tolist():
-                follower.push(token_id)
-        if follower is None or not follower.following(1):
-            follower = self._find(sequence)
-            if follower is None:
-                self._followers.pop(sequence, None)
-                return ()
-            self._followers[sequence] = follower
-        self._num_pushed[sequence] = sequence.num_generated
-        return follower.following(max_tokens)
-
-    def _find(self, sequence: Sequence) -> Follower | None:
-        """Follows the latest answer that has the text's last tokens."""
-        last = sequence.token_ids[-_NGRAM:]
-        found = self._places.get(self._owner(sequence), {}).get(last.tobytes())
+    def find(self, owner: _Owner, last: NDArray[np.int64]) -> Follower | None:
+        """Follows the latest answer that has some four tokens, int64 (4,)."""
+        places = self._places.get(owner)
+        found = None if places is None else places.get(last.tobytes())
         if found is None:
             return None
         number, place = found
-        _, text = self._texts[number]
-        return Follower(text, place)
+        return Follower(self._texts[number][1], place)
 
-    def _owner(self, sequence: Sequence) -> _Owner:
+    def owner(self, sequence: Sequence) -> _Owner:
+        """Whose answers help a sequence."""
         return sequence.cache_salt, "" if self._shared else sequence.usage.key
 
     def _forget(self) -> None:
@@ -108,6 +90,29 @@ class Answers:
                 del places[gram]
         if not places:
             del self._places[owner]
+
+
+class _Reader:
+    """Follows a text through an earlier answer."""
+
+    def __init__(self, answers: Answers, sequence: Sequence) -> None:
+        self._answers = answers
+        self._owner = answers.owner(sequence)
+        self._num_tokens = sequence.num_tokens
+        self._follower: Follower | None = None
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+        """See `maskdial.causal.drafts.draft.Reader`."""
+        goes_on = False
+        if self._follower is not None:
+            for token_id in sequence.token_ids[self._num_tokens :].tolist():
+                goes_on = self._follower.push(token_id)
+            self._num_tokens = sequence.num_tokens
+        if not goes_on:
+            found = self._answers.find(self._owner, sequence.token_ids[-_NGRAM:])
+            if found is not None:
+                self._follower, self._num_tokens = found, sequence.num_tokens
+        return () if self._follower is None else self._follower.following(max_tokens)
 
 
 def _grams(text: NDArray[np.int64]) -> list[bytes]:

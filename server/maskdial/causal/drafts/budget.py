@@ -21,42 +21,51 @@ pass_clock = time.perf_counter if sys.platform == "win32" else time.thread_time
 
 @dataclass(slots=True)
 class _Mean:
-    """The latest passes of one number of rows without drafts: their draft rows and their times."""
+    """The latest passes of one number of rows: their draft tokens and their times."""
 
     weight: float = 0.0
     drafts: float = 0.0
     seconds: float = 0.0
 
+    def add(self, num_drafts: int, seconds: float) -> tuple[float, float, float]:
+        """Takes in a pass; its share of the means, and how it differs from the old ones."""
+        self.weight = min(self.weight + 1.0, _MOST_WEIGHT)
+        share = 1.0 / self.weight
+        drafts, late = num_drafts - self.drafts, seconds - self.seconds
+        self.drafts += share * drafts
+        self.seconds += share * late
+        return share, drafts, late
+
 
 class PassCosts:
-    """What a draft token adds to the time of a pass, and the time of a pass without any.
+    """The time of a pass without draft tokens, what the first one adds to it, and each one.
 
     A text's row costs more than a draft token, as it brings a cache of its own. So passes are
     compared with those that have as many rows beside the drafts: for each number of rows the mean
-    time and the mean number of draft tokens are kept, and one slope for all of them (least squares
-    within groups). Older passes count less and less, so it follows the load and the lengths of the
-    texts. Until passes with different numbers of draft tokens have been seen, a token is taken to
-    cost 4% of a pass with one row.
+    time of passes without drafts is kept, and the mean time and number of draft tokens of those
+    with some, and one slope for all of these (least squares within groups). Older passes count less
+    and less, so it follows the load and the lengths of the texts. Until passes with different
+    numbers of draft tokens have been seen, one is taken to cost 4% of a pass with one row.
     """
 
     def __init__(self) -> None:
-        self._means: dict[int, _Mean] = {}
+        self._plain: dict[int, _Mean] = {}
+        self._drafted: dict[int, _Mean] = {}
         self._variance = self._covariance = 0.0
         self._prior = 0.0
 
     def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         """Takes in a pass of so many rows, and draft tokens beside them, and its time."""
-        mean = self._means.setdefault(num_rows, _Mean())
+        group = self._drafted if num_drafts else self._plain
+        mean = group.setdefault(num_rows, _Mean())
         if mean.weight:
             # A pass that was interrupted says nothing of its rows.
-            seconds = min(seconds, _OUTLIER * self.seconds(num_rows, num_drafts))
-        mean.weight = min(mean.weight + 1.0, _MOST_WEIGHT)
-        share = 1.0 / mean.weight
-        drafts, late = num_drafts - mean.drafts, seconds - mean.seconds
-        mean.drafts += share * drafts
-        mean.seconds += share * late
-        self._variance = _DECAY * self._variance + (1 - share) * drafts * drafts
-        self._covariance = _DECAY * self._covariance + (1 - share) * drafts * late
+            expected = mean.seconds + self.seconds_per_draft * (num_drafts - mean.drafts)
+            seconds = min(seconds, _OUTLIER * max(expected, self.seconds_per_draft * num_drafts))
+        share, drafts, late = mean.add(num_drafts, seconds)
+        if num_drafts:
+            self._variance = _DECAY * self._variance + (1 - share) * drafts * drafts
+            self._covariance = _DECAY * self._covariance + (1 - share) * drafts * late
         rows = num_rows - 1 + mean.drafts
         self._prior = _PRIOR_SHARE * mean.seconds / (1 + _PRIOR_SHARE * rows)
 
@@ -66,58 +75,129 @@ class PassCosts:
         slope = self._covariance + _PRIOR_WEIGHT * self._prior
         return max(slope / (self._variance + _PRIOR_WEIGHT), 0.1 * self._prior)
 
-    def seconds(self, num_rows: int, num_drafts: int = 0) -> float:
-        """The expected time of a pass; 0 before the first one."""
-        if not self._means:
-            return 0.0
-        nearest, mean = num_rows, self._means.get(num_rows)
-        if mean is None:
-            nearest, mean = min(self._means.items(), key=lambda each: abs(each[0] - num_rows))
+    def seconds(self, num_rows: int) -> float:
+        """The expected time of a pass without draft tokens; 0 before the first pass."""
         per_row = self.seconds_per_draft
-        expected = mean.seconds + per_row * (num_rows - nearest + num_drafts - mean.drafts)
-        return max(expected, per_row * (num_rows + num_drafts))
+        for group in (self._plain, self._drafted):
+            if group:
+                nearest = min(group, key=lambda each: abs(each - num_rows))
+                mean = group[nearest]
+                expected = mean.seconds + per_row * (num_rows - nearest - mean.drafts)
+                return max(expected, per_row * num_rows)
+        return 0.0
+
+    def seconds_to_begin(self, num_rows: int) -> float:
+        """What a pass takes for having any draft tokens, beside what each of them takes."""
+        if not self._drafted:
+            return 0.0
+        nearest = min(self._drafted, key=lambda each: abs(each - num_rows))
+        mean = self._drafted[nearest]
+        more = mean.seconds - self.seconds_per_draft * mean.drafts - self.seconds(nearest)
+        return max(more, 0.0) * mean.weight / (mean.weight + _PRIOR_WEIGHT)
 
 
-def choose(
-    rates: Sequence[float],
-    limits: Sequence[int],
-    costs: PassCosts,
-    num_rows: int,
-    most: int,
-    extra: Sequence[float],
-) -> list[int]:
-    """The number of draft tokens for each sequence that gives the most tokens per second.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Draft tokens that a sequence may have.
 
-    The draft token after i others is right with the i-th power of its rate. They are added from
-    those on that gain most for their time, as long as each one adds a larger share to the tokens of
-    the pass than to its time.
+    Attributes:
+        first: how probable it is that the first one is right.
+        rate: that each later one is right if those before it are.
+        limit: how many there are.
+        unread: of a draft model, the tokens of the text to read for the first one.
+    """
+
+    first: float
+    rate: float
+    limit: int
+    unread: float = 0.0
+
+
+class Budget:
+    """What a pass is expected to give and to take, as draft tokens are added to it.
+
+    They are added as long as what is added is a larger share of the pass's tokens than of its time.
 
     Args:
-        rates: of each sequence, how probable it is that a draft token after right ones is right.
-        limits: of each sequence, the number of draft tokens there are.
         costs: of the model's passes.
-        num_rows: tokens of the pass without drafts, at least one for each sequence.
-        most: draft tokens of a pass.
-        extra: of each sequence, what a draft token takes to make, in seconds.
+        num_sequences: that get a token from the pass.
+        num_rows: tokens of the pass without drafts, at least as many.
+        most: draft tokens of the pass.
     """
-    sizes = [0] * len(limits)
-    per_draft = costs.seconds_per_draft
-    prices = [max(per_draft + more, _SHORTEST) for more in extra]
-    # The next draft token of each sequence, the one that gains most for its time first.
-    nexts = [(-rates[i] / prices[i], i) for i, limit in enumerate(limits) if limit]
-    heapq.heapify(nexts)
-    tokens, seconds = float(len(limits)), costs.seconds(num_rows)
-    for _ in range(most):
-        if not nexts:
-            break
-        gain, i = nexts[0]
-        if -gain * seconds <= _MARGIN * tokens:
-            break
-        tokens -= gain * prices[i]
-        seconds += prices[i]
-        sizes[i] += 1
-        if sizes[i] < limits[i]:
-            heapq.heapreplace(nexts, (gain * rates[i], i))
-        else:
-            heapq.heappop(nexts)
-    return sizes
+
+    def __init__(self, costs: PassCosts, num_sequences: int, num_rows: int, most: int) -> None:
+        self._tokens, self._seconds = float(num_sequences), costs.seconds(num_rows)
+        self._per_draft = max(costs.seconds_per_draft, _SHORTEST)
+        # A pass that reads prompts as well is one of that kind already.
+        self._to_begin = costs.seconds_to_begin(num_rows) if num_rows == num_sequences else 0.0
+        self._room = most
+
+    def spend(self, options: Sequence[Option | None]) -> list[int]:
+        """How many draft tokens that are there already each sequence has verified.
+
+        Those that are likeliest right go first.
+
+        Args:
+            options: of each sequence; None if it has no draft tokens.
+        """
+        sizes = [0] * len(options)
+        nexts = [(-each.first, i) for i, each in enumerate(options) if each is not None]
+        heapq.heapify(nexts)
+        tokens, seconds, room = self._tokens, self._seconds + self._to_begin, self._room
+        while nexts and room:
+            gain, i = nexts[0]
+            option = options[i]
+            if option is None or -gain * seconds <= _MARGIN * tokens * self._per_draft:
+                break
+            tokens -= gain
+            seconds += self._per_draft
+            room -= 1
+            sizes[i] += 1
+            if sizes[i] < option.limit:
+                heapq.heapreplace(nexts, (gain * option.rate, i))
+            else:
+                heapq.heappop(nexts)
+        return sizes if self._take(tokens, seconds, room) else [0] * len(options)
+
+    def write(self, options: Sequence[Option | None], model: PassCosts) -> list[int]:
+        """How many draft tokens a draft model writes for each sequence.
+
+        It writes one for each of some sequences in each of its steps, which take a time of their
+        own and some for each token. So a step is taken if all that it gives pays for it.
+
+        Args:
+            options: of each sequence; None if it does not write for it.
+            model: of the draft model's steps, by the tokens that they read after the first one.
+        """
+        sizes = [0] * len(options)
+        nexts = [(each.first, each.unread, i) for i, each in enumerate(options) if each is not None]
+        per_token = model.seconds_per_draft
+        per_step = max(model.seconds(1) + model.seconds_to_begin(1) - per_token, 0.0)
+        while nexts and self._room:
+            tokens, seconds = self._tokens, self._seconds + self._to_begin + per_step
+            added = []
+            priced = [(self._per_draft + per_token * size, gain, i) for gain, size, i in nexts]
+            for price, gain, i in sorted(priced, key=lambda each: -each[1] / each[0])[: self._room]:
+                if gain * seconds <= tokens * price:
+                    break
+                tokens += gain
+                seconds += price
+                added.append((gain, i))
+            if not self._take(tokens, seconds, self._room - len(added)):
+                break
+            nexts = []
+            for gain, i in added:
+                sizes[i] += 1
+                option = options[i]
+                if option is not None and sizes[i] < option.limit:
+                    nexts.append((gain * option.rate, 1.0, i))
+        return sizes
+
+    def _take(self, tokens: float, seconds: float, room: int) -> bool:
+        """Adds draft tokens to the pass, if what they add pays; False if it does not."""
+        gain, price = tokens - self._tokens, seconds - self._seconds
+        if gain * self._seconds <= _MARGIN * self._tokens * price:
+            return False
+        self._tokens, self._seconds, self._room = tokens, seconds, room
+        self._to_begin = 0.0
+        return True

@@ -4,25 +4,25 @@ The token at a position is a function of its logits, the seed and the position. 
 right exactly if it is the token that a step of its own would have given, drawn or not.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Tokens to follow a sequence's newest one, perhaps none, and where they come from."""
+class Reader(Protocol):
+    """Proposes draft tokens for one text. It is asked after each pass, so it has to be quick."""
 
-    token_ids: tuple[int, ...] = ()
-    kind: DraftKind = "prompt"
+    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+        """What probably follows the text's newest token.
 
-    def __len__(self) -> int:
-        return len(self.token_ids)
+        Args:
+            sequence: the text's, which decodes; it is not changed.
+            max_tokens: at least 1.
 
-
-NO_DRAFT = Draft()
+        Returns:
+            At most ``max_tokens`` token ids, the first of them as likely as possible.
+        """
 
 
 class Proposer(Protocol):
@@ -30,16 +30,5 @@ class Proposer(Protocol):
 
     @property
     def kind(self) -> DraftKind: ...
-    def serves(self, sequence: Sequence) -> bool:
-        """Whether it may ever have some for a sequence; a cheap question."""
-
-    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-        """What probably follows the sequence's newest token.
-
-        Args:
-            sequence: one that decodes; it is not changed.
-            max_tokens: at least 1.
-
-        Returns:
-            At most ``max_tokens`` token ids, the first of them as likely as possible.
-        """
+    def reader(self, sequence: Sequence) -> Reader | None:
+        """Who proposes for a sequence that begins to decode; None if nobody ever will."""

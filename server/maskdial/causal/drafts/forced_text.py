@@ -12,10 +12,10 @@ class ForcedText:
 
     kind: DraftKind = "grammar"
 
-    def serves(self, sequence: Sequence) -> bool:
-        """Whether the sequence has a grammar, whose text is known to go on in one way."""
-        return sequence.grammar is not None and bool(sequence.grammar.forced)
+    def reader(self, sequence: Sequence) -> "ForcedText | None":
+        """See `maskdial.causal.drafts.draft.Proposer`: only of a sequence with a grammar."""
+        return None if sequence.grammar is None else self
 
     def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-        """See `maskdial.causal.drafts.draft.Proposer`."""
+        """See `maskdial.causal.drafts.draft.Reader`."""
         return () if sequence.grammar is None else sequence.grammar.forced[:max_tokens]

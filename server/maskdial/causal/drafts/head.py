@@ -1,6 +1,5 @@
 """HeadDrafts: draft tokens that are predicted by the model's hidden states."""
 
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
@@ -16,6 +15,8 @@ from maskdial.runtime.piece import Piece
 
 MAX_KEPT = 2048
 """Tokens of a text whose hidden states wait to be read; older ones are dropped."""
+
+_SPARE = 64
 
 
 class HiddenStates(Protocol):
@@ -36,42 +37,42 @@ class _Kept:
         end: that of the token after the last.
     """
 
+    __slots__ = ("_base", "_rows", "end", "start")
+
     def __init__(self) -> None:
-        self.start = self.end = 0
-        self._rows: deque[NDArray[np.float32]] = deque()
+        self.start = self.end = self._base = 0
+        self._rows = np.empty((0, 0), np.float32)
+        """With room at both ends; the first one is of the position ``_base``."""
 
     def add(self, start: int, rows: NDArray[np.float32]) -> None:
         """Adds those of the tokens from a position on; what is kept of these is replaced."""
-        self.cut(max(start, self.start))
-        if start > self.end:  # those between come from the prefix cache, or from another's prompt
-            self.take(self.end - self.start)
-            self.start = self.end = start
-        new = rows[self.end - start :]
-        if len(new):
-            self._rows.append(new.copy())
-            self.end += len(new)
-        self.take(max(self.end - self.start - MAX_KEPT, 0))
+        if start > self.end or not len(self._rows):
+            # Those between come from the prefix cache, or from another's prompt.
+            self.start = self.end = self._base = start
+        end = start + len(rows)
+        self.end = max(end, self.start)
+        self.start = max(self.start, self.end - MAX_KEPT)
+        first = max(start, self.start)
+        if end <= first:  # recurrent layers have read them again
+            return
+        if end - self._base > len(self._rows):
+            self._make_room(rows.shape[1])
+        self._rows[first - self._base : end - self._base] = rows[first - start :]
 
-    def cut(self, end: int) -> None:
-        """Drops those from a position on."""
-        while self.end > end:
-            rows = self._rows.pop()
-            left = max(len(rows) - (self.end - end), 0)
-            self.end -= len(rows) - left
-            if left:
-                self._rows.append(rows[:left])
+    def _make_room(self, size: int) -> None:
+        """Forgets those before the first one."""
+        kept = self._rows[self.start - self._base :]
+        room = min(2 * (self.end - self.start), MAX_KEPT) + _SPARE
+        self._rows = np.empty((room, size), np.float32)
+        if len(kept):
+            self._rows[: len(kept)] = kept
+        self._base = self.start
 
-    def take(self, count: int) -> list[NDArray[np.float32]]:
-        """Removes the first ones, and returns them."""
-        taken: list[NDArray[np.float32]] = []
+    def take(self, count: int) -> NDArray[np.float32]:
+        """Removes the first ones, and returns them, valid until others are added."""
+        first = self.start - self._base
         self.start += count
-        while count:
-            rows = self._rows.popleft()
-            taken.append(rows[:count])
-            if len(rows) > count:
-                self._rows.appendleft(rows[count:])
-            count -= len(taken[-1])
-        return taken
+        return self._rows[first : first + count]
 
 
 class HeadDrafts(DraftModel):
@@ -145,7 +146,7 @@ class HeadDrafts(DraftModel):
     def _piece(
         self, sequence: Sequence, place: Place, token_ids: NDArray[np.int64], start: int
     ) -> Piece:
-        rows = np.concatenate(self._kept[sequence].take(len(token_ids)))
+        rows = self._kept[sequence].take(len(token_ids))
         return Piece.of(place.slot, token_ids, start)._replace(previous_hidden=rows)
 
     def _step(

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.budget import pass_clock
+from maskdial.causal.drafts.budget import PassCosts, pass_clock
 from maskdial.causal.executor import Cache, DecodeAndPrefill
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
@@ -16,9 +16,6 @@ from maskdial.runtime.logits import Logits, SummarizedLogits
 from maskdial.runtime.piece import Piece
 
 _log = logging.getLogger(__name__)
-
-_DECAY = 0.9
-_SHARE_OF_A_TOKEN = 0.04  # of a step, when many are read at once
 
 
 class DraftRunner(Protocol):
@@ -76,18 +73,19 @@ class DraftModel:
         self._name = name
         self._free = list(range(slots))
         self._places: dict[Sequence, Place] = {}
-        self.seconds_per_token = 0.0
-        """A step of the draft model, in the mean of the latest ones."""
+        self.costs = PassCosts()
+        """Of its steps, by the tokens that they read, as if these were the drafts of one row."""
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Tokens of a text that it has not read."""
+        """Tokens of a text that it has not read, at least 1; about, after drafts of its own."""
         place = self._places.get(sequence)
-        return sequence.num_tokens - (0 if place is None else place.num_read)
+        num_read = 0 if place is None else place.num_read + len(place.drafted)
+        return max(sequence.num_tokens - num_read, 1)
 
     def seconds_to_read(self, sequence: Sequence) -> float:
         """About how long it takes to read the next chunk of a text, and to write a draft token."""
-        num_tokens = min(self.num_unread(sequence), self._chunk_tokens)
-        return self.seconds_per_token * (1 + _SHARE_OF_A_TOKEN * num_tokens)
+        more = min(self.num_unread(sequence), self._chunk_tokens) - 1
+        return self.costs.seconds(1) + more * self.costs.seconds_per_draft
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether a sequence fits into its context."""
@@ -119,7 +117,9 @@ class DraftModel:
     ) -> list[tuple[int, ...]]:
         found: dict[Sequence, list[int]] = {}
         wanted = dict(zip(sequences, sizes, strict=True))
-        first = self._read([each for each in sequences if self.serves(each)])
+        began = pass_clock()
+        first, num_read = self._read([each for each in sequences if self.serves(each)])
+        began = self._note(began, num_read)
         for sequence, token_id in first.items():
             room = self._max_length - sequence.num_tokens
             wanted[sequence] = min(wanted[sequence], room)
@@ -127,14 +127,25 @@ class DraftModel:
         while going := [s for s, tokens in found.items() if len(tokens) < wanted[s]]:
             for sequence, token_id in self._step(going, found).items():
                 found[sequence].append(token_id)
+            began = self._note(began, len(going))
         for sequence, token_ids in found.items():
             # The last one is in no slot yet.
             self._places[sequence].drafted = tuple(token_ids[:-1])
         return [tuple(found.get(s, ())[: wanted[s]]) for s in sequences]
 
-    def _read(self, sequences: SequenceOf[Sequence]) -> dict[Sequence, int]:
-        """Reads what the slots lack, up to the newest tokens; the first draft token of each
-        sequence that is read to its end.
+    def _note(self, began: float, num_tokens: int) -> float:
+        """Takes in a step that has read so many tokens; when it ended."""
+        ended = pass_clock()
+        if num_tokens:
+            self.costs.observe(1, num_tokens - 1, ended - began)
+        return ended
+
+    def _read(self, sequences: SequenceOf[Sequence]) -> tuple[dict[Sequence, int], int]:
+        """Reads what the slots lack, up to the newest tokens.
+
+        Returns:
+            The first draft token of each sequence that is read to its end, and how many tokens were
+            read.
         """
         pieces, left, ended = [], self._chunk_tokens, []
         for sequence in sequences:
@@ -150,9 +161,10 @@ class DraftModel:
             place.num_read += len(token_ids)
             ended.append(sequence if place.num_read == len(text) else None)
         if not pieces:
-            return {}
+            return {}, 0
         pairs = zip(ended, self._run(pieces), strict=True)
-        return {sequence: token_id for sequence, token_id in pairs if sequence is not None}
+        first = {sequence: token_id for sequence, token_id in pairs if sequence is not None}
+        return first, self._chunk_tokens - left
 
     def _step(
         self, sequences: SequenceOf[Sequence], found: dict[Sequence, list[int]]
@@ -163,9 +175,7 @@ class DraftModel:
         token_ids, lengths = np.zeros(rows[-1] + 1, np.int64), np.ones(rows[-1] + 1, np.int64)
         token_ids[rows] = [found[each][-1] for each in ordered]
         lengths[rows] = [each.num_tokens + len(found[each]) - 1 for each in ordered]
-        began = pass_clock()
         best = _best(self._runner.decode(token_ids, lengths, rows))
-        self._note(pass_clock() - began)
         return dict(zip(ordered, best, strict=True))
 
     def _text(self, sequence: Sequence, place: Place) -> NDArray[np.int64]:
@@ -183,15 +193,7 @@ class DraftModel:
         together = self._runner.decode_and_prefill
         assert together is not None, "a draft model has the shared pass"
         none = np.empty(0, np.int64)
-        began = pass_clock()
-        best = _best(together(none, none, none, pieces))
-        more = sum(len(each.token_ids) for each in pieces) - len(pieces)
-        self._note((pass_clock() - began) / (1 + _SHARE_OF_A_TOKEN * more))
-        return best
-
-    def _note(self, seconds: float) -> None:
-        mean = self.seconds_per_token or seconds
-        self.seconds_per_token = _DECAY * mean + (1 - _DECAY) * min(seconds, 4 * mean)
+        return _best(together(none, none, none, pieces))
 
     def _enter(self, sequence: Sequence) -> Place | None:
         """A sequence's place, its wrong draft tokens forgotten; None if no slot is free."""

@@ -1,28 +1,27 @@
 """Prediction: draft tokens from a text that the client expects, as OpenAI's Predicted Outputs."""
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.prompt_lookup import LONGEST_NGRAM, find_place
+from maskdial.causal.drafts.follower import Follower, Grams, find_place
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
 
+_MOST_LAST = 8
 
-class Follower:
+
+class PredictionFollower:
     """Follows a text through a predicted one. After a token that was not predicted, it goes on
     where the text's last tokens are found.
 
     Args:
         prediction: int64 (num_predicted,).
-        place: what the text's next token is in it.
     """
 
-    def __init__(self, prediction: NDArray[np.int64], place: int = 0) -> None:
+    def __init__(self, prediction: NDArray[np.int64]) -> None:
         self._prediction = prediction
+        self._follower, self._grams = Follower(prediction), Grams(prediction)
         self._last: list[int] = []
-        self._place = place
         self.num_right = 0
         """Tokens of the text that were predicted."""
 
@@ -33,17 +32,17 @@ class Follower:
 
     def push(self, token_id: int) -> None:
         """Takes the text's next token."""
-        self._last = [*self._last[1 - LONGEST_NGRAM :], token_id]
-        if self._place < len(self._prediction) and self._prediction[self._place] == token_id:
-            self.num_right += 1
-            self._place += 1
-        else:
-            found = find_place(self._prediction, np.array(self._last, np.int64))
-            self._place = found or len(self._prediction)
+        self._last = [*self._last[1 - _MOST_LAST :], token_id]
+        goes_on, occurs = self._follower.push(token_id), self._grams.has(token_id)
+        self.num_right += goes_on
+        if occurs and not goes_on:
+            place = find_place(self._prediction, np.array(self._last, np.int64))
+            if place:
+                self._follower.go_to(place)
 
     def following(self, max_tokens: int) -> tuple[int, ...]:
         """At most ``max_tokens`` tokens that are predicted to follow."""
-        return tuple(self._prediction[self._place : self._place + max_tokens].tolist())
+        return self._follower.following(max_tokens)
 
 
 class Prediction:
@@ -51,21 +50,21 @@ class Prediction:
 
     kind: DraftKind = "prediction"
 
-    def __init__(self) -> None:
-        self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
-        self._num_pushed: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+    def reader(self, sequence: Sequence) -> "_Reader | None":
+        """See `maskdial.causal.drafts.draft.Proposer`: only if its client has sent one."""
+        return _Reader(sequence) if len(sequence.prediction) else None
 
-    def serves(self, sequence: Sequence) -> bool:
-        """Whether its client has sent a prediction."""
-        return len(sequence.prediction) > 0
+
+class _Reader:
+    """Follows a text through its prediction."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._follower = PredictionFollower(sequence.prediction)
+        self._num_pushed = 0
 
     def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-        """See `maskdial.causal.drafts.draft.Proposer`."""
-        follower = self._followers.get(sequence)
-        if follower is None:
-            follower = self._followers[sequence] = Follower(sequence.prediction)
-        new = sequence.generated_ids[self._num_pushed.get(sequence, 0) :]
-        for token_id in new.tolist():
-            follower.push(token_id)
-        self._num_pushed[sequence] = sequence.num_generated
-        return follower.following(max_tokens)
+        """See `maskdial.causal.drafts.draft.Reader`."""
+        for token_id in sequence.generated_ids[self._num_pushed :].tolist():
+            self._follower.push(token_id)
+        self._num_pushed = sequence.num_generated
+        return self._follower.following(max_tokens)

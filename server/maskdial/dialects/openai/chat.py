@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
-from maskdial.causal.drafts.prediction import Follower
+from maskdial.causal.drafts.prediction import PredictionFollower
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
@@ -200,7 +200,7 @@ class ChatWriter:
         self._streams: list[_Stream] = []
         """One for each choice of a stream that has begun."""
         self._num_reasoning = 0
-        self._followers: list[Follower] = []
+        self._followers: list[PredictionFollower] = []
         """One for each text, if there is a prediction."""
 
     @property
@@ -272,7 +272,7 @@ class ChatWriter:
         if self._body.prediction is None:
             return
         while len(self._followers) <= index:
-            self._followers.append(Follower(self._prompt.sequences[0].prediction))
+            self._followers.append(PredictionFollower(self._prompt.sequences[0].prediction))
         for event in events:
             self._followers[index].push(event.token_id)
 
