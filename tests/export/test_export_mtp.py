@@ -23,7 +23,7 @@ from maskdial_export.quantize.quality import Gate
 from maskdial_export.session import CausalSession
 from tests.export.conftest import make_tokenizer
 from tests.export.zoo import ROUTED, SHAPE
-from tests.mtp import add_layer, save
+from tests.mtp import add_layer, declared, save
 
 ANY_LOSS = Gate(max_loss=math.inf)
 # Of the largest logit: what rounding to int8 may take
@@ -47,7 +47,8 @@ LATENT = SHAPE | {
 def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
     """Reads a text as the server does, in pieces, and compares what the layer predicts."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    mtp: Any = MtpModel.from_pretrained(model)
+    with declared(model):
+        mtp: Any = MtpModel.from_pretrained(model)
     ids = np.random.default_rng(7).integers(5, model.config.vocab_size, 30)
     with torch.no_grad():
         read = model(torch.from_numpy(ids[None, :-1]), output_hidden_states=True)
@@ -55,7 +56,7 @@ def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
             0,
             read.hidden_states[-1],
             torch.arange(1, 30)[None],
-            MtpCache(config=model.config.get_mtp_config()),
+            MtpCache(config=mtp.config),
             input_ids=torch.from_numpy(ids[None, 1:]),
         )
         expected = model.lm_head(states)[0].numpy()
