@@ -15,6 +15,10 @@ from transformers.modeling_layers import MtpModel
 _NAMES = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
 _NAMES |= {"eh_proj": "fc"}
 
+DENSE = {"intermediate_size": 48}
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EXPERTS |= {"shared_expert_intermediate_size": 24}
+
 
 def declared(model: Any) -> AbstractContextManager[Any]:
     """Says inside the block that Qwen's models have a layer, as other configurations do."""
@@ -54,12 +58,17 @@ def save(model: Any, mtp: Any, folder: Path) -> None:
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
 
 
-def make_circling(folder: Path, tokenizer: Any, max_length: int) -> None:
+def make_circling(
+    folder: Path, tokenizer: Any, max_length: int, architecture: str = "Qwen3_5ForCausalLM"
+) -> None:
     """A checkpoint of random weights but for its head, which goes in a circle of letters, and whose
     layer for multi-token prediction mostly goes in it as well. Its first layer is recurrent.
+
+    Products with fewer than 16 outputs would not be int8 in int8 bundles.
     """
     torch.manual_seed(0)
-    config = transformers.Qwen3_5TextConfig(
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=32,
         num_hidden_layers=2,
@@ -67,17 +76,17 @@ def make_circling(folder: Path, tokenizer: Any, max_length: int) -> None:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        intermediate_size=48,
         linear_num_key_heads=4,
-        linear_num_value_heads=16,  # int8 in int8 bundles, where products with fewer outputs stay
+        linear_num_value_heads=16,
         linear_key_head_dim=16,
         linear_value_head_dim=16,
         max_position_embeddings=max_length,
         bos_token_id=0,
         eos_token_id=2,
         initializer_range=0.15,
+        **DENSE if architecture == "Qwen3_5ForCausalLM" else EXPERTS,
     )
-    model = transformers.Qwen3_5ForCausalLM(config)
+    model = model_class(config)
     circle = [tokenizer.token_to_id(letter) for letter in "abcdefg"]
     mtp: Any = add_layer(model)
     with torch.no_grad():
