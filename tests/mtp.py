@@ -54,8 +54,22 @@ def save(model: Any, mtp: Any, folder: Path) -> None:
             name = f"model.layers.{model.config.num_hidden_layers}.{own}"
         else:
             name = f"mtp.{_NAMES[part]}.{rest}" if part in _NAMES else f"mtp.layers.0.{rest}"
-        tensors[name] = tensor.contiguous()
+        if tensor.ndim == 3 and "qwen3_5" not in model.config.model_type:
+            tensors |= _of_each_expert(name, tensor)
+        else:
+            tensors[name] = tensor.contiguous()
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _of_each_expert(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The weights of experts, (experts, outputs, inputs), by themselves."""
+    path, _, kind = name.rpartition(".")
+    names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    return {
+        f"{path}.{number}.{each}.weight": part.contiguous()
+        for number, expert in enumerate(tensor)
+        for each, part in zip(names, expert.chunk(len(names)), strict=True)
+    }
 
 
 def make_circling(

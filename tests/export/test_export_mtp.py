@@ -16,13 +16,17 @@ from transformers.modeling_layers import MtpModel
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import DRAFT_GRAPH, GRAPH
+from maskdial_export import writing
 from maskdial_export.checkpoint.mtp import without_mtp
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.quantize import Precision
 from maskdial_export.session import CausalSession
+from maskdial_export.tracing.draft_head import DraftHead
+from maskdial_export.tracing.mtp import mtp_head
 from tests.export.conftest import make_tokenizer
-from tests.export.zoo import ROUTED, SHAPE
+from tests.export.zoo import CAUSAL, EXPERTS, ROUTED, SHAPE, WRAPPED
 from tests.mtp import add_layer, declared, save
 
 ANY_LOSS = Gate(max_loss=math.inf)
@@ -42,6 +46,12 @@ LATENT = SHAPE | {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
 }
+MELLUM = EXPERTS | {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_mtp_layers": 1,
+}
+TIED = WRAPPED["qwen3.5-vision"].settings | {"tie_word_embeddings": True}
 
 
 def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
@@ -106,21 +116,45 @@ def test_a_layer_too_many_is_none_for_multi_token_prediction() -> None:
 
 @pytest.mark.zoo
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [("Glm4MoeForCausalLM", ROUTED), ("DeepseekV3ForCausalLM", LATENT)],
+    ("architecture", "settings", "precision"),
+    [
+        ("Glm4MoeForCausalLM", ROUTED, "int8"),
+        ("DeepseekV3ForCausalLM", LATENT, "int8"),
+        ("MellumForCausalLM", MELLUM, "int8"),
+        ("Qwen3_5ForCausalLM", CAUSAL["qwen3.5"].settings, "int4"),
+        ("Qwen3_5MoeForCausalLM", CAUSAL["qwen3.5-moe"].settings, "int8"),
+        ("Qwen3NextForCausalLM", CAUSAL["qwen3-next"].settings, "int8"),
+        ("Qwen3_5ForConditionalGeneration", TIED, "int8"),
+    ],
 )
-def test_architectures(architecture: str, settings: Any, tmp_path: Path) -> None:
+def test_architectures(
+    architecture: str,
+    settings: Any,
+    precision: Precision,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Any] = []
+
+    def take(main: Any, layer: Any) -> DraftHead:
+        taken.append(layer)
+        return mtp_head(main, layer)
+
+    monkeypatch.setattr(writing, "mtp_head", take)
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture)
-    model = model_class(model_class.config_class(**settings))
+    model = model_class(model_class.config_class(**settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    save(model, add_layer(model), tmp_path)
+    mtp: Any = add_layer(model)
+    save(model, mtp, tmp_path)
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    manifest = export(str(tmp_path), tmp_path / "bundle", precision="int8", gate=ANY_LOSS)
+    manifest = export(str(tmp_path), tmp_path / "bundle", precision=precision, gate=ANY_LOSS)
     assert manifest.draft_head is not None  # its fp32 graph was compared with transformers'
-    assert manifest.draft_head.hidden_size == model.config.hidden_size
+    loaded = taken[0].layers[0].state_dict()
+    for name, weight in mtp.layers[0].state_dict().items():
+        assert torch.equal(loaded[name], weight), name
 
 
 def test_a_layer_that_lacks_a_weight_is_refused(circling: Path, tmp_path: Path) -> None:
