@@ -25,8 +25,8 @@ def declared(model: Any) -> AbstractContextManager[Any]:
     config = model.config.get_text_config()
     if hasattr(config, "num_mtp_layers"):
         return nullcontext()
-    said = {"num_mtp_layers": 1, "mtp_layer_types": ["full_attention"]}
-    return mock.patch.multiple(config, create=True, **said)
+    types = ["full_attention"]
+    return mock.patch.multiple(config, create=True, num_mtp_layers=1, mtp_layer_types=types)
 
 
 def add_layer(model: Any) -> MtpModel:
@@ -89,7 +89,8 @@ def make_circling(
         layer_types=["linear_attention", "full_attention"],
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         linear_num_key_heads=4,
         linear_num_value_heads=16,
         linear_key_head_dim=16,

@@ -31,7 +31,7 @@ from tests.mtp import add_layer, declared, save
 
 ANY_LOSS = Gate(max_loss=math.inf)
 # Of the largest logit: what rounding to int8 may take
-TOLERANCE = 0.05
+TOLERANCE = 0.1
 LATENT = SHAPE | {
     "num_key_value_heads": 4,
     "n_routed_experts": 4,
@@ -51,7 +51,7 @@ MELLUM = EXPERTS | {
     "mlp_layer_types": ["dense", "sparse"],
     "num_mtp_layers": 1,
 }
-TIED = WRAPPED["qwen3.5-vision"].settings | {"tie_word_embeddings": True}
+TIED = {**WRAPPED["qwen3.5-vision"].settings, "tie_word_embeddings": True}
 
 
 def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:

@@ -16,7 +16,8 @@ it takes the tokens of all rows one after the other, (1, their sum), so that ste
 a pass without padding. With attention it also has ``tokens_ahead`` int32 (tokens,): how many of the
 tokens behind it in its row each one sees, 0 under the causal mask.
 
-A causal graph also gets a ``LogitsSummary`` (``src/logits_summary.cpp``).
+A causal graph also gets a ``LogitsSummary`` (``src/logits_summary.cpp``). Its products of floats
+with one column become sums of ONNX Runtime's.
 
 With a KV cache of integers, ``Int8CausalAttention`` or ``Int16CausalAttention`` takes its place,
 and the graph's inputs change their type.
