@@ -311,6 +311,21 @@ def circling(torch: ModuleType, made_once: MakeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def circling_experts(torch: ModuleType, made_once: MakeOnce) -> Path:
+    """`circling` with mixtures of experts."""
+
+    def make(folder: Path) -> None:
+        from maskdial_export.export import export
+        from maskdial_export.quantize.quality import Gate
+        from tests.mtp import make_circling
+
+        make_circling(folder, make_byte_tokenizer(), 512, "Qwen3_5MoeForCausalLM")
+        export(str(folder), folder / "bundle", precision="int8", gate=Gate(max_loss=math.inf))
+
+    return made_once("checkpoints/circling_experts", make)
+
+
+@pytest.fixture(scope="session")
 def circling_eagle(torch: ModuleType, made_once: MakeOnce) -> Path:
     """A tiny checkpoint, an EAGLE-3 ``head`` for it, and their ``bundle`` in int8."""
 

@@ -504,6 +504,12 @@ def circling_model(circling: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def circling_experts_model(circling_experts: Path) -> LoadedModel:
+    """Such a model with mixtures of experts."""
+    return LoadedModel(load_bundle("circling", circling_experts / "bundle"))
+
+
+@pytest.fixture(scope="session")
 def circling_eagle_model(circling_eagle: Path) -> LoadedModel:
     """A small int8 model with an EAGLE-3 head."""
     return LoadedModel(load_bundle("circling", circling_eagle / "bundle"))

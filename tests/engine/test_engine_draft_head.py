@@ -1,6 +1,7 @@
 """What reads hidden states writes drafts, and no text depends on it: a layer for multi-token
 prediction, and an EAGLE-3 head.
 
+The models with a layer have a recurrent one as well, whose states are restored after wrong drafts.
 What it drafts is what it predicts from the text alone, whoever comes and goes.
 """
 
@@ -19,11 +20,18 @@ from tests.engine.test_engine_company import run_in_company
 MAX_DRAFTS = 5
 
 
-@pytest.fixture(params=["circling_model", "circling_eagle_model"], ids=["mtp", "eagle"])
+@pytest.fixture(
+    params=[
+        pytest.param("circling_model", id="mtp"),
+        pytest.param("circling_experts_model", id="mtp-experts", marks=pytest.mark.zoo),
+        pytest.param("circling_eagle_model", id="eagle"),
+    ]
+)
 def model(request: pytest.FixtureRequest) -> Any:
     loaded = request.getfixturevalue(request.param)
-    if not loaded.session.is_exact:
+    if loaded.kernels is None:
         pytest.skip("the kernels are not built")
+    assert loaded.session.is_exact
     return loaded
 
 

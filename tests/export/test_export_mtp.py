@@ -16,18 +16,22 @@ from transformers.modeling_layers import MtpModel
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import DRAFT_GRAPH, GRAPH
+from maskdial_export import writing
 from maskdial_export.checkpoint.mtp import without_mtp
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.quantize import Precision
 from maskdial_export.session import CausalSession
+from maskdial_export.tracing.draft_head import DraftHead
+from maskdial_export.tracing.mtp import mtp_head
 from tests.export.conftest import make_tokenizer
-from tests.export.zoo import ROUTED, SHAPE
-from tests.mtp import add_layer, save
+from tests.export.zoo import CAUSAL, EXPERTS, ROUTED, SHAPE, WRAPPED
+from tests.mtp import add_layer, declared, save
 
 ANY_LOSS = Gate(max_loss=math.inf)
 # Of the largest logit: what rounding to int8 may take
-TOLERANCE = 0.05
+TOLERANCE = 0.1
 LATENT = SHAPE | {
     "num_key_value_heads": 4,
     "n_routed_experts": 4,
@@ -42,12 +46,19 @@ LATENT = SHAPE | {
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
 }
+MELLUM = EXPERTS | {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_mtp_layers": 1,
+}
+TIED = {**WRAPPED["qwen3.5-vision"].settings, "tie_word_embeddings": True}
 
 
 def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
     """Reads a text as the server does, in pieces, and compares what the layer predicts."""
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    mtp: Any = MtpModel.from_pretrained(model)
+    with declared(model):
+        mtp: Any = MtpModel.from_pretrained(model)
     ids = np.random.default_rng(7).integers(5, model.config.vocab_size, 30)
     with torch.no_grad():
         read = model(torch.from_numpy(ids[None, :-1]), output_hidden_states=True)
@@ -55,7 +66,7 @@ def compare(checkpoint: Path, folder: Path, tolerance: float) -> None:
             0,
             read.hidden_states[-1],
             torch.arange(1, 30)[None],
-            MtpCache(config=model.config.get_mtp_config()),
+            MtpCache(config=mtp.config),
             input_ids=torch.from_numpy(ids[None, 1:]),
         )
         expected = model.lm_head(states)[0].numpy()
@@ -105,21 +116,45 @@ def test_a_layer_too_many_is_none_for_multi_token_prediction() -> None:
 
 @pytest.mark.zoo
 @pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [("Glm4MoeForCausalLM", ROUTED), ("DeepseekV3ForCausalLM", LATENT)],
+    ("architecture", "settings", "precision"),
+    [
+        ("Glm4MoeForCausalLM", ROUTED, "int8"),
+        ("DeepseekV3ForCausalLM", LATENT, "int8"),
+        ("MellumForCausalLM", MELLUM, "int8"),
+        ("Qwen3_5ForCausalLM", CAUSAL["qwen3.5"].settings, "int4"),
+        ("Qwen3_5MoeForCausalLM", CAUSAL["qwen3.5-moe"].settings, "int8"),
+        ("Qwen3NextForCausalLM", CAUSAL["qwen3-next"].settings, "int8"),
+        ("Qwen3_5ForConditionalGeneration", TIED, "int8"),
+    ],
 )
-def test_architectures(architecture: str, settings: Any, tmp_path: Path) -> None:
+def test_architectures(
+    architecture: str,
+    settings: Any,
+    precision: Precision,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Any] = []
+
+    def take(main: Any, layer: Any) -> DraftHead:
+        taken.append(layer)
+        return mtp_head(main, layer)
+
+    monkeypatch.setattr(writing, "mtp_head", take)
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture)
-    model = model_class(model_class.config_class(**settings))
+    model = model_class(model_class.config_class(**settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    save(model, add_layer(model), tmp_path)
+    mtp: Any = add_layer(model)
+    save(model, mtp, tmp_path)
     make_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    manifest = export(str(tmp_path), tmp_path / "bundle", precision="int8", gate=ANY_LOSS)
+    manifest = export(str(tmp_path), tmp_path / "bundle", precision=precision, gate=ANY_LOSS)
     assert manifest.draft_head is not None  # its fp32 graph was compared with transformers'
-    assert manifest.draft_head.hidden_size == model.config.hidden_size
+    loaded = taken[0].layers[0].state_dict()
+    for name, weight in mtp.layers[0].state_dict().items():
+        assert torch.equal(loaded[name], weight), name
 
 
 def test_a_layer_that_lacks_a_weight_is_refused(circling: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
@@ -176,6 +177,32 @@ def test_the_gelu_of_a_product_is_fused_with_it(
         for each in (None, kernels)
     )
     np.testing.assert_array_equal(used, plain)
+
+
+def test_a_product_with_one_column_becomes_a_sum(tmp_path: Path) -> None:
+    """As the gates of shared experts: ONNX Runtime's product depends on the number of rows."""
+    rows = np.random.default_rng(0).normal(size=(9, 64)).astype(np.float32)
+    weight = rows[:1] + 1
+    model = onnx.load(HYBRID / GRAPH, load_external_data=False)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+    gate = onnx.helper.make_node("Gemm", ["index_select", "weight"], ["gate"], transB=1)
+    model.graph.node.append(gate)
+    gate_output = onnx.helper.make_tensor_value_info("gate", onnx.TensorProto.FLOAT, ["rows", 1])
+    model.graph.output.append(gate_output)
+    (tmp_path / GRAPH).write_bytes(model.SerializeToString())
+    rewritten = rewrite(tmp_path / GRAPH)
+    assert rewritten.is_exact
+    graph = onnx.load_from_string(rewritten.model).graph
+    nodes = [node for node in graph.node if node.output[0].startswith("gate")]
+    kept = [initializer(graph, name) for node in nodes for name in node.input[1:]]
+    read = onnx.helper.make_tensor_value_info("index_select", onnx.TensorProto.FLOAT, ["rows", 64])
+    part = onnx.helper.make_graph(nodes, "gate", [read], [gate_output], kept)
+    part_model = onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=10)
+    session = ort.InferenceSession(part_model.SerializeToString())
+    (found,) = session.run(None, {"index_select": rows})
+    np.testing.assert_allclose(found, rows @ weight.T, rtol=1e-5)
+    for row, value in zip(rows, found, strict=True):
+        np.testing.assert_array_equal(session.run(None, {"index_select": row[None]})[0][0], value)
 
 
 def test_attention_over_float16_stays(tmp_path: Path) -> None:

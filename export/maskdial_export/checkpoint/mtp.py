@@ -14,14 +14,21 @@ from maskdial_export.errors import ExportError, first_line
 ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "MellumForCausalLM"})
 """Those whose layer transformers itself runs, with `generate(use_mtp=True)`."""
 
+_UNDECLARED = frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"})
+"""Those with one layer, of full attention, that their configurations in transformers do not name.
+Its weights are stored as those of Mellum's are.
+"""
+
 
 def of_mtp_layers(model: PreTrainedModel) -> re.Pattern[str] | None:
     """Matches the names of a checkpoint's weights for multi-token prediction; None if the model is
     of an architecture whose layers are not known, or of one without.
     """
+    config: Any = model.config
+    if type(model).__name__ in _UNDECLARED:
+        return re.compile(r"^mtp\.")
     if type(model).__name__ not in ARCHITECTURES:
         return None
-    config: Any = model.config
     layers, count = config.num_hidden_layers, config.num_mtp_layers or 0
     if not count:
         return None
@@ -52,6 +59,10 @@ def load_mtp(source: Source, model: PreTrainedModel) -> MtpModel | None:
         return None
     if not any(map(pattern.match, _names(source))):
         return None
+    config: Any = model.config
+    if type(model).__name__ in _UNDECLARED:
+        config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
+    config.name_or_path = str(source.path)  # which the text part of a wrapper lacks
     # transformers looks for the numbers of the layers of published checkpoints
     model._keys_to_ignore_on_load_unexpected = [pattern.pattern]
     try:

@@ -16,7 +16,8 @@ it takes the tokens of all rows one after the other, (1, their sum), so that ste
 a pass without padding. With attention it also has ``tokens_ahead`` int32 (tokens,): how many of the
 tokens behind it in its row each one sees, 0 under the causal mask.
 
-A causal graph also gets a ``LogitsSummary`` (``src/logits_summary.cpp``).
+A causal graph also gets a ``LogitsSummary`` (``src/logits_summary.cpp``). Its products of floats
+with one column become sums of ONNX Runtime's.
 
 With a KV cache of integers, ``Int8CausalAttention`` or ``Int16CausalAttention`` takes its place,
 and the graph's inputs change their type.
@@ -72,6 +73,7 @@ _OTHER_PRODUCTS = frozenset(
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _PAST_KEY = "past_key."
 _NUM_ATTENTION_OUTPUTS = 3
+_LAST_AXIS = "axis.last"
 _SINKS_INPUT = 9
 """Of ``CausalAttention``, the scores of sinks."""
 _ATTENTION_DEFAULTS: dict[str, float] = {
@@ -183,6 +185,8 @@ def rewrite(
     if not gives_hidden:
         _remove_outputs(graph, {"hidden"})
     num_replaced = _replace_operators(graph)
+    if NEW_TOKENS in graph.inputs:
+        _sum_single_columns(graph)
     integer: CacheInteger | None = None
     if kv_cache == "auto":
         quantized = _attends(graph) and not QUANTIZED.isdisjoint(graph.kinds)
@@ -304,6 +308,30 @@ def _pack_rows(graph: Graph) -> int:
         graph.proto.input.append(ahead)
     graph.set_nodes(graph.nodes)
     return num_recurrent
+
+
+def _sum_single_columns(graph: Graph) -> None:
+    """Turns products of floats with one column, which gate shared experts, into sums: ONNX Runtime
+    adds up each row by itself, so a token gets the same bits alone and beside others.
+    """
+    nodes: list[NodeProto] = []
+    for node in graph.nodes:
+        if not _has_single_column(graph, node):
+            nodes.append(node)
+            continue
+        (output,) = node.output
+        terms = f"{output}.terms"
+        nodes.append(helper.make_node("Mul", list(node.input), [terms]))
+        nodes.append(helper.make_node("ReduceSum", [terms, _LAST_AXIS], [output]))
+    axis = helper.make_tensor(_LAST_AXIS, TensorProto.INT64, [1], [-1])
+    graph.set_nodes(nodes, [axis] * (len(nodes) > len(graph.nodes)))
+
+
+def _has_single_column(graph: Graph, node: NodeProto) -> bool:
+    if node.op_type != "Gemm" or len(node.input) != 2 or graph.dims(node.input[1])[:1] != [1]:
+        return False
+    settings = {"alpha": 1, "transA": 0, "transB": 0} | attributes_of(node)
+    return (settings["alpha"], settings["transA"], settings["transB"]) == (1, 0, 1)
 
 
 def _packs(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
