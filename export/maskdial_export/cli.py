@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         metavar="EAGLE",
-        help="export an EAGLE-3 head (a folder or a Hub id) with its model, which drafts by it "
-        "where it is served with --speculative-tokens N; needs --precision int8 or int4",
+        help="export an EAGLE-3 head (a folder or a Hub id) with its model, which drafts by it; "
+        "needs --precision int8 or int4",
     )
     parser.add_argument(
         "--allow-pickle",

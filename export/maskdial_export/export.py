@@ -67,8 +67,7 @@ def export(
         max_length: how many tokens a text may have; None for what the model has positions for, at
             most 131,072 if they are rotary.
         adapter: the folder of a PEFT adapter (LoRA...) to merge into the weights.
-        draft: the folder or Hub id of an EAGLE-3 head, which drafts for the model where it is
-            served with a number of draft tokens.
+        draft: the folder or Hub id of an EAGLE-3 head, which drafts for the model.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
         console: where to show progress; None for nowhere.

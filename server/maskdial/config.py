@@ -424,8 +424,7 @@ class Config(BaseModel):
         description="maximum number of draft tokens of a sequence, which one pass verifies; fewer "
         "or none are verified where more would take longer; 0: no speculation; auto: 16 where the "
         "answers are the same to the last bit with it, which takes the kernels, else 0. Without "
-        "them, only a sequence that runs alone has drafts, and last bits depend on it. A layer or "
-        "head that a bundle has for drafts takes part if this is a number",
+        "them, only a sequence that runs alone has drafts, and last bits depend on it",
     )
     draft: str | None = Field(
         None,

@@ -49,13 +49,9 @@ def find_max_drafts(bundle: Bundle, session: Session, config: Config, *, on_host
 
 
 def hidden_size(bundle: Bundle, config: Config) -> int:
-    """The columns of the hidden states that drafts are made from; 0 if none are.
-
-    A head drafts if a number of draft tokens is asked for. By default it does not: where it is
-    wrong too often, it makes texts slower by more than the choice of drafts notices.
-    """
+    """The columns of the hidden states that drafts are made from; 0 if none are."""
     head = bundle.manifest.draft_head
-    is_asked = config.draft in (None, bundle.name) and config.speculative_tokens
+    is_asked = config.draft in (None, bundle.name) and config.speculative_tokens != 0
     return head.hidden_size if head is not None and is_asked else 0
 
 

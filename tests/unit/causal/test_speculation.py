@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.budget import Budget, Option, PassCosts
+from maskdial.causal.drafts.budget import Budget, Option, PassCosts, StepCosts
 from maskdial.causal.drafts.prediction import Prediction, PredictionFollower
 from maskdial.causal.drafts.record import Rates, Record
 from maskdial.causal.drafts.speculation import Speculation
@@ -79,7 +79,7 @@ def spent(
     """What each sequence has of a pass that takes a second without draft tokens."""
     rows = len(rates)
     costs = costs_of({(rows, 0): 1.0} | draft_passes(rows, per_draft, to_begin))
-    budget = Budget(costs, rows, rows, most)
+    budget = Budget(costs, rows, reads=False, most=most)
     pairs = zip(rates, limits, strict=True)
     return budget.spend([Option(r, r, limit) if limit else None for r, limit in pairs])
 
@@ -108,8 +108,8 @@ def test_drafts_are_verified_as_far_as_they_pay(
 
 def test_the_first_one_and_the_later_ones_are_right_at_different_rates() -> None:
     costs = costs_of({(1, 0): 1.0} | draft_passes(1, 0.1, 0.0))
-    assert Budget(costs, 1, 1, 64).spend([Option(0.9, 0.1, 8)]) == [1]
-    assert Budget(costs, 1, 1, 64).spend([Option(0.05, 0.99, 8)]) == [0]
+    assert Budget(costs, 1, reads=False, most=64).spend([Option(0.9, 0.1, 8)]) == [1]
+    assert Budget(costs, 1, reads=False, most=64).spend([Option(0.05, 0.99, 8)]) == [0]
 
 
 def test_draft_tokens_pay_for_what_it_takes_to_begin_as_well() -> None:
@@ -131,29 +131,32 @@ def test_more_rows_leave_less_to_gain() -> None:
 def written(
     firsts: list[float],
     *,
-    per_step: float,
-    per_token: float,
+    step: float,
     unread: float = 1.0,
     per_draft: float = 0.05,
 ) -> list[int]:
     """What a draft model writes beside a pass of a second."""
     rows = len(firsts)
     costs = costs_of({(rows, 0): 1.0} | draft_passes(rows, per_draft, 0.0))
-    model = costs_of({(1, n): per_step + per_token * (1 + n) for n in (0, 4, 16)})
-    return Budget(costs, rows, rows, 64).write([Option(p, p, 16, unread) for p in firsts], model)
+    model = StepCosts()
+    for num_tokens in (1, 5, 20):
+        model.observe(num_tokens, step * (0.96 + 0.04 * num_tokens))
+    return Budget(costs, rows, reads=False, most=64).write(
+        [Option(p, p, 16, unread) for p in firsts], model
+    )
 
 
 def test_a_draft_model_writes_as_far_as_it_pays() -> None:
-    # What one of a tenth writes at 70%: 2.8 tokens in 1.48 of the time.
-    assert written([0.7], per_step=0.06, per_token=0.01) == [4]
-    assert written([0.1], per_step=0.06, per_token=0.01) == [0]
+    # What one of a tenth writes at 70%: 2.5 tokens in 1.45 of the time.
+    assert written([0.7], step=0.1) == [3]
+    assert written([0.1], step=0.1) == [0]
     # Its step costs as much for one text of 16 as for all.
     few, many = [0.9] + [0.1] * 15, [0.9] * 16
-    assert written(few, per_step=0.06, per_token=0.001, per_draft=0.02) == [0] * 16
-    assert written(many, per_step=0.06, per_token=0.001, per_draft=0.02)[0] > 0
+    assert written(few, step=0.1, per_draft=0.02) == [0] * 16
+    assert written(many, step=0.1, per_draft=0.02)[0] > 0
     # What it has to read first counts as well.
-    assert written([0.5], per_step=0.06, per_token=0.01)[0] > 0
-    assert written([0.5], per_step=0.06, per_token=0.01, unread=50) == [0]
+    assert written([0.5], step=0.1)[0] > 0
+    assert written([0.5], step=0.1, unread=80) == [0]
 
 
 def test_a_record_follows_what_was_right() -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_DECAY = 0.98
+_DECAY, _STEP_DECAY = 0.98, 0.9
 _MOST_WEIGHT = 30.0  # passes
 _PRIOR_SHARE = 0.04
 _PRIOR_WEIGHT = 4.0
 _OUTLIER = 2.0
-_MARGIN = 1.05
+_MARGIN, _MARGIN_OF_MODEL = 1.05, 1.15
 _SHORTEST = 1e-9  # seconds
 
 # The CPU time of the engine's thread, since what interrupts a pass says nothing of its rows.
@@ -96,6 +96,32 @@ class PassCosts:
         return max(more, 0.0) * mean.weight / (mean.weight + _PRIOR_WEIGHT)
 
 
+class StepCosts:
+    """The time of a draft model's step, by the tokens that it reads.
+
+    Each token after the first one is taken to cost 4% of a step with one.
+    """
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Takes in a step that has read so many tokens, at least one, and its time."""
+        seconds /= 1 + _PRIOR_SHARE * (num_tokens - 1)
+        mean = self._mean or seconds
+        self._mean = _STEP_DECAY * mean + (1 - _STEP_DECAY) * min(seconds, _OUTLIER * mean)
+
+    @property
+    def per_token(self) -> float:
+        """What a token adds to a step, in seconds."""
+        return _PRIOR_SHARE * self._mean
+
+    @property
+    def per_step(self) -> float:
+        """What a step takes beside that; 0 before the first one."""
+        return self._mean - self.per_token
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """Draft tokens that a sequence may have.
@@ -121,15 +147,15 @@ class Budget:
     Args:
         costs: of the model's passes.
         num_sequences: that get a token from the pass.
-        num_rows: tokens of the pass without drafts, at least as many.
+        reads: whether the pass reads prompts as well. That takes its time with draft tokens or
+            without, so these have to pay in a pass that reads none.
         most: draft tokens of the pass.
     """
 
-    def __init__(self, costs: PassCosts, num_sequences: int, num_rows: int, most: int) -> None:
-        self._tokens, self._seconds = float(num_sequences), costs.seconds(num_rows)
+    def __init__(self, costs: PassCosts, num_sequences: int, *, reads: bool, most: int) -> None:
+        self._tokens, self._seconds = float(num_sequences), costs.seconds(num_sequences)
         self._per_draft = max(costs.seconds_per_draft, _SHORTEST)
-        # A pass that reads prompts as well is one of that kind already.
-        self._to_begin = costs.seconds_to_begin(num_rows) if num_rows == num_sequences else 0.0
+        self._to_begin = 0.0 if reads else costs.seconds_to_begin(num_sequences)
         self._room = most
 
     def spend(self, options: Sequence[Option | None]) -> list[int]:
@@ -157,9 +183,9 @@ class Budget:
                 heapq.heapreplace(nexts, (gain * option.rate, i))
             else:
                 heapq.heappop(nexts)
-        return sizes if self._take(tokens, seconds, room) else [0] * len(options)
+        return sizes if self._take(tokens, seconds, room, _MARGIN) else [0] * len(options)
 
-    def write(self, options: Sequence[Option | None], model: PassCosts) -> list[int]:
+    def write(self, options: Sequence[Option | None], model: StepCosts) -> list[int]:
         """How many draft tokens a draft model writes for each sequence.
 
         It writes one for each of some sequences in each of its steps, which take a time of their
@@ -167,23 +193,23 @@ class Budget:
 
         Args:
             options: of each sequence; None if it does not write for it.
-            model: of the draft model's steps, by the tokens that they read after the first one.
+            model: of the draft model's steps.
         """
         sizes = [0] * len(options)
         nexts = [(each.first, each.unread, i) for i, each in enumerate(options) if each is not None]
-        per_token = model.seconds_per_draft
-        per_step = max(model.seconds(1) + model.seconds_to_begin(1) - per_token, 0.0)
         while nexts and self._room:
-            tokens, seconds = self._tokens, self._seconds + self._to_begin + per_step
+            tokens, seconds = self._tokens, self._seconds + self._to_begin + model.per_step
             added = []
-            priced = [(self._per_draft + per_token * size, gain, i) for gain, size, i in nexts]
+            priced = [
+                (self._per_draft + model.per_token * size, gain, i) for gain, size, i in nexts
+            ]
             for price, gain, i in sorted(priced, key=lambda each: -each[1] / each[0])[: self._room]:
                 if gain * seconds <= tokens * price:
                     break
                 tokens += gain
                 seconds += price
                 added.append((gain, i))
-            if not self._take(tokens, seconds, self._room - len(added)):
+            if not self._take(tokens, seconds, self._room - len(added), _MARGIN_OF_MODEL):
                 break
             nexts = []
             for gain, i in added:
@@ -193,10 +219,10 @@ class Budget:
                     nexts.append((gain * option.rate, 1.0, i))
         return sizes
 
-    def _take(self, tokens: float, seconds: float, room: int) -> bool:
+    def _take(self, tokens: float, seconds: float, room: int, margin: float) -> bool:
         """Adds draft tokens to the pass, if what they add pays; False if it does not."""
         gain, price = tokens - self._tokens, seconds - self._seconds
-        if gain * self._seconds <= _MARGIN * self._tokens * price:
+        if gain * self._seconds <= margin * self._tokens * price:
             return False
         self._tokens, self._seconds, self._room = tokens, seconds, room
         self._to_begin = 0.0

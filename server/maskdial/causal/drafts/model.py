@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.budget import PassCosts, pass_clock
+from maskdial.causal.drafts.budget import StepCosts, pass_clock
 from maskdial.causal.executor import Cache, DecodeAndPrefill
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
@@ -73,8 +73,7 @@ class DraftModel:
         self._name = name
         self._free = list(range(slots))
         self._places: dict[Sequence, Place] = {}
-        self.costs = PassCosts()
-        """Of its steps, by the tokens that they read, as if these were the drafts of one row."""
+        self.costs = StepCosts()
 
     def num_unread(self, sequence: Sequence) -> int:
         """Tokens of a text that it has not read, at least 1; about, after drafts of its own."""
@@ -84,8 +83,8 @@ class DraftModel:
 
     def seconds_to_read(self, sequence: Sequence) -> float:
         """About how long it takes to read the next chunk of a text, and to write a draft token."""
-        more = min(self.num_unread(sequence), self._chunk_tokens) - 1
-        return self.costs.seconds(1) + more * self.costs.seconds_per_draft
+        num_tokens = min(self.num_unread(sequence), self._chunk_tokens)
+        return self.costs.per_step + num_tokens * self.costs.per_token
 
     def serves(self, sequence: Sequence) -> bool:
         """Whether a sequence fits into its context."""
@@ -137,7 +136,7 @@ class DraftModel:
         """Takes in a step that has read so many tokens; when it ended."""
         ended = pass_clock()
         if num_tokens:
-            self.costs.observe(1, num_tokens - 1, ended - began)
+            self.costs.observe(num_tokens, ended - began)
         return ended
 
     def _read(self, sequences: SequenceOf[Sequence]) -> tuple[dict[Sequence, int], int]:

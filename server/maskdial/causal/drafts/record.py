@@ -1,8 +1,10 @@
 """Record: how often the draft tokens of one kind were right."""
 
 _DECAY, _OVERALL_DECAY = 0.95, 0.98  # for each draft token
-_FIRST_RATE, _MOST_AT_FIRST = 0.5, 0.5
-_PRIOR_TESTS, _OVERALL_PRIOR_TESTS = 2.0, 2.0
+_FIRST_RATE = 0.5
+_OVERALL_PRIOR_TESTS = 2.0
+_MOST_AT_FIRST, _PRIOR_TESTS = 0.5, 2.0  # of what a text repeats, which others do not tell
+_MODEL_PRIOR_TESTS = 8.0
 
 
 class Rates:
@@ -49,16 +51,20 @@ class Record:
     """What became of a sequence's draft tokens of one kind.
 
     Args:
-        overall: of all sequences' draft tokens of this kind. Other texts may repeat themselves more
-            than this one, so at first it is thought to be right at most three times of four.
+        overall: of all sequences' draft tokens of this kind, for a start.
+        by_model: whether a model writes them, which is about as often right in one text as in
+            another. What others repeat tells little of a text.
     """
 
     __slots__ = ("_after_right", "_overall", "_rates")
 
-    def __init__(self, overall: Rates) -> None:
+    def __init__(self, overall: Rates, *, by_model: bool = False) -> None:
         first, later = overall.after(right=False), overall.after(right=True)
-        prior = min(first, _MOST_AT_FIRST), min(later, _MOST_AT_FIRST)
-        self._rates = Rates(prior, _PRIOR_TESTS, _DECAY)
+        if by_model:
+            self._rates = Rates((first, later), _MODEL_PRIOR_TESTS, _DECAY)
+        else:
+            prior = min(first, _MOST_AT_FIRST), min(later, _MOST_AT_FIRST)
+            self._rates = Rates(prior, _PRIOR_TESTS, _DECAY)
         self._overall = overall
         self._after_right = False
 

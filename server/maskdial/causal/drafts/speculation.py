@@ -170,8 +170,8 @@ class Speculation:
         asked = self._model if self._model is not None and self._is_awake(len(sequences)) else None
         if asked is None and not any(guesses):
             return []
-        num_rows = len(sequences) + sum(prefill.num_tokens for prefill in plan.prefills)
-        budget = Budget(self._costs, len(sequences), num_rows, MAX_PASS_DRAFTS)
+        reads = bool(plan.prefills)
+        budget = Budget(self._costs, len(sequences), reads=reads, most=MAX_PASS_DRAFTS)
         drafts: list[tuple[int, ...]] = [()] * len(sequences)
         if asked is None:
             self._spend(sequences, guesses, drafts, budget)
@@ -191,7 +191,7 @@ class Speculation:
     def note(self, plan: Plan, seconds: float) -> None:
         """Takes in a step whose tokens were appended: the passes and that took so many seconds."""
         if self._model is not None:
-            most = _MOST_CREDIT * self._model.costs.seconds(1)
+            most = _MOST_CREDIT * self._model.costs.per_step
             self._credit = min(self._credit + _PROBE_SHARE * seconds, most)
         self._num_plain = 0 if plan.drafts else self._num_plain + 1
         if self._num_plain % _OBSERVE_EVERY:
@@ -248,7 +248,7 @@ class Speculation:
         )
 
     def _guess(self, kind: DraftKind, reader: Reader | None) -> _Guess:
-        return _Guess(kind, reader, Record(self._overall[kind]))
+        return _Guess(kind, reader, Record(self._overall[kind], by_model=reader is None))
 
     def _spend(
         self,
