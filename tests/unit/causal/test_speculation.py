@@ -294,21 +294,40 @@ def test_drafts_that_do_not_pay_are_watched_without_a_pass() -> None:
     assert drafts == ((4,),)
 
 
-def test_where_nothing_is_found_few_steps_look() -> None:
-    """Until one finds something; where there is a grammar, it may force a text at any time."""
-    oracle = Oracle()
+@pytest.mark.parametrize(
+    ("seconds", "looks", "last_looks"),
+    [
+        (1e-4, range(60), range(40, 60)),  # in passes of a second: in each step
+        (0.022, [0, 1, 3, 6, 10, 15, 20, 25, 30, 35], range(40, 60)),
+        (5.0, [0, 1, 3, 6, 10, 15, 21, 28, 36], range(45, 60)),
+    ],
+)
+def test_looking_takes_a_small_share_of_the_passes(
+    seconds: float, looks: list[int], last_looks: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing is found; from the 40th step on, something is."""
+    now = 0.0
+
+    class SlowOracle(Oracle):
+        def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+            nonlocal now
+            now += seconds
+            return super().propose(sequence, max_tokens)
+
+    monkeypatch.setattr("maskdial.causal.drafts.speculation.time.perf_counter", lambda: now)
+    oracle = SlowOracle()
     speculation = speculation_of(oracle, Metrics())
-    sequence = running(90)
-    looks = []
-    for step in range(30):
-        oracle.token_ids = (5,) * (step > 15)
+    sequence, asked = running(90), []
+    for step in range(60):
+        oracle.token_ids = (5,) * (step >= 40)
         before = oracle.num_asked
         plan = plan_of(sequence)
         speculation.draft(plan)
-        looks.append(oracle.num_asked > before)
+        asked += [step] * (oracle.num_asked - before)
         write(sequence, 5)
         speculation.note(plan, 1.0)
-    assert [i for i, looked in enumerate(looks) if looked] == [0, 1, 3, 6, 10, 14, *range(18, 30)]
+    assert [step for step in asked if step < 40] == [step for step in looks if step < 40]
+    assert [step for step in asked if step >= 40] == [*last_looks]
 
 
 def test_without_the_shared_pass_a_sequence_has_drafts_only_while_it_is_alone() -> None:

@@ -1,5 +1,6 @@
 """Speculation: which draft tokens the next pass verifies, and what became of them."""
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import get_args
@@ -19,7 +20,8 @@ MAX_PASS_DRAFTS = 64
 """Draft tokens of one pass, for all its sequences."""
 
 _OBSERVE_EVERY = 4  # passes without drafts: some are enough to know their time
-_MOST_SKIPPED = 3  # steps: looking for draft tokens takes time as well
+_LOOK_SHARE = 0.005  # of the time of passes
+_LOOK_DECAY, _MOST_SKIPPED = 0.95, 15
 _PROBE_SHARE = 0.005  # of the time of passes
 _MOST_CREDIT = 100.0  # steps of the draft model
 _FEW_UNREAD, _PASSES_TO_REPAY = 4, 32
@@ -130,6 +132,8 @@ class Speculation:
         self._verified: list[_Verified] = []
         self._num_to_skip = 0
         """Steps to come in which nobody looks for draft tokens."""
+        self._seconds_per_look = 0.0
+        """What looking took in the latest steps that did."""
         self._num_vain = 0
         """How often that gave none since it last gave some."""
         self._num_plain = 0
@@ -159,14 +163,26 @@ class Speculation:
             self._num_vain = 0
             return tuple(drafts)
         if all(sequence.grammar is None for sequence in sequences):
-            self._num_to_skip = min(self._num_vain, _MOST_SKIPPED)
+            self._num_to_skip = self._find_skip(len(sequences))
         self._num_vain += 1
         return ()
+
+    def _find_skip(self, num_sequences: int) -> int:
+        """For how many steps nobody looks for draft tokens after none were found.
+
+        At first for none, then for more and more, until looking takes a small share of the passes'
+        time. No token is missed: who looks later reads those that have come since.
+        """
+        allowed = _LOOK_SHARE * self._costs.seconds(num_sequences)
+        most = int(self._seconds_per_look / allowed) if allowed else 0
+        return min(self._num_vain, most, _MOST_SKIPPED)
 
     def _draft(self, plan: Plan) -> list[tuple[int, ...]]:
         """As `draft`, of a plan with sequences that decode."""
         sequences = plan.decoding
+        began = time.perf_counter()
         guesses = [self._look(sequence) for sequence in sequences]
+        self._note_look(time.perf_counter() - began)
         asked = self._model if self._model is not None and self._is_awake(len(sequences)) else None
         if asked is None and not any(guesses):
             return []
@@ -213,6 +229,12 @@ class Speculation:
         if self._answers is not None:
             for sequence in sequences:
                 self._answers.learn(sequence)
+
+    def _note_look(self, seconds: float) -> None:
+        """Takes in what looking took; that a text's first look reads its prompt says nothing."""
+        mean = self._seconds_per_look or seconds
+        latest = min(seconds, 2 * mean)
+        self._seconds_per_look = _LOOK_DECAY * mean + (1 - _LOOK_DECAY) * latest
 
     def _look(self, sequence: Sequence) -> _Guess | None:
         """The likeliest guess of the proposers, after comparing the last ones with the text."""
