@@ -6,6 +6,7 @@ import pytest
 
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import Budget, Option, PassCosts, StepCosts
+from maskdial.causal.drafts.credit import Credit
 from maskdial.causal.drafts.prediction import Prediction, PredictionFollower
 from maskdial.causal.drafts.record import Rates, Record
 from maskdial.causal.drafts.speculation import Speculation
@@ -157,6 +158,22 @@ def test_a_draft_model_writes_as_far_as_it_pays() -> None:
     # What it has to read first counts as well.
     assert written([0.5], step=0.1)[0] > 0
     assert written([0.5], step=0.1, unread=80) == [0]
+
+
+def test_a_draft_model_that_does_not_pay_sleeps_until_it_can_be_asked() -> None:
+    credit = Credit()
+    assert credit.wakes(4)
+    assert not credit.sleep(4, 1.0)
+    steps = 0
+    while not credit.wakes(4):
+        assert credit.wakes(3)  # fewer texts leave more to gain
+        credit.earn(10.0, 1.0)
+        steps += 1
+    assert steps == 20
+    assert credit.sleep(4, 1.0)
+    assert not credit.wakes(4)
+    credit.stay_awake()
+    assert credit.wakes(4)
 
 
 def test_a_record_follows_what_was_right() -> None:
@@ -328,6 +345,18 @@ def test_looking_takes_a_small_share_of_the_passes(
         speculation.note(plan, 1.0)
     assert [step for step in asked if step < 40] == [step for step in looks if step < 40]
     assert [step for step in asked if step >= 40] == [*last_looks]
+
+
+def test_a_text_that_comes_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = Oracle()
+    speculation = speculation_of(oracle, Metrics())
+    monkeypatch.setattr(speculation, "_find_skip", lambda num_sequences: 10)
+    one, other = running(90), running(90)
+    speculation.draft(plan_of(one))
+    speculation.draft(plan_of(one))
+    assert oracle.num_asked == 1
+    speculation.draft(plan_of(one, other))
+    assert oracle.num_asked == 3
 
 
 def test_without_the_shared_pass_a_sequence_has_drafts_only_while_it_is_alone() -> None:

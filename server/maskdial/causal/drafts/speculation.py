@@ -8,7 +8,9 @@ from weakref import WeakKeyDictionary
 
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.budget import Budget, Option, PassCosts
+from maskdial.causal.drafts.credit import Credit
 from maskdial.causal.drafts.draft import Proposer, Reader
+from maskdial.causal.drafts.guess import Guess, count_right
 from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
 from maskdial.causal.drafts.record import Rates, Record
@@ -22,62 +24,15 @@ MAX_PASS_DRAFTS = 64
 _OBSERVE_EVERY = 4  # passes without drafts: some are enough to know their time
 _LOOK_SHARE = 0.005  # of the time of passes
 _LOOK_DECAY, _MOST_SKIPPED = 0.95, 15
-_PROBE_SHARE = 0.005  # of the time of passes
-_MOST_CREDIT = 100.0  # steps of the draft model
 _FEW_UNREAD, _PASSES_TO_REPAY = 4, 32
-
-
-class _Guess:
-    """What one proposer expects of a text, from pass to pass.
-
-    Whether a pass verifies it or not, it is compared with what comes.
-    """
-
-    __slots__ = ("_position", "_reader", "kind", "record", "token_ids")
-
-    def __init__(self, kind: DraftKind, reader: Reader | None, record: Record) -> None:
-        self.kind = kind
-        self._reader = reader
-        self.record = record
-        self.token_ids: tuple[int, ...] = ()
-        """The tokens that it expects."""
-        self._position = 0
-
-    @property
-    def first_rate(self) -> float:
-        """How probable it is that the first of its tokens is right."""
-        return self.record.first_rate
-
-    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
-        """See `Reader`."""
-        return () if self._reader is None else self._reader.propose(sequence, max_tokens)
-
-    def expect(self, position: int, token_ids: tuple[int, ...]) -> None:
-        """Takes the tokens that are expected from a position of the text on."""
-        self.token_ids, self._position = token_ids, position
-
-    def check(self, sequence: Sequence) -> None:
-        """Compares what was expected with the tokens that have come."""
-        come = sequence.token_ids[self._position :].tolist()
-        num_right = count_right(come, self.token_ids)
-        self.record.note(num_right, int(num_right < min(len(come), len(self.token_ids))))
-        self.token_ids = ()
-
-
-def count_right(token_ids: list[int], expected: tuple[int, ...]) -> int:
-    """How many tokens are the expected ones, up to the first that is not."""
-    for index, (one, other) in enumerate(zip(token_ids, expected, strict=False)):
-        if one != other:
-            return index
-    return min(len(token_ids), len(expected))
 
 
 @dataclass(slots=True)
 class _Guesses:
     """Those for one text: of the proposers, and of the draft model, if there is one."""
 
-    proposed: tuple[_Guess, ...]
-    written: _Guess | None
+    proposed: tuple[Guess, ...]
+    written: Guess | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +86,16 @@ class Speculation:
         self._guesses: WeakKeyDictionary[Sequence, _Guesses] = WeakKeyDictionary()
         self._verified: list[_Verified] = []
         self._num_to_skip = 0
-        """Steps to come in which nobody looks for draft tokens."""
+        """Steps to come in which nobody looks for draft tokens, if as many sequences run."""
+        self._skips_beside = 0
         self._seconds_per_look = 0.0
         """What looking took in the latest steps that did."""
         self._num_vain = 0
         """How often that gave none since it last gave some."""
         self._num_plain = 0
         """Passes without drafts since the last one with some."""
-        self._slept_beside = 0
-        """How many sequences ran when the draft model did not pay for any."""
-        self._credit_to_wake = 0.0
-        """The credit to consider it again with."""
-        self._credit = 0.0  # seconds that may be spent on asking the draft model again
+        self._credit = Credit()
+        """For asking a draft model that does not pay."""
 
     @property
     def keep_hidden(self) -> Callable[[Iterable[Sequence]], None] | None:
@@ -152,10 +105,10 @@ class Speculation:
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""
         self._verified = []
-        if self._num_to_skip:
+        sequences = plan.decoding
+        if self._num_to_skip and len(sequences) == self._skips_beside:
             self._num_to_skip -= 1
             return ()
-        sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
         drafts = self._draft(plan)
@@ -163,7 +116,7 @@ class Speculation:
             self._num_vain = 0
             return tuple(drafts)
         if all(sequence.grammar is None for sequence in sequences):
-            self._num_to_skip = self._find_skip(len(sequences))
+            self._skips_beside, self._num_to_skip = len(sequences), self._find_skip(len(sequences))
         self._num_vain += 1
         return ()
 
@@ -183,7 +136,7 @@ class Speculation:
         began = time.perf_counter()
         guesses = [self._look(sequence) for sequence in sequences]
         self._note_look(time.perf_counter() - began)
-        asked = self._model if self._model is not None and self._is_awake(len(sequences)) else None
+        asked = self._model if self._credit.wakes(len(sequences)) else None
         if asked is None and not any(guesses):
             return []
         reads = bool(plan.prefills)
@@ -194,9 +147,7 @@ class Speculation:
         else:
             written = [self._guesses[sequence].written for sequence in sequences]
             sure = [
-                guess
-                if guess and own and guess.record.first_rate >= own.record.first_rate
-                else None
+                guess if guess and own and guess.first_rate >= own.first_rate else None
                 for guess, own in zip(guesses, written, strict=True)
             ]
             self._spend(sequences, sure, drafts, budget)
@@ -207,8 +158,7 @@ class Speculation:
     def note(self, plan: Plan, seconds: float) -> None:
         """Takes in a step whose tokens were appended: the passes and that took so many seconds."""
         if self._model is not None:
-            most = _MOST_CREDIT * self._model.costs.per_step
-            self._credit = min(self._credit + _PROBE_SHARE * seconds, most)
+            self._credit.earn(seconds, self._model.costs.per_step)
         self._num_plain = 0 if plan.drafts else self._num_plain + 1
         if self._num_plain % _OBSERVE_EVERY:
             return
@@ -236,7 +186,7 @@ class Speculation:
         latest = min(seconds, 2 * mean)
         self._seconds_per_look = _LOOK_DECAY * mean + (1 - _LOOK_DECAY) * latest
 
-    def _look(self, sequence: Sequence) -> _Guess | None:
+    def _look(self, sequence: Sequence) -> Guess | None:
         """The likeliest guess of the proposers, after comparing the last ones with the text."""
         guesses = self._guesses.get(sequence)
         if guesses is None:
@@ -269,13 +219,13 @@ class Speculation:
             None if self._model is None else self._guess(self._model.kind, None),
         )
 
-    def _guess(self, kind: DraftKind, reader: Reader | None) -> _Guess:
-        return _Guess(kind, reader, Record(self._overall[kind], by_model=reader is None))
+    def _guess(self, kind: DraftKind, reader: Reader | None) -> Guess:
+        return Guess(kind, reader, Record(self._overall[kind], by_model=reader is None))
 
     def _spend(
         self,
         sequences: tuple[Sequence, ...],
-        guesses: list[_Guess | None],
+        guesses: list[Guess | None],
         drafts: list[tuple[int, ...]],
         budget: Budget,
     ) -> None:
@@ -293,13 +243,13 @@ class Speculation:
                     drafts[i] = self._verify(sequences[i], guess, guess.token_ids[:size])
 
     def _verify(
-        self, sequence: Sequence, guess: _Guess, token_ids: tuple[int, ...]
+        self, sequence: Sequence, guess: Guess, token_ids: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Notes that the next pass verifies some draft tokens."""
         self._verified.append(_Verified(sequence, guess.kind, token_ids, sequence.num_tokens))
         return token_ids
 
-    def _option(self, guess: _Guess, limit: int, unread: float = 0) -> Option | None:
+    def _option(self, guess: Guess, limit: int, unread: float = 0) -> Option | None:
         if limit < 1:
             return None
         return Option(guess.first_rate, guess.record.rate, limit, unread)
@@ -315,18 +265,11 @@ class Speculation:
     def _runs_alone(self, plan: Plan) -> bool:
         return len(plan.rows) == 1 and not (plan.awaiting_mask or plan.prefills or plan.encoding)
 
-    def _is_awake(self, num_sequences: int) -> bool:
-        """Whether the draft model is to be considered.
-
-        Where it did not pay it is not, unless fewer texts run, or it can be asked again.
-        """
-        return self._credit >= self._credit_to_wake or num_sequences < self._slept_beside
-
     def _write(
         self,
         model: DraftModel,
         sequences: tuple[Sequence, ...],
-        guesses: list[_Guess | None],
+        guesses: list[Guess | None],
         drafts: list[tuple[int, ...]],
         budget: Budget,
     ) -> None:
@@ -341,15 +284,12 @@ class Speculation:
         ]
         sizes = budget.write(options, model.costs)
         able = [i for i, each in enumerate(options) if each is not None]
-        self._credit_to_wake = 0.0
         if able and not any(sizes):
-            # Nothing else tells whether the draft model has become right.
             probed = min(able, key=lambda i: model.num_unread(sequences[i]))
-            cost = model.seconds_to_read(sequences[probed])
-            if cost <= self._credit:
-                self._credit -= cost
+            if self._credit.sleep(len(sequences), model.seconds_to_read(sequences[probed])):
                 sizes[probed] = 1
-            self._slept_beside, self._credit_to_wake = len(sequences), cost
+        else:
+            self._credit.stay_awake()
         wanted = [i for i, size in enumerate(sizes) if size]
         if not wanted:
             return
