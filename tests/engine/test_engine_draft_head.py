@@ -90,7 +90,7 @@ def test_it_drafts_what_it_predicts_from_the_text(model: Any, slots: int) -> Non
     assert num_accepted > 50
     assert num_drafts - num_accepted > 4
     pairs = bench.model.drafted
-    assert max(len(drafted) for _, drafted in pairs) == MAX_DRAFTS
+    assert max(len(drafted) for _, drafted in pairs) >= MAX_DRAFTS - 1
     predict = Predictor(model)
     for text, drafted in pairs[::7]:
         assert drafted == predict(text, len(drafted))
