@@ -66,14 +66,14 @@ class Predictor:
     def __call__(self, text: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
         token_ids, none = np.array(text, np.int64), np.empty(0, np.int64)
         self.main.prefill(0, token_ids[:-1], 0)
-        hidden, piece, start = self.main.hidden(0), token_ids[1:], 0
+        hidden, piece, start = self.main.hidden([0])[0], token_ids[1:], 0
         found: list[int] = []
         while len(found) < num_tokens:
             read = Piece.of(0, piece, start)._replace(previous_hidden=hidden.copy())
             logits = np.asarray(self.head.decode_and_prefill(none, none, none, [read]))
             found.append(int(self.token_ids[logits[0].argmax()]))
             start += len(piece)
-            hidden, piece = self.head.hidden(0)[-1:], np.array(found[-1:], np.int64)
+            hidden, piece = self.head.hidden([0])[0][-1:], np.array(found[-1:], np.int64)
         return tuple(found)
 
 

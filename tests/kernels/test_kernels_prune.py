@@ -227,7 +227,7 @@ def test_hidden_states_of_layers_leave_the_last_one_narrowed(
         first = np.array(runner.prefill(0, ids[:30], 0, 5))
         results.append([first, np.array(runner.prefill(0, ids[30:33], 30, 3))])
         if size:
-            assert runner.hidden(0).shape == (3, size)
+            assert runner.hidden([0])[0].shape == (3, size)
     for given, left in zip(*results, strict=True):
         np.testing.assert_array_equal(given, left)
 

@@ -1,6 +1,6 @@
 """Runner: passes of a causal model over the KV cache, in place."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -280,18 +280,18 @@ class Runner:
         self.cache.lengths[first + took] = (starts + num_tokens)[took]
         return self._prefill_logits.first(len(flat))
 
-    def hidden(self, slot: int) -> NDArray[np.float32]:
-        """The hidden states of the tokens that the last pass read in a slot.
+    def hidden(self, slots: Iterable[int]) -> list[NDArray[np.float32]]:
+        """The hidden states of the tokens that the last pass read in some slots.
 
         Only of a graph that takes rows of different lengths, and with a ``hidden_size``.
 
         Returns:
-            float32 (num_tokens, hidden_size), valid until the next pass.
+            float32 (num_tokens, hidden_size) for each slot, valid until the next pass.
         """
-        first, num_tokens = self._last_read
-        end = int(num_tokens[: slot - first + 1].sum())
-        assert self._hidden_view is not None, "only a runner in main memory has hidden states"
-        return self._hidden_view[end - int(num_tokens[slot - first]) : end]
+        view, (first, num_tokens) = self._hidden_view, self._last_read
+        assert view is not None, "only a runner in main memory has hidden states"
+        ends = [0, *np.cumsum(num_tokens).tolist()]
+        return [view[ends[slot - first] : ends[slot - first + 1]] for slot in slots]
 
     def warm_up(self) -> None:
         """Runs a first pass of each kind, which captures the decode steps; all slots are empty."""

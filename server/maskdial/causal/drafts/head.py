@@ -22,7 +22,7 @@ _SPARE = 64
 class HiddenStates(Protocol):
     """Who has the hidden states; `maskdial.runtime.runner` describes the method."""
 
-    def hidden(self, slot: int) -> NDArray[np.float32]: ...
+    def hidden(self, slots: Iterable[int]) -> list[NDArray[np.float32]]: ...
 
 
 class HeadRunner(DraftRunner, HiddenStates, Protocol):
@@ -50,14 +50,17 @@ class _Kept:
             # Those between come from the prefix cache, or from another's prompt.
             self.start = self.end = self._base = start
         end = start + len(rows)
-        self.end = max(end, self.start)
-        self.start = max(self.start, self.end - MAX_KEPT)
-        first = max(start, self.start)
-        if end <= first:  # recurrent layers have read them again
+        if end <= self.start:  # recurrent layers have read them again
+            self.end = self.start
             return
+        self.end = end
+        if start < self.start or end - self.start > MAX_KEPT:
+            first = self.start = max(self.start, end - MAX_KEPT)
+            rows = rows[max(first - start, 0) :]
+            start = max(start, first)
         if end - self._base > len(self._rows):
             self._make_room(rows.shape[1])
-        self._rows[first - self._base : end - self._base] = rows[first - start :]
+        self._rows[start - self._base : end - self._base] = rows
 
     def _make_room(self, size: int) -> None:
         """Forgets those before the first one."""
@@ -117,13 +120,14 @@ class HeadDrafts(DraftModel):
         self._last: dict[int, NDArray[np.float32]] = {}
         """By slot, its own hidden state of the last token."""
 
-    def keep(self, sequences: Iterable[Sequence]) -> None:
+    def keep(self, sequences: SequenceOf[Sequence]) -> None:
         """Keeps the hidden states of the tokens that a pass of the model has just read."""
-        for sequence in sequences:
+        hidden = self._main.hidden([sequence.slot for sequence in sequences])
+        for sequence, rows in zip(sequences, hidden, strict=True):
             kept = self._kept.get(sequence)
             if kept is None:
                 kept = self._kept[sequence] = _Kept()
-            kept.add(sequence.num_computed, self._main.hidden(sequence.slot))
+            kept.add(sequence.num_computed, rows)
 
     def num_unread(self, sequence: Sequence) -> int:
         """See `DraftModel`."""
@@ -162,6 +166,7 @@ class HeadDrafts(DraftModel):
 
     def _run(self, pieces: list[Piece]) -> list[int]:
         best = super()._run(pieces)
-        for piece in pieces:
-            self._last[piece.slot] = self._head.hidden(piece.slot)[-1:].copy()
+        slots = [piece.slot for piece in pieces]
+        for slot, rows in zip(slots, self._head.hidden(slots), strict=True):
+            self._last[slot] = rows[-1:].copy()
         return best if self._token_ids is None else self._token_ids[best].tolist()

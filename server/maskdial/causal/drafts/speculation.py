@@ -1,9 +1,9 @@
 """Speculation: which draft tokens the next pass verifies, and what became of them."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import get_args
 from weakref import WeakKeyDictionary
 
 from maskdial.causal.drafts.answers import Answers
@@ -82,7 +82,10 @@ class Speculation:
         self._max_length = max_length
         self._metrics = metrics
         self._costs = costs or PassCosts()
-        self._overall = {kind: Rates.overall() for kind in get_args(DraftKind)}
+        self._overall: dict[tuple[DraftKind, bool], Rates] = defaultdict(Rates.overall)
+        """By the kind of the draft tokens, and whether texts are greedy: what is drawn is seldom
+        what a model thinks likeliest.
+        """
         self._guesses: WeakKeyDictionary[Sequence, _Guesses] = WeakKeyDictionary()
         self._verified: list[_Verified] = []
         self._num_to_skip = 0
@@ -98,7 +101,7 @@ class Speculation:
         """For asking a draft model that does not pay."""
 
     @property
-    def keep_hidden(self) -> Callable[[Iterable[Sequence]], None] | None:
+    def keep_hidden(self) -> Callable[[tuple[Sequence, ...]], None] | None:
         """What is to be called after each pass, with the sequences that it read tokens of."""
         return self._model.keep if isinstance(self._model, HeadDrafts) else None
 
@@ -215,12 +218,17 @@ class Speculation:
             return _Guesses((), None)
         readers = [(each.kind, each.reader(sequence)) for each in self._proposers]
         return _Guesses(
-            tuple(self._guess(kind, reader) for kind, reader in readers if reader is not None),
-            None if self._model is None else self._guess(self._model.kind, None),
+            tuple(
+                self._guess(sequence, kind, reader)
+                for kind, reader in readers
+                if reader is not None
+            ),
+            None if self._model is None else self._guess(sequence, self._model.kind, None),
         )
 
-    def _guess(self, kind: DraftKind, reader: Reader | None) -> Guess:
-        return Guess(kind, reader, Record(self._overall[kind], by_model=reader is None))
+    def _guess(self, sequence: Sequence, kind: DraftKind, reader: Reader | None) -> Guess:
+        overall = self._overall[kind, sequence.params.greedy]
+        return Guess(kind, reader, Record(overall, by_model=reader is None))
 
     def _spend(
         self,
