@@ -10,7 +10,7 @@ from maskdial.causal.drafts.credit import Credit
 from maskdial.causal.drafts.prediction import Prediction, PredictionFollower
 from maskdial.causal.drafts.record import Rates, Record
 from maskdial.causal.drafts.speculation import Speculation
-from maskdial.causal.plan import Plan
+from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 from maskdial.engine.fairness import ClientUsage
@@ -347,16 +347,18 @@ def test_looking_takes_a_small_share_of_the_passes(
     assert [step for step in asked if step >= 40] == [*last_looks]
 
 
-def test_a_text_that_comes_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_begins_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = Oracle()
     speculation = speculation_of(oracle, Metrics())
-    monkeypatch.setattr(speculation, "_find_skip", lambda num_sequences: 10)
+    monkeypatch.setattr("maskdial.causal.drafts.speculation._LOOK_SHARE", 1e-9)
     one, other = running(90), running(90)
-    speculation.draft(plan_of(one))
-    speculation.draft(plan_of(one))
-    assert oracle.num_asked == 1
-    speculation.draft(plan_of(one, other))
-    assert oracle.num_asked == 3
+    asked = []
+    for step in range(20):
+        before = oracle.num_asked
+        prefills = (Prefill(other, 1, 0, 3),) if step == 12 else ()
+        speculation.draft(replace(plan_of(one), prefills=prefills))
+        asked += [step] * (oracle.num_asked - before)
+    assert asked == [0, 1, 3, 6, 10, 12, 13, 15, 18]
 
 
 def test_without_the_shared_pass_a_sequence_has_drafts_only_while_it_is_alone() -> None:

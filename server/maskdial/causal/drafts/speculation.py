@@ -89,12 +89,11 @@ class Speculation:
         self._guesses: WeakKeyDictionary[Sequence, _Guesses] = WeakKeyDictionary()
         self._verified: list[_Verified] = []
         self._num_to_skip = 0
-        """Steps to come in which nobody looks for draft tokens, if as many sequences run."""
-        self._skips_beside = 0
+        """Steps to come in which nobody looks for draft tokens."""
         self._seconds_per_look = 0.0
         """What looking took in the latest steps that did."""
         self._num_vain = 0
-        """How often that gave none since it last gave some."""
+        """How often that gave none since it last gave some, or since a text began."""
         self._num_plain = 0
         """Passes without drafts since the last one with some."""
         self._credit = Credit()
@@ -108,10 +107,12 @@ class Speculation:
     def draft(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """The draft tokens for each sequence of a plan that decodes; () if there are none."""
         self._verified = []
-        sequences = plan.decoding
-        if self._num_to_skip and len(sequences) == self._skips_beside:
+        if plan.prefills or plan.awaiting_mask:  # a text begins, which may repeat its prompt
+            self._num_to_skip = self._num_vain = 0
+        if self._num_to_skip:
             self._num_to_skip -= 1
             return ()
+        sequences = plan.decoding
         if not sequences or not (self._together or self._runs_alone(plan)):
             return ()
         drafts = self._draft(plan)
@@ -119,7 +120,7 @@ class Speculation:
             self._num_vain = 0
             return tuple(drafts)
         if all(sequence.grammar is None for sequence in sequences):
-            self._skips_beside, self._num_to_skip = len(sequences), self._find_skip(len(sequences))
+            self._num_to_skip = self._find_skip(len(sequences))
         self._num_vain += 1
         return ()
 
