@@ -3,7 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-_LONGEST_NGRAM, _SHORTEST_NGRAM = 8, 3
+LONGEST_NGRAM = 8
+"""Tokens of which `find_place` compares the last ones."""
+
+_SHORTEST_NGRAM = 3
+_THREE_TOKENS = (1 << 63) - 1
 _NEAR = 4  # tokens
 
 
@@ -84,9 +88,6 @@ class Grams:
         return repeats
 
 
-_THREE_TOKENS = (1 << 63) - 1
-
-
 def find_place(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> int:
     """Where ``text`` goes on after the last tokens of a beginning.
 
@@ -105,7 +106,7 @@ def find_place(text: NDArray[np.int64], beginning: NDArray[np.int64]) -> int:
     # Few places have the last token, so the other tokens are compared there only.
     places = (text[1:-1] == beginning[-1]).nonzero()[0] + 1
     found = 0
-    for length in range(2, min(_LONGEST_NGRAM, len(beginning)) + 1):
+    for length in range(2, min(LONGEST_NGRAM, len(beginning)) + 1):
         if not len(places) or places[0] < length - 1:
             places = places[places >= length - 1]
         places = places[text[places - length + 1] == beginning[-length]]

@@ -16,7 +16,7 @@ from maskdial.runtime.piece import Piece
 MAX_KEPT = 2048
 """Tokens of a text whose hidden states wait to be read; older ones are dropped."""
 
-_SPARE = 64
+_SPARE = 64  # tokens to come without a new array
 
 
 class HiddenStates(Protocol):

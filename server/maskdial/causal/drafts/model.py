@@ -97,7 +97,7 @@ class DraftModel:
 
         Args:
             sequences: that decode, at least one.
-            sizes: how many draft tokens each may have; 0 for one that is only read.
+            sizes: how many draft tokens each may have, at least 1.
 
         Returns:
             At most so many for each; none where the text has not been read.

@@ -3,11 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.follower import Follower, Grams, find_place
+from maskdial.causal.drafts.follower import LONGEST_NGRAM, Follower, Grams, find_place
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind
-
-_MOST_LAST = 8
 
 
 class PredictionFollower:
@@ -32,7 +30,7 @@ class PredictionFollower:
 
     def push(self, token_id: int) -> None:
         """Takes the text's next token."""
-        self._last = [*self._last[1 - _MOST_LAST :], token_id]
+        self._last = [*self._last[1 - LONGEST_NGRAM :], token_id]
         goes_on, occurs = self._follower.push(token_id), self._grams.has(token_id)
         self.num_right += goes_on
         if occurs and not goes_on:

@@ -240,9 +240,7 @@ class Speculation:
     ) -> None:
         """Has the next pass verify what the proposers guess, of sequences that have no drafts."""
         options = [
-            None
-            if guess is None or draft
-            else self._option(guess, self._room(sequence, len(guess.token_ids)))
+            None if guess is None or draft else self._option(sequence, guess, len(guess.token_ids))
             for sequence, guess, draft in zip(sequences, guesses, drafts, strict=True)
         ]
         if any(options):
@@ -258,18 +256,13 @@ class Speculation:
         self._verified.append(_Verified(sequence, guess.kind, token_ids, sequence.num_tokens))
         return token_ids
 
-    def _option(self, guess: Guess, limit: int, unread: float = 0) -> Option | None:
-        if limit < 1:
-            return None
-        return Option(guess.first_rate, guess.record.rate, limit, unread)
-
-    def _room(self, sequence: Sequence, most: int) -> int:
-        """The number of draft tokens that are still wanted, at most so many."""
-        return min(
-            most,
-            sequence.params.max_new_tokens - sequence.num_generated - 1,
-            self._max_length - sequence.num_tokens - 1,
-        )
+    def _option(
+        self, sequence: Sequence, guess: Guess, most: int, unread: float = 0
+    ) -> Option | None:
+        """At most so many draft tokens, and no more than are still wanted; None if that is none."""
+        wanted = sequence.params.max_new_tokens - sequence.num_generated - 1
+        limit = min(most, wanted, self._max_length - sequence.num_tokens - 1)
+        return Option(guess.first_rate, guess.record.rate, limit, unread) if limit > 0 else None
 
     def _runs_alone(self, plan: Plan) -> bool:
         return len(plan.rows) == 1 and not (plan.awaiting_mask or plan.prefills or plan.encoding)
@@ -287,7 +280,7 @@ class Speculation:
             None
             if guess is None or draft or not model.serves(sequence)
             else self._option(
-                guess, self._room(sequence, self._max_drafts), _priced(model.num_unread(sequence))
+                sequence, guess, self._max_drafts, _priced(model.num_unread(sequence))
             )
             for sequence, guess, draft in zip(sequences, guesses, drafts, strict=True)
         ]
