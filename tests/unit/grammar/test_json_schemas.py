@@ -53,7 +53,7 @@ class Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-TOKENS = Tokens(LLTokenizer(TokenizerWrapper(Bytes())))
+TOKENS = Tokens(LLTokenizer(TokenizerWrapper(Bytes())), names={})
 
 
 def compiled(schema: object) -> tuple[LLMatcher, list[str]]:
