@@ -73,11 +73,9 @@ class Tokenizer:
         self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
         self._longest_token = max(_MIN_LONGEST_TOKEN, *map(len, backend.get_vocab()))
-        self.special_ids = frozenset(
-            token_id
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self.added_ids = {token.content: token_id for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         # Pieces that continue a word are marked in the vocabulary (``##``), not by spaces.
         self.marks_subwords = bool(getattr(backend.model, "continuing_subword_prefix", None))
         self._without_token: dict[int, frozenset[int]] = {}

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypedDict, get_type_hints
 import pydantic
 from pydantic import TypeAdapter
 
-from maskdial.causal.chat.request import ChatMessage, ChatRequest, Reply, read_reply
+from maskdial.causal.chat.message import ChatMessage
+from maskdial.causal.chat.request import ChatRequest, Reply, read_reply
 from maskdial.causal.events import FinishReason
 from maskdial.causal.generate import Generation, Text
 from maskdial.causal.generation_config import GenerationDefaults

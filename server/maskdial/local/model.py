@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from maskdial import score as scoring
 from maskdial.bundle.manifest import Manifest, Mask
-from maskdial.causal.chat.request import ChatMessage, Reply
+from maskdial.causal.chat.message import ChatMessage
+from maskdial.causal.chat.request import Reply
 from maskdial.causal.model import CausalModel
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.config import MAX_BATCH_INPUTS, Config, load_config

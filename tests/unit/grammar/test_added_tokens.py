@@ -59,7 +59,7 @@ def compiler_of(backend: tokenizers.Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(
         backend.to_str(),
         vocab_size=backend.get_vocab_size(),
-        eos_token_ids=[backend.token_to_id(EOS)],
+        eos_token_ids=[id_of(backend, EOS)],
         checker=Trusting(),
     )
 
@@ -76,10 +76,16 @@ def accepts(grammar: Grammar, ids: Sequence[int], eos: int) -> bool:
     return bool(matcher.allowed()[eos])
 
 
+def id_of(backend: tokenizers.Tokenizer, token: str) -> int:
+    token_id = backend.token_to_id(token)
+    assert token_id is not None
+    return token_id
+
+
 def check(kind: str, token: AddedToken) -> None:
     name = token.content
     backend = make(kind, [token])
-    eos, tag = backend.token_to_id(EOS), backend.token_to_id(name)
+    eos, tag = id_of(backend, EOS), id_of(backend, name)
     bare = make(kind, [])
 
     def spelled(text: str) -> list[int]:

@@ -15,15 +15,13 @@ Errors name the fields of `ChatRequest` and of `GenerationRequest`.
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
+from maskdial.causal.chat.history import render_messages
+from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.events import FinishReason, TokenEvent
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
@@ -34,52 +32,18 @@ from maskdial.causal.tools import (
     ReasoningDelta,
     ReplyDelta,
     ReplyFormat,
-    ReplyParser,
-    ThinkingMarks,
     Tool,
     ToolCallDelta,
     ToolChoice,
     check_tools,
-    write_content_grammar,
-    write_grammar,
 )
 from maskdial.causal.tools.events import merged
+from maskdial.causal.tools.reply import Parser
 from maskdial.errors import ValidationError, about
 from maskdial.grammar.source import GrammarRequest
 
 ReplyFinish = Literal[FinishReason, "tool_calls"]
 """How a reply ended; ``tool_calls``: with complete calls, before any limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool by the model.
-
-    ``arguments`` is the JSON text of an object, or its beginning if the reply was cut off.
-    """
-
-    call_id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation.
-
-    Attributes:
-        role: ``tool`` for the result of a call.
-        content: the text, possibly empty.
-        reasoning: the assistant's reasoning before its answer.
-        tool_calls: the assistant's calls.
-        tool_call_id: the call that a message of role ``tool`` is the result of.
-    """
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    reasoning: str = ""
-    tool_calls: Sequence[ToolCall] = ()
-    tool_call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +96,7 @@ class ChatRequest:
             self.generation,
             prompts=(),
             conversation=Conversation(
-                _render_messages(self.messages, model.reply_format),
+                render_messages(self.messages, model.reply_format),
                 [tool.as_openai() for tool in self.callable_tools],
                 self._variables(),
                 self.add_generation_prompt,
@@ -143,15 +107,10 @@ class ChatRequest:
             spelled_tokens=self._spelled_tokens(model),
         )
 
-    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> ReplyParser:
+    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> Parser:
         """A parser of one reply to a rendered prompt."""
-        thinking = self._thinking(reply_format)
-        return ReplyParser(
-            reply_format.calls,
-            self.callable_tools,
-            thinking=thinking,
-            thinking_opened=thinking is not None and self._opens(thinking, prompt),
-        )
+        opened = self._opens(reply_format, prompt)
+        return reply_format.parser(self.callable_tools, opened=opened, plain=self._is_lark)
 
     def _check(self, model: CausalModel) -> None:
         if not self.tools:
@@ -190,31 +149,27 @@ class ChatRequest:
             variables["enable_thinking"] = False
         return variables | dict(self.template_variables)
 
-    def _thinking(self, reply_format: ReplyFormat) -> ThinkingMarks | None:
-        """The marks of the reasoning; None where a Lark grammar leaves no room for any."""
-        return None if self._is_lark else reply_format.thinking
-
     def _closing(self, model: CausalModel) -> tuple[int, ...]:
         """The tokens that end the reasoning once its budget is spent."""
-        thinking = self._thinking(model.reply_format)
+        thinking = model.reply_format.thinking
         if thinking is None or self.thinking_budget is None:
             return ()
-        if thinking.end in thinking.special_ids:
-            return (thinking.special_ids[thinking.end],)
         return tuple(model.tokenizer.encode(thinking.end, add_special_tokens=False).ids)
 
     def _reasoning_for(
         self, reply_format: ReplyFormat, closing: tuple[int, ...], prompt: str
     ) -> Reasoning | None:
         """What the reply to a rendered prompt may begin with."""
-        thinking = self._thinking(reply_format)
-        if thinking is None:
+        if self._is_lark:  # which leaves no room for any
             return None
-        opened = self._opens(thinking, prompt)
-        return Reasoning(thinking.begin, thinking.end, opened, self.thinking_budget, closing)
+        opened = self._opens(reply_format, prompt)
+        return reply_format.reasoning(opened=opened, budget=self.thinking_budget, closing=closing)
 
-    def _opens(self, thinking: ThinkingMarks, prompt: str) -> bool:
+    def _opens(self, reply_format: ReplyFormat, prompt: str) -> bool:
         """Whether the reply to a rendered prompt begins within reasoning."""
+        thinking = reply_format.thinking
+        if thinking is None:
+            return False
         if self.continue_final_message and thinking.left_open_by(self.messages[-1].content):
             return True
         return thinking.opened_by(prompt)
@@ -225,27 +180,21 @@ class ChatRequest:
 
     def _grammar_for(self, reply_format: ReplyFormat, prompt: str) -> GrammarRequest | None:
         """The grammar of a reply to a rendered prompt."""
-        own, thinking = self.generation.grammar, self._thinking(reply_format)
-        opened = thinking is not None and self._opens(thinking, prompt)
+        own = self.generation.grammar
         content = None
         if own is not None and own.kind != "lark" and own.kind != "structural":
             content = own.kind, own.value
         field = "tools" if own is None else own.field
         with about(field), _about_item():
-            if self.tool_choice is not None and self.tools:
-                source = write_grammar(
-                    reply_format.calls,
-                    self.tools,
-                    self.tool_choice,
-                    parallel=self.parallel_tool_calls,
-                    content=content,
-                    thinking=thinking,
-                    thinking_opened=opened,
-                )
-            elif content is not None and thinking is not None:
-                source = write_content_grammar(*content, thinking, thinking_opened=opened)
-            else:
-                return own
+            source = reply_format.grammar(
+                self.tools,
+                self.tool_choice if self.tools else None,
+                parallel=self.parallel_tool_calls,
+                content=content,
+                opened=self._opens(reply_format, prompt),
+            )
+        if source is None:
+            return own
         return GrammarRequest("structural", source.text, field, source.warnings)
 
 
@@ -258,81 +207,6 @@ def _about_item() -> Iterator[None]:
         if error.index is None:
             raise
         raise ValidationError(error.message, field=f"{error.field}[{error.index}]") from error
-
-
-def _render_messages(
-    messages: Sequence[ChatMessage], reply_format: ReplyFormat
-) -> list[Mapping[str, Any]]:
-    """The messages of a conversation in the form that the model's chat template reads.
-
-    Call ids are shortened for templates that accept only short ones. For templates that do not
-    support tools, past calls become text.
-
-    Raises:
-        ValidationError: the arguments of a call are not a JSON object.
-    """
-    names = {call.call_id: call.name for message in messages for call in message.tool_calls}
-    return [_render_message(message, reply_format, names) for message in messages]
-
-
-def _render_message(
-    message: ChatMessage, reply_format: ReplyFormat, names: Mapping[str, str]
-) -> Mapping[str, Any]:
-    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        # Some templates read the one name, some the other.
-        rendered["reasoning_content"] = rendered["reasoning"] = message.reasoning
-    if message.tool_call_id:
-        rendered["tool_call_id"] = _call_id(message.tool_call_id, reply_format)
-        if message.tool_call_id in names:
-            rendered["name"] = names[message.tool_call_id]
-    if message.tool_calls and reply_format.calls is None:
-        calls = (
-            f'{{"name": {json.dumps(call.name)}, "arguments": {json.dumps(_arguments(call))}}}'
-            for call in message.tool_calls
-        )
-        rendered["content"] = "\n".join(filter(None, (message.content, *calls)))
-    elif message.tool_calls:
-        rendered["tool_calls"] = [_render_call(call, reply_format) for call in message.tool_calls]
-    return rendered
-
-
-def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]:
-    form = reply_format.calls
-    arguments = _arguments(call)
-    as_text = form is not None and form.text_arguments
-    function = {
-        "name": call.name,
-        "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
-    }
-    return {
-        "id": _call_id(call.call_id, reply_format),
-        "type": "function",
-        "function": function,
-    }
-
-
-def _arguments(call: ToolCall) -> Mapping[str, Any]:
-    try:
-        # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
-        arguments = from_json(call.arguments.strip() or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ValidationError(
-            f"the arguments of the past call of {call.name!r} must be the text of a JSON object",
-            field="messages",
-        )
-    return arguments
-
-
-def _call_id(call_id: str, reply_format: ReplyFormat) -> str:
-    """A call's id as the template accepts it, the same for the call and its result."""
-    form = reply_format.calls
-    short = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
-    if form is None or not form.short_ids or short:
-        return call_id
-    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 @dataclass(frozen=True, slots=True)

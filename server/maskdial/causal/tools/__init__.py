@@ -39,12 +39,13 @@ from maskdial.causal.tools.derive import derive_format
 from maskdial.causal.tools.events import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.causal.tools.format import ToolFormat
 from maskdial.causal.tools.grammar import write_content_grammar, write_grammar
+from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
 from maskdial.causal.tools.parser import ReplyParser
 from maskdial.causal.tools.reply import ReplyFormat
-from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 
 __all__ = [
+    "AnswerMarks",
     "ContentDelta",
     "ReasoningDelta",
     "ReplyDelta",

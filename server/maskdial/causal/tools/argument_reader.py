@@ -75,7 +75,8 @@ class ArgumentReader:
 
     def _list(self, notation: ArgumentList, parameters: Mapping[str, Any], end: str) -> Reader:
         """Key-value pairs, passed on as a JSON object."""
-        before, _, between, _, after = split_pattern(notation.parameter)
+        before, _, between, *typed, after = split_pattern(notation.parameter)
+        after_type = typed[1] if notation.types else ""
         properties = parameters.get("properties", {})
         self._add("{")
         num_arguments = 0
@@ -86,14 +87,19 @@ class ArgumentReader:
             key = yield from self._input.word()
             yield from self._input.literal(between)
             self._add(f"{', ' if num_arguments else ''}{json.dumps(key)}: ")
-            if notation.quote:
+            if notation.types:
+                kind = yield from self._input.word()
+                yield from self._input.literal(after_type)
+                is_text = kind == notation.types["string"]
+                yield from self._unquoted_value("text" if is_text else "json", after)
+            elif notation.quote:
                 stops = (after or notation.separator)[:1] + end[:1]
                 value = yield from self._quoted_value(notation.quote, stops)
                 self._add(json_from(value, notation.quote))
                 yield from self._input.literal(after)
             else:
-                kind = raw_kind(properties.get(key, True), parameters)
-                yield from self._unquoted_value(kind, after)
+                raw = raw_kind(properties.get(key, True), parameters)
+                yield from self._unquoted_value(raw, after)
             num_arguments += 1
         self._add("}")
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from maskdial.causal.tools.format import KEY, VALUE, ArgumentList, split_pattern
+from maskdial.causal.tools.format import JSON_TYPES, KEY, VALUE, ArgumentList, split_pattern
 from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
 from maskdial.errors import ValidationError
 from maskdial.grammar.subschemas import resolve
@@ -155,12 +155,48 @@ class ArgumentRules:
                 f"this model's call format takes parameter names of 1 to 64 letters, digits, '_', "
                 f"'.', '$' or '-', not {key!r}"
             )
-        before, _, between, _, after = parameter
+        before, _, between, *typed, after = parameter
+        if self._notation.types:
+            begin = self._writer.literal(before + key + between)
+            return f"{begin} ({self._with_type(schema, typed[1], after)})"
         if self._notation.quote:
             value = f"{self._value(schema)} {self._writer.literal(after)}"
         else:
             value = self._unquoted(schema, after)
         return f"{self._writer.literal(before + key + between)} {value}".strip()
+
+    def _with_type(self, schema: object, between: str, end: str) -> str:
+        """A value after the word for its type, and what ends it."""
+
+        def named(kind: str) -> str:
+            word = self._notation.types["number" if kind == "integer" else kind]
+            return self._writer.literal(word + between)
+
+        resolved = self._deref(schema)
+        for key in ("anyOf", "oneOf"):
+            if key in resolved:
+                if _beside(key, resolved):
+                    raise self._refused(key)
+                parts = (self._with_type(part, between, end) for part in resolved[key])
+                return self._writer.rule(alternatives(parts))
+        options = []
+        tail = self._writer.literal(end)
+        if "const" in resolved or "enum" in resolved:
+            for value in _constants(resolved):
+                kind = next(each for each in JSON_TYPES if each in _JSON_TYPES[type(value)])
+                text = (
+                    self._text_constant(value, end)
+                    if kind == "string"
+                    else f"{quoted(json.dumps(value, ensure_ascii=False))} {tail}"
+                )
+                options.append(f"{named(kind)} {text}")
+            return alternatives(options)
+        kinds = resolved.get("type", sorted(JSON_TYPES))
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            part = {**resolved, "type": kind}
+            value = self._text(part, end) if kind == "string" else f"{self._json(part)} {tail}"
+            options.append(f"{named(kind)} {value}")
+        return alternatives(options)
 
     def _unquoted(self, schema: object, end: str) -> str:
         """A value without quotes, and what ends it."""
@@ -248,7 +284,7 @@ class ArgumentRules:
     def _text(self, schema: Mapping[str, Any], end: str) -> str:
         """A string without quotes, which must not contain its end, and then this end.
 
-        llguidance's lexer is greedy, so both are one terminal, unless the end is a special token.
+        llguidance's lexer is greedy, so both are one terminal, up to a special token in the end.
         """
         self._check(schema)
         if "const" in schema or "enum" in schema:
@@ -261,9 +297,8 @@ class ArgumentRules:
         if "pattern" in schema:
             parts.append(_searched(str(schema["pattern"])))
         text = " & ".join(parts)
-        if (literal := self._writer.literal(end)) != quoted(end):
-            return f"{self._writer.terminal(text)} {literal}"
-        return self._writer.terminal(f"({text}) {literal}")
+        before, special = self._writer.split(end)
+        return f"{self._writer.terminal(f'({text}) {quoted(before)}')} {special}".strip()
 
     def _text_constant(self, value: object, end: str) -> str:
         if not isinstance(value, str) or end.strip() in value:

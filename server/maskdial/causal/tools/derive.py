@@ -1,7 +1,7 @@
 """Finds a model's `ToolFormat` in its chat template.
 
 The template renders one call and two calls with unique names, ids and arguments; the text around
-them is the format. llama.cpp finds formats in the same way. A template runs some twenty times at
+them is the format. llama.cpp finds formats in the same way. A template runs thirty times at
 most, in its sandbox, and what it writes is read in linear time.
 """
 
@@ -10,17 +10,42 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
 from maskdial.causal.chat.template import ChatTemplate
-from maskdial.causal.tools.format import ARGUMENTS, ID, KEY, NAME, VALUE, ArgumentList, ToolFormat
-from maskdial.causal.tools.probe import CONTENT, FIRST, SECOND, TOOLS, USER, ProbeCall, try_render
-from maskdial.causal.tools.thinking import ThinkingMarks
+from maskdial.causal.tools.format import (
+    ARGUMENTS,
+    ID,
+    INDEX,
+    JSON_TYPES,
+    KEY,
+    NAME,
+    TYPE,
+    VALUE,
+    ArgumentList,
+    ToolFormat,
+)
+from maskdial.causal.tools.known import known_format
+from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
+from maskdial.causal.tools.probe import (
+    CONTENT,
+    FIRST,
+    SECOND,
+    TOOLS,
+    USER,
+    ProbeCall,
+    named_by_id,
+    try_render,
+)
 
 # Two calls of a few words each are no longer, in characters.
 _MAX_CALLS = 4000
 _LONG_ID = "call_0123456789abcdef01234567"
+# Characters around a number that tell it from others
+_CONTEXT = 16
+_NUMBERED_ID = f"functions.{NAME}:{INDEX}"
 _PYTHON_TAG = "<|python_tag|>"
 _NUMBERS = {"zkey_a": 735191, "zkey_b": 846272}
 
@@ -34,20 +59,25 @@ def derive_format(template: ChatTemplate, *, end_tokens: Collection[str] = ()) -
     """
     if not template.exists or not _knows_tools(template):
         return None
-    marks = ThinkingMarks.derive(template)
+    marks, answer = ThinkingMarks.derive(template), AnswerMarks.derive(template)
     plain = try_render(template, [USER, {"role": "assistant", "content": CONTENT}], tools=TOOLS)
     if plain is None or plain.count(CONTENT) != 1:
         return None
-    for text_arguments in (False, True):
-        probe = _Probe(template, text_arguments, tuple(end_tokens), marks, plain)
-        found = _derive(probe)
+    for text_arguments, calls in (
+        (False, (FIRST, SECOND)),
+        (True, (FIRST, SECOND)),
+        # Kimi K2's template writes a call's id, of which its name is a part.
+        (False, named_by_id()),
+    ):
+        probe = _Probe(template, text_arguments, tuple(end_tokens), marks, answer, plain)
+        found = _derive(probe, *calls)
         if found is not None and found.problem() is None:
             source = template.tool_source or ""
             if not found.trigger and _PYTHON_TAG in source:
                 # Llama 3.x writes it before the calls of its built-in tools, and sometimes others.
                 found = dataclasses.replace(found, optional_tag=_PYTHON_TAG)
             return found
-    return None
+    return known_format(template.tool_source or "")
 
 
 def _knows_tools(template: ChatTemplate) -> bool:
@@ -55,33 +85,51 @@ def _knows_tools(template: ChatTemplate) -> bool:
     return text is not None and all(call.name in text for call in (FIRST, SECOND))
 
 
-def _derive(probe: "_Probe") -> ToolFormat | None:
-    one = probe.calls(FIRST)
-    if one is None or one.count(FIRST.name) != 1:
+def _derive(probe: "_Probe", first: ProbeCall, second: ProbeCall) -> ToolFormat | None:
+    one = probe.calls(first)
+    if one is None or one.count(first.name) != 1:
         return None
     arguments = None
-    if _json_object(one, FIRST) is None:
+    if _json_object(one, first) is None:
         arguments = _argument_list(probe)
         if arguments is None:
             return None
-    first = _pattern(one, [FIRST], arguments)
-    if first is None:
+    pattern = _pattern(one, [first], arguments)
+    if pattern is None:
         return None
-    short_ids = ID in first or probe.calls(dataclasses.replace(FIRST, call_id=_LONG_ID)) is None
-    two = probe.calls(FIRST, SECOND)
-    second = None if two is None else _pattern(two, [FIRST, SECOND], arguments)
-    parts = _split(first, second)
+    short_ids = ID in pattern or probe.calls(dataclasses.replace(first, call_id=_LONG_ID)) is None
+    two = probe.calls(first, second)
+    both = None if two is None else _pattern(two, [first, second], arguments)
+    parts = _split(*_numbered(pattern, both))
     if parts is None:
         return None
+    by_id = _NUMBERED_ID in parts.call
     return ToolFormat(
         call=parts.call,
         arguments=arguments,
         section_begin=parts.section_begin,
         separator=parts.separator,
         section_end=parts.section_end,
-        short_ids=short_ids,
+        short_ids=short_ids and not by_id,
         text_arguments=probe.text_arguments,
+        id_form=_NUMBERED_ID if by_id else "",
     )
+
+
+def _numbered(one: str, two: str | None) -> tuple[str, str | None]:
+    """The patterns of one call and of two, with ``$INDEX`` for a number that runs."""
+    if two is None:
+        return one, two
+    for number in re.finditer(r"(?<![\w$])\d+(?!\w)", one):
+        left, right = one[: number.start()][-_CONTEXT:], one[number.end() :][:_CONTEXT]
+        # What surrounds the calls stands around the first number or the last, not around both.
+        left, right = re.split(r"\s*[\[(]\s*", left)[-1], right[: _CONTEXT // 2]
+        names = [f"{left}{int(number[0]) + step}{right}" for step in (0, 1)]
+        if [two.count(each) for each in names] == [1, 1]:
+            for each in names:
+                two = two.replace(each, f"{left}{INDEX}{right}")
+            return f"{one[: number.start()]}{INDEX}{one[number.end() :]}", two
+    return one, two
 
 
 @dataclass(frozen=True)
@@ -95,6 +143,7 @@ class _Probe:
     text_arguments: bool
     end_tokens: tuple[str, ...]
     marks: ThinkingMarks | None
+    answer: AnswerMarks | None
     plain: str
 
     def calls(self, *calls: ProbeCall) -> str | None:
@@ -110,12 +159,25 @@ class _Probe:
             unclosed = text.rfind(bracket, 0, start)
             if unclosed > text.rfind(closing, 0, start):
                 start = unclosed
-        body = text[start:].removesuffix(after).strip()
+        body = text[start:]
+        body = (body if body.endswith(after) else body.removesuffix(self._end)).removesuffix(after)
+        body = body.strip()
         if self.marks is not None and body.startswith(self.marks.begin):
             body = body.partition(self.marks.end)[2].strip()
+        # An answer of no text, in its marks.
+        if self.answer is not None:
+            body = body.removeprefix(self.answer.begin).removeprefix(self.answer.end).strip()
         while ends := [end for end in self.end_tokens if end and body.endswith(end)]:
             body = body.removesuffix(ends[0]).strip()
         return body if 0 < len(body) <= _MAX_CALLS else None
+
+    @cached_property
+    def _end(self) -> str:
+        """What every rendering ends with, such as a turn's end and the next one's beginning."""
+        user = try_render(self.template, [USER], tools=TOOLS) or ""
+        end = _common_suffix(user, self.plain.split(CONTENT)[1])
+        # Different tags may end alike; keep whole tags.
+        return end[end.find("<") :] if "<" in end else ""
 
     def _as_openai(self, call: ProbeCall) -> dict[str, Any]:
         arguments = json.dumps(call.arguments) if self.text_arguments else dict(call.arguments)
@@ -153,14 +215,44 @@ def _argument_list(probe: _Probe) -> ArgumentList | None:
     _, before, middle, between, _, after = around
     found = _parameter(before, between, after, rest)
     value = _between(one, [FIRST.name, first, FIRST.arguments[first]])
-    if found is None or value is None or not value[2].startswith(middle):
+    if found is None or value is None:
         return None
     begin, end, separator = found
+    if not value[2].startswith(middle):
+        typed = _types(probe, middle, value[2])
+        if typed is None:
+            return None
+        around_type, types = typed
+        return ArgumentList(f"{begin}{KEY}{around_type}{VALUE}{end}", separator, types=types)
     quote = value[2].removeprefix(middle)
     python = f"{first}{middle}True" in truth
     # The parser reads Python's quotes and JSON's alike.
     quote = '"' if quote == "'" else quote
     return ArgumentList(f"{begin}{KEY}{middle}{VALUE}{end}", separator, quote, python)
+
+
+def _types(probe: _Probe, number: str, string: str) -> tuple[str, dict[str, str]] | None:
+    """What stands between a key and its value, with ``$TYPE``, and the words for the types.
+
+    Args:
+        probe: renders calls.
+        number: what stands there before a number.
+        string: what stands there before a string.
+    """
+    begin, end = _common_prefix(number, string), _common_suffix(number, string)
+    begin, end = re.sub(r"\w+$", "", begin), re.sub(r"^\w+", "", end)
+    values = {"boolean": True, "null": None, "object": {"zkey_z": 1}, "array": [1]}
+    key = next(iter(_NUMBERS))
+    around = {"number": number, "string": string}
+    for kind, value in values.items():
+        text = probe.calls(dataclasses.replace(FIRST, arguments={key: value}))
+        written = None if text is None else text.partition(key)[2].partition(end)
+        if written is None or not written[1]:
+            return None
+        around[kind] = written[0] + end
+    words = {kind: text[len(begin) : len(text) - len(end)] for kind, text in around.items()}
+    assert words.keys() == JSON_TYPES
+    return (f"{begin}{TYPE}{end}", words) if begin and end else None
 
 
 def _between(text: str, words: Sequence[str]) -> list[str] | None:
@@ -214,7 +306,9 @@ def _written(call: ProbeCall, arguments: ArgumentList | None, text: str) -> str 
     quotes = (arguments.quote, "'") if arguments.quote == '"' else (arguments.quote,)
     for quote in quotes:
         written = arguments.separator.join(
-            arguments.parameter.replace(KEY, key).replace(VALUE, f"{quote}{value}{quote}")
+            arguments.parameter.replace(KEY, key)
+            .replace(TYPE, arguments.types.get("string", ""))
+            .replace(VALUE, f"{quote}{value}{quote}")
             for key, value in call.arguments.items()
         )
         if written in text:
@@ -232,7 +326,7 @@ class _Parts:
 
 def _split(one: str, two: str | None) -> _Parts | None:
     """Tells the text around every call from the text around all of them."""
-    places = list(re.finditer(r"\$(NAME|ARGUMENTS|ID)", one))
+    places = list(re.finditer(r"\$(NAME|ARGUMENTS|ID|INDEX)", one))
     if not places:
         return None
     start, stop = places[0].start(), places[-1].end()

@@ -1,20 +1,28 @@
 """The grammar of a reply that may call tools, or must."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from maskdial.causal.tools.arguments import ArgumentRules
 from maskdial.causal.tools.format import (
     ARGUMENTS,
     ID,
+    INDEX,
     NAME,
     PLAIN_FORMAT,
     ToolFormat,
     split_pattern,
 )
-from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, alternatives, quoted
-from maskdial.causal.tools.thinking import ThinkingMarks
+from maskdial.causal.tools.lark import (
+    ANY_TEXT,
+    ContentKind,
+    LarkWriter,
+    alternatives,
+    containing,
+    quoted,
+)
+from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.errors import ValidationError
 from maskdial.grammar.finite import check_finite
@@ -23,6 +31,7 @@ from maskdial.grammar.source import MAX_SCHEMA_BYTES, GrammarSource, GrammarValu
 from maskdial.grammar.subschemas import check_shapes
 
 _ID = "/[a-zA-Z0-9]{9}/"
+_INDEX = "/0|[1-9][0-9]{0,3}/"
 _SPACE = r"[ \t\r\n]"
 _MAX_SPACES = 8  # around thinking; without a limit, a reply may be nothing else
 
@@ -36,6 +45,8 @@ def write_grammar(
     content: tuple[ContentKind, GrammarValue] | None = None,
     thinking: ThinkingMarks | None = None,
     thinking_opened: bool = False,
+    answer: AnswerMarks | None = None,
+    free_ids: Collection[int] = (),
 ) -> GrammarSource:
     """The grammar of a reply, of the kind ``structural`` of `GrammarCompiler`.
 
@@ -48,6 +59,9 @@ def write_grammar(
         content: what the free text must match; the reply is then such a text, or calls.
         thinking: the model's thinking marks; it may then think before it replies.
         thinking_opened: the prompt ends inside the thinking (`ThinkingMarks.opened_by`).
+        answer: the marks around the model's answer, which it may leave out.
+        free_ids: special tokens without a meaning here. Free text may contain them, as in a reply
+            without tools: a model that is used to one would lose its way without it.
 
     Raises:
         ValidationError: a tool or its schema is unusable, the choice names an unknown tool, or the
@@ -62,15 +76,27 @@ def write_grammar(
                 field="tool_choice",
             )
         form = PLAIN_FORMAT
-    writer = LarkWriter({**form.special_ids, **({} if thinking is None else thinking.special_ids)})
-    text = None if content is None else writer.embed(*content)
-    rules = _CallRules(writer, form, tools, choice, text, parallel=parallel and form.parallel)
+    special = {**form.special_ids, **_special(thinking), **_special(answer)}
+    writer = LarkWriter(special, frozenset(free_ids) - {*special.values()})
+    text = None if content is None else _answered(writer, answer, writer.embed(*content))
+    rules = _CallRules(
+        writer, form, tools, choice, text, answer, parallel=parallel and form.parallel
+    )
     if thinking is None:
         start = rules.reply("")
     else:
         start = _after_thinking(writer, thinking, rules.reply, opened=thinking_opened)
     writer.define("start", start)
     source = writer.source()
+    return bounded(source)
+
+
+def bounded(source: GrammarSource) -> GrammarSource:
+    """A grammar of tools, unless it is too large.
+
+    Raises:
+        ValidationError: it is.
+    """
     if len(source.text) > MAX_SCHEMA_BYTES:
         raise ValidationError(
             f"the grammar of the tools has {len(source.text)} bytes; the limit is "
@@ -83,9 +109,10 @@ def write_grammar(
 def write_content_grammar(
     kind: ContentKind,
     value: GrammarValue,
-    thinking: ThinkingMarks,
+    thinking: ThinkingMarks | None,
     *,
     thinking_opened: bool = False,
+    answer: AnswerMarks | None = None,
 ) -> GrammarSource:
     """The grammar of a reply without calls: thinking, then a text.
 
@@ -94,15 +121,32 @@ def write_content_grammar(
         value: what the text must match; see `parse_grammar`.
         thinking: the model's marks.
         thinking_opened: as for `write_grammar`.
+        answer: as for `write_grammar`.
 
     Raises:
         ValidationError: the value is no grammar of that kind, or is too large.
     """
-    writer = LarkWriter(thinking.special_ids)
-    text = writer.embed(kind, value)
-    start = _after_thinking(writer, thinking, lambda _: text, opened=thinking_opened)
+    writer = LarkWriter({**_special(thinking), **_special(answer)})
+    text = _answered(writer, answer, writer.embed(kind, value))
+    if thinking is None:
+        start = text
+    else:
+        start = _after_thinking(writer, thinking, lambda _: text, opened=thinking_opened)
     writer.define("start", start)
     return writer.source()
+
+
+def _special(marks: ThinkingMarks | AnswerMarks | None) -> Mapping[str, int]:
+    return {} if marks is None else marks.special_ids
+
+
+def _answered(writer: LarkWriter, answer: AnswerMarks | None, text: str) -> str:
+    """A text, with or without the marks of an answer around it."""
+    if answer is None:
+        return text
+    space = writer.terminal(rf"/{_SPACE}{{1,{_MAX_SPACES}}}/")
+    begin = f"({writer.literal(answer.begin)} {space}?)? " if answer.begin else ""
+    return writer.rule(f"{begin}{text} ({space}? {writer.literal(answer.end)})?")
 
 
 def _after_thinking(
@@ -113,21 +157,36 @@ def _after_thinking(
     ``reply`` writes the reply whose free text does not begin with the given tag.
     """
     space = writer.terminal(rf"/{_SPACE}{{1,{_MAX_SPACES}}}/")
-    thoughts = f"{_until(writer, thinking.end)} {space}? {reply('')}"
+    header = f"({writer.literal(thinking.header)})?" if thinking.header else ""
+    thoughts = f"{until(writer, thinking.end)} {space}? {header} {reply('')}"
     if opened:
         return thoughts
-    begin = writer.literal(thinking.begin)
-    return f"{space}? {begin} {thoughts} | {reply(thinking.begin)}"
+    begin, end = writer.literal(thinking.begin), writer.literal(thinking.end)
+    # Its end alone says that there is none.
+    return f"{space}? {begin} {thoughts} | ({end} {space}?)? {reply(thinking.begin)}"
 
 
-def _until(writer: LarkWriter, end: str, text: str = ANY_TEXT) -> str:
+def until(
+    writer: LarkWriter, end: str, text: str = ANY_TEXT, answer: AnswerMarks | None = None
+) -> str:
     """Free text up to a tag, whether the tag is a special token or spelled out as text."""
-    free = writer.terminal(text)
-    lazy = writer.rule(f"{free} {quoted(end)}", attributes="[lazy]")
-    literal = writer.literal(end)
-    if literal == quoted(end):
-        return lazy
-    return writer.rule(f"{lazy} | {free} {literal}")
+    head = _with_special(writer, f"{text} & ~{containing(end)}", answer)
+    lazy = writer.rule(f"{writer.terminal(text)} {quoted(end)}", attributes="[lazy]")
+    before, special = writer.split(end)
+    if not special:
+        return writer.rule(f"{head} {lazy}") if head else lazy
+    # llguidance's lexer is greedy: the text takes what the tag begins with, as DeepSeek's does.
+    free = writer.terminal(f"({text}) {quoted(before)}")
+    return writer.rule(f"{head} ({lazy} | {free} {special})")
+
+
+def _with_special(writer: LarkWriter, text: str, answer: AnswerMarks | None) -> str:
+    """Pieces of free text, each before a special token or a mark that may stand in it."""
+    marks = () if answer is None else (answer.begin, answer.end)
+    pieces = [writer.free, *(writer.literal(mark) for mark in marks if mark)]
+    if not (pieces := [*filter(None, pieces)]):
+        return ""
+    return writer.rule(f"({writer.terminal(text)} ({alternatives(pieces)}))*")
 
 
 class _CallRules:
@@ -140,6 +199,7 @@ class _CallRules:
         tools: Sequence[Tool],
         choice: ToolChoice,
         content: str | None,
+        answer: AnswerMarks | None,
         *,
         parallel: bool,
     ) -> None:
@@ -147,8 +207,9 @@ class _CallRules:
         self._form = form
         self._mode = choice.mode
         self._content = content
+        self._answer = answer
         self._tools = choice.select(tools)
-        self._indices = {tool.name: index for index, tool in enumerate(tools)}
+        self._arguments = ToolArguments(writer, form, tools)
         self._body = writer.rule(alternatives(map(self._call, self._tools)))
         end = writer.literal(form.section_end)
         more = ""
@@ -164,6 +225,10 @@ class _CallRules:
         if form.optional_tag:
             calls = f"{writer.literal(form.optional_tag)}? {calls}"
         if self._mode == "required":
+            if self._answer is not None and self._answer.begin:
+                # Kimi K3 answers with nothing before it calls.
+                nothing = writer.literal(self._answer.begin + self._answer.end)
+                calls = f"({nothing})? {calls}"
             return writer.rule(calls)
         if self._content is not None:
             return writer.rule(alternatives([self._content, calls]))
@@ -174,11 +239,12 @@ class _CallRules:
         if openings:
             joined = "|".join(openings).replace("/", r"\/")
             text += rf" & ~/{_SPACE}*({joined})(.|\n)*/"
-        options = [writer.terminal(text)]
         tag = form.trigger or form.optional_tag
+        head = _with_special(writer, text, self._answer)
+        options = [f"{head} {writer.terminal(text)}".strip()]
         if tag:
             begun = writer.literal(form.opening[len(form.trigger) :])
-            options.append(f"{_until(writer, tag, text)} {begun} {self._rest}")
+            options.append(f"{until(writer, tag, text, self._answer)} {begun} {self._rest}")
         if not form.trigger:
             options.append(calls)
         return writer.rule(alternatives(options))
@@ -187,14 +253,34 @@ class _CallRules:
         """A call of one tool, after ``call_begin``."""
         begin = self._form.call_begin
         rest = self._form.call.removeprefix(begin).replace(NAME, tool.name)
-        fills = {ID: _ID, ARGUMENTS: self._arguments(tool)}
+        fills = {ID: _ID, INDEX: _INDEX, ARGUMENTS: self._arguments.of(tool)}
         parts = (
             fills[part] if part in fills else self._writer.literal(part)
             for part in split_pattern(rest)
         )
         return " ".join(filter(None, parts))
 
-    def _arguments(self, tool: Tool) -> str:
+
+class ToolArguments:
+    """Writes the grammars of tools' arguments.
+
+    Args:
+        writer: collects the rules.
+        form: how the model writes arguments.
+        tools: the tools of the request.
+    """
+
+    def __init__(self, writer: LarkWriter, form: ToolFormat, tools: Sequence[Tool]) -> None:
+        self._writer = writer
+        self._form = form
+        self._indices = {tool.name: index for index, tool in enumerate(tools)}
+
+    def of(self, tool: Tool) -> str:
+        """The grammar of one tool's ``$ARGUMENTS``.
+
+        Raises:
+            ValidationError: its schema is unusable; names the tool by its place.
+        """
         self._writer.about = tool.name
         schema: dict[str, Any] = {"type": "object", **tool.parameters}
         try:

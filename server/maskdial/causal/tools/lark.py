@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from llguidance import regex_to_lark
@@ -21,14 +21,17 @@ class LarkWriter:
     Args:
         special_ids: the ids of special tokens, by their text. In literals they stand for the token
             itself, which no ordinary text can spell.
+        free_ids: the special tokens that may stand anywhere in free text, as in a reply without a
+            grammar.
 
     Attributes:
         about: what warnings begin with, such as the name of a tool.
     """
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, special_ids: Mapping[str, int], free_ids: Collection[int] = ()) -> None:
         self.about = ""
         self._special_ids = special_ids
+        self._free_ids = frozenset(free_ids)
         tags = sorted(special_ids, key=len, reverse=True)
         self._tags = re.compile("|".join(map(re.escape, tags)) or "(?!)")
         self._lines = ["%llguidance {}"]
@@ -65,6 +68,20 @@ class LarkWriter:
             position = tag.end()
         parts.append(quoted(text[position:]))
         return " ".join(filter(None, parts))
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The text before the first special token in it, and the rest as a literal; the whole text
+        and nothing if there is none.
+        """
+        tag = self._tags.search(text)
+        return (
+            (text, "") if tag is None else (text[: tag.start()], self.literal(text[tag.start() :]))
+        )
+
+    @property
+    def free(self) -> str:
+        """Any of the special tokens that free text may contain; empty if there are none."""
+        return f"<[{','.join(map(str, sorted(self._free_ids)))}]>" if self._free_ids else ""
 
     def schema(self, schema: object) -> str:
         """JSON under a schema, with the same limits as on ``/generate``.

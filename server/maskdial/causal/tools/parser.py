@@ -1,6 +1,6 @@
 """ReplyParser: splits a reply into reasoning, content and tool calls while it is generated."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from maskdial.causal.tools.argument_reader import ArgumentReader
 from maskdial.causal.tools.events import (
@@ -13,14 +13,15 @@ from maskdial.causal.tools.events import (
 from maskdial.causal.tools.format import (
     ARGUMENTS,
     ID,
+    INDEX,
     NAME,
     PLAIN_FORMAT,
     ToolFormat,
     split_pattern,
 )
 from maskdial.causal.tools.grammar import first_texts
+from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
 from maskdial.causal.tools.scanner import CutError, MismatchError, Reader, Scanner
-from maskdial.causal.tools.thinking import ThinkingMarks
 from maskdial.causal.tools.tool import Tool
 
 
@@ -36,6 +37,8 @@ class ReplyParser:
         tools: the tools of the request; empty if no tool may be called.
         thinking: the model's thinking marks; None to treat reasoning as content.
         thinking_opened: as for `write_grammar`.
+        answer: the marks around the model's answer, which are dropped with all that follows them
+            but calls.
 
     Attributes:
         num_calls: the number of calls so far.
@@ -50,6 +53,7 @@ class ReplyParser:
         *,
         thinking: ThinkingMarks | None = None,
         thinking_opened: bool = False,
+        answer: AnswerMarks | None = None,
     ) -> None:
         self.num_calls = 0
         self.reasoning = False
@@ -58,6 +62,7 @@ class ReplyParser:
         self._tools = {tool.name: tool for tool in tools}
         self._thinking = thinking
         self._opened = thinking_opened
+        self._answer = answer
         self._input = Scanner()
         self._deltas: list[ReplyDelta] = []
         self._reader = self._reply()
@@ -68,8 +73,9 @@ class ReplyParser:
         """The tags that are special tokens. Decoders leave these out of the text, so the caller
         pushes their spelling.
         """
-        thinking = {} if self._thinking is None else self._thinking.special_ids
-        return frozenset({**(self._form.special_ids if self._tools else {}), **thinking})
+        marks = [each for each in (self._thinking, self._answer) if each is not None]
+        tags = {tag for each in marks for tag in each.special_ids}
+        return frozenset(tags | (self._form.special_ids.keys() if self._tools else set()))
 
     def push(self, text: str) -> list[ReplyDelta]:
         """Takes the next piece of the reply; returns what is certain so far."""
@@ -100,11 +106,17 @@ class ReplyParser:
             if (yield from self._input.begins_with(openings)):
                 self._input.text = self._input.text.lstrip()
                 yield from self._section()
-        tag = self._form.trigger or self._form.optional_tag
-        while True:
-            found = yield from self._input.copy_until(tag if self._tools else "", self._content)
-            if not found:
-                return
+        begin = "" if self._answer is None else self._answer.begin
+        if begin and (yield from self._input.begins_with([begin])):
+            self._input.text = self._input.text.lstrip().removeprefix(begin)
+            yield from self._input.skip_space()
+        call = (self._form.trigger or self._form.optional_tag) if self._tools else ""
+        end = "" if self._answer is None else self._answer.end
+        pass_on: Callable[[str], None] = self._content
+        while found := (yield from self._input.copy_until((call, end), pass_on)):
+            if found == end:
+                pass_on = _drop
+                continue
             self._input.text = self._form.trigger + self._input.text
             yield from self._section()
 
@@ -113,14 +125,23 @@ class ReplyParser:
         if marks is None:
             return
         if not self._opened:
-            if not (yield from self._input.begins_with([marks.begin])):
+            if not (yield from self._input.begins_with([marks.begin, marks.end])):
                 return
-            self._input.text = self._input.text.lstrip().removeprefix(marks.begin)
+            self._input.text = self._input.text.lstrip()
+            if not self._input.text.startswith(marks.begin):  # the end of none at all
+                self._input.text = self._input.text.removeprefix(marks.end)
+                yield from self._input.skip_space()
+                return
+            self._input.text = self._input.text.removeprefix(marks.begin)
         self.reasoning = True
         yield from self._input.skip_space()
-        yield from self._input.copy_until(marks.end, lambda text: self._emit(ReasoningDelta(text)))
+        yield from self._input.copy_until(
+            (marks.end,), lambda text: self._emit(ReasoningDelta(text))
+        )
         self.reasoning = False
         yield from self._input.skip_space()
+        if marks.header and (yield from self._input.begins_with([marks.header])):
+            self._input.text = self._input.text.lstrip().removeprefix(marks.header)
 
     def _section(self) -> Reader:
         """Calls, from ``section_begin`` on; anything else is content."""
@@ -160,15 +181,18 @@ class ReplyParser:
     def _call(self) -> Reader:
         """One call, after ``call_begin``."""
         parts = split_pattern(self._form.call)[1:]
-        name, call_id = "", ""
+        name, call_id, index = "", "", ""
         tells_id = ID in parts[: parts.index(ARGUMENTS)]
         for part, literal in zip(parts[::2], parts[1::2], strict=True):
             if part == NAME:
                 name = yield from self._input.word()
             elif part == ID:
                 call_id = yield from self._input.word()
+            elif part == INDEX:
+                index = yield from self._input.word()
             else:
-                call_id = call_id if tells_id else self._form.new_call_id()
+                number = int(index) if index.isdecimal() and len(index) < 9 else self.num_calls
+                call_id = call_id if tells_id else self._form.new_call_id(name, number)
                 self._emit(ToolCallDelta(self.num_calls, call_id=call_id, name=name))
                 self.num_calls += 1
                 tool = self._tools.get(name)
@@ -188,3 +212,7 @@ class ReplyParser:
             case ContentDelta("") | ReasoningDelta("") | ToolCallDelta(arguments="", name=None):
                 return
         self._deltas.append(delta)
+
+
+def _drop(_: str) -> None:
+    """For what follows an answer."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from maskdial.causal.tools.format import ARGUMENTS, KEY, NAME, VALUE, ArgumentList, ToolFormat
-from maskdial.causal.tools.thinking import ThinkingMarks
+from maskdial.causal.tools.marks import ThinkingMarks
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _NAME_GROUP = re.compile(r"\(\?P<name>[^()]+\)$")

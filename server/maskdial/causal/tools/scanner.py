@@ -103,24 +103,27 @@ class Scanner:
                 return False
             yield
 
-    def copy_until(self, tag: str, pass_on: Callable[[str], None]) -> Asker:
-        """Passes on the text before a tag; drops the tag and the white space before it.
+    def copy_until(self, tags: Sequence[str], pass_on: Callable[[str], None]) -> Taker:
+        """Passes on the text before one of some tags; drops the tag and the white space before it.
 
-        Returns whether the tag was found; an empty one never is. Half a tag at the end of the reply
-        is text, unless the reply was cut off.
+        Returns the tag; "" if none was found, as an empty one never is. Half a tag at the end of
+        the reply is text, unless the reply was cut off.
         """
+        tags = [tag for tag in tags if tag]
         while True:
-            found = self.text.find(tag) if tag else -1
-            if found >= 0:
-                pass_on(self.text[:found].rstrip())
-                self.text = self.text[found + len(tag) :]
-                return True
-            certain = self.text[: len(self.text) - _overlap(self.text, tag)]
+            places = {self.text.find(tag): tag for tag in reversed(tags) if tag in self.text}
+            if places:
+                first = min(places)
+                pass_on(self.text[:first].rstrip())
+                self.text = self.text[first + len(places[first]) :]
+                return places[first]
+            overlap = max((_overlap(self.text, tag) for tag in tags), default=0)
+            certain = self.text[: len(self.text) - overlap]
             if self.ended:
                 pass_on(certain if self.cut else self.text)
                 self.text = ""
-                return False
-            certain = certain.rstrip() if tag else certain
+                return ""
+            certain = certain.rstrip() if tags else certain
             pass_on(certain)
             self.text = self.text[len(certain) :]
             yield

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import model_validator
 
-from maskdial.causal.chat.request import ChatMessage, ToolCall
+from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.openai.base import Lenient
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Self
 from fastapi import Response
 from pydantic import Field, model_validator
 
-from maskdial.causal.chat.request import ChatMessage, ChatRequest, ReplyReader
+from maskdial.causal.chat.message import ChatMessage
+from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import Infilling

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from maskdial.causal.chat.request import ChatMessage, ToolCall
+from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.tools import Tool
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.ollama.body import Images

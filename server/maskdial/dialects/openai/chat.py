@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
-from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, ToolCall, read_reply
+from maskdial.causal.chat.message import ToolCall
+from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, read_reply
 from maskdial.causal.drafts.prediction import PredictionFollower
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field, model_validator
 
-from maskdial.causal.chat import request
+from maskdial.causal.chat import message
 from maskdial.dialects.body import FieldError, join_parts
 from maskdial.dialects.openai.base import Lenient
 from maskdial.dialects.openai.tools import ToolCallBody
@@ -55,9 +55,9 @@ class Message(Lenient):
                 raise FieldError(name, "belongs to messages of role assistant")
         return self
 
-    def to_message(self) -> request.ChatMessage:
+    def to_message(self) -> message.ChatMessage:
         """The message of a dialect-neutral request."""
-        return request.ChatMessage(
+        return message.ChatMessage(
             # Templates know the role by its older name.
             "system" if self.role == "developer" else self.role,
             self.content,

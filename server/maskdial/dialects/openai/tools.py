@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field, model_validator
 
-from maskdial.causal.chat.request import ToolCall
+from maskdial.causal.chat.message import ToolCall
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.openai.base import Lenient

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from maskdial.bounds import Size
-from maskdial.causal.chat.request import ChatMessage, ToolCall
+from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.dialects.openai.base import Lenient
 
 

@@ -1,0 +1,195 @@
+"""Harmony: replies in messages on channels, as gpt-oss writes them.
+
+A reply is a row of messages: on the channel ``analysis`` there is reasoning, on ``final`` the
+answer, and on ``commentary`` text before calls, or a call where the header names a recipient::
+
+    <|channel|>analysis<|message|>The user greets.<|end|><|start|>assistant
+    <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>
+
+The recipient may also stand before the channel, as chat templates write it. OpenAI publishes the
+format: https://cookbook.openai.com/articles/openai-harmony
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.tools.argument_reader import ArgumentReader
+from maskdial.causal.tools.events import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ToolCallDelta,
+    merged,
+)
+from maskdial.causal.tools.format import ToolFormat
+from maskdial.causal.tools.grammar import ToolArguments, bounded, until
+from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, alternatives
+from maskdial.causal.tools.marks import ThinkingMarks
+from maskdial.causal.tools.scanner import CutError, MismatchError, Reader, Scanner
+from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
+from maskdial.grammar.source import GrammarSource, GrammarValue
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_END, _CALL, _RETURN, _CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
+TAGS = (_START, _CHANNEL, _MESSAGE, _END, _CALL, _RETURN, _CONSTRAIN)
+_NEXT = f"{_START}assistant"
+_COMMENTARY = f"{_CHANNEL}commentary"
+FINAL = f"{_CHANNEL}final"
+CALLS = ToolFormat(
+    call=f"{_COMMENTARY} to=functions.$NAME {_CONSTRAIN}json{_MESSAGE}$ARGUMENTS{_CALL}"
+)
+THINKING = ThinkingMarks(f"{_CHANNEL}analysis{_MESSAGE}", _END)
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_CHANNEL_NAME = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
+
+
+def is_harmony(template: ChatTemplate) -> bool:
+    """Whether a chat template writes messages on channels."""
+    source = template.source or ""
+    return all(tag in source for tag in (_START, _CHANNEL, _MESSAGE))
+
+
+def write_harmony_grammar(
+    writer: LarkWriter,
+    tools: Sequence[Tool],
+    choice: ToolChoice | None,
+    *,
+    content: tuple[ContentKind, GrammarValue] | None = None,
+    opened: bool = False,
+) -> GrammarSource:
+    """The grammar of a reply; see `maskdial.causal.tools.grammar.write_grammar`.
+
+    Args:
+        writer: knows the special tokens among `TAGS`.
+        tools: the tools of the request.
+        choice: which of them may or must be called; None for none.
+        content: what the answer must match.
+        opened: the prompt ends inside the reasoning.
+
+    Raises:
+        ValidationError: a tool or its schema is unusable, the choice names an unknown tool, or
+            ``content`` is no grammar of its kind.
+    """
+    if tools:
+        check_tools(tools)
+    thoughts = writer.rule(until(writer, _END))
+    begun = [writer.literal(THINKING.begin)]
+    if content is None:
+        begun.append(writer.literal(_COMMENTARY + _MESSAGE))
+    following = writer.literal(_NEXT)
+    before = writer.rule(f"(({alternatives(begun)}) {thoughts} {following})*")
+    options = []
+    if choice is None or choice.mode == "auto":
+        text = writer.terminal(ANY_TEXT) if content is None else writer.embed(*content)
+        constrain = writer.literal(f" {_CONSTRAIN}json")
+        message = writer.literal(_MESSAGE)
+        options.append(f"{writer.literal(FINAL)} ({constrain})? {message} {text}")
+    if choice is not None:
+        arguments = ToolArguments(writer, CALLS, tools)
+        options += [_call(writer, tool, arguments) for tool in choice.select(tools)]
+    reply = f"{before} ({alternatives(options)})"
+    writer.define("start", f"{thoughts} {following} {reply}" if opened else reply)
+    return bounded(writer.source())
+
+
+def _call(writer: LarkWriter, tool: Tool, arguments: ToolArguments) -> str:
+    recipient = f" to=functions.{tool.name}"
+    header = alternatives(
+        writer.literal(each) for each in (_COMMENTARY + recipient, recipient + _COMMENTARY)
+    )
+    kind = alternatives(writer.literal(each) for each in (f"{_CONSTRAIN}json", "json"))
+    message = writer.literal(_MESSAGE)
+    return f'({header}) (" "? ({kind}))? {message} {arguments.of(tool)}'
+
+
+class HarmonyParser:
+    """Parses one reply, in pieces of any size; as `maskdial.causal.tools.parser.ReplyParser`.
+
+    Args:
+        tools: the tools of the request; empty if no tool may be called.
+        opened: the prompt ends inside the reasoning.
+    """
+
+    special_tags = frozenset(TAGS)
+
+    def __init__(self, tools: Sequence[Tool] = (), *, opened: bool = False) -> None:
+        self.num_calls = 0
+        self.reasoning = False
+        self.incomplete = False
+        self._tools = {tool.name: tool for tool in tools}
+        self._opened = opened
+        self._input = Scanner()
+        self._deltas: list[ReplyDelta] = []
+        self._num_texts = {ContentDelta: 0, ReasoningDelta: 0}
+        self._reader = self._reply()
+        next(self._reader)
+
+    def push(self, text: str) -> list[ReplyDelta]:
+        """Takes the next piece of the reply; returns what is certain so far."""
+        self._input.text += text
+        return self._run()
+
+    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
+        """Ends the reply; returns what was held back. Call it once."""
+        self._input.ended = True
+        self._input.cut = cut
+        return self._run()
+
+    def _run(self) -> list[ReplyDelta]:
+        next(self._reader, None)
+        deltas, self._deltas = self._deltas, []
+        return merged(deltas)
+
+    def _reply(self) -> Reader:
+        yield
+        if self._opened:
+            yield from self._text(ReasoningDelta)
+        while not self._input.ended or self._input.text.strip():
+            header: list[str] = []
+            if not (yield from self._input.copy_until((_MESSAGE,), header.append)):
+                text = "".join(header)
+                # A model that was not trained on channels, or a header that was cut off.
+                if not self._input.cut and not any(tag in text for tag in TAGS):
+                    self._deltas.append(ContentDelta(text))
+                return
+            yield from self._message("".join(header))
+
+    def _message(self, header: str) -> Reader:
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
+        if recipient is not None and recipient[1] in self._tools:
+            yield from self._call(self._tools[recipient[1]])
+        elif channel is not None and channel[1] == "analysis":
+            yield from self._text(ReasoningDelta)
+        else:
+            yield from self._text(ContentDelta)
+
+    def _text(self, kind: type[ContentDelta | ReasoningDelta]) -> Reader:
+        self.reasoning = kind is ReasoningDelta
+        # Text of several messages is read as paragraphs.
+        gap = "\n\n" if self._num_texts[kind] else ""
+
+        def emit(text: str) -> None:
+            nonlocal gap
+            if text:
+                self._deltas.append(kind(gap + text))
+                self._num_texts[kind] += 1
+                gap = ""
+
+        yield from self._input.copy_until((_END, _RETURN, _CALL), emit)
+        self.reasoning = False
+
+    def _call(self, tool: Tool) -> Reader:
+        call_id = CALLS.new_call_id(tool.name, self.num_calls)
+        self._deltas.append(ToolCallDelta(self.num_calls, call_id=call_id, name=tool.name))
+        self.num_calls += 1
+        add: Callable[[str], None] = self._add
+        try:
+            yield from ArgumentReader(self._input, add).read(None, tool.parameters, end="")
+        except (CutError, MismatchError):
+            self.incomplete = True
+        yield from self._input.copy_until((_CALL, _END, _RETURN), lambda _: None)
+
+    def _add(self, arguments: str) -> None:
+        if arguments:
+            self._deltas.append(ToolCallDelta(self.num_calls - 1, arguments))
