@@ -17,6 +17,7 @@ def make_chat_bundle(
     template: str,
     *,
     tags: Sequence[str] = (),
+    special: bool = True,
     tool_template: str | None = None,
     normalizer: object = None,
     **manifest: object,
@@ -26,7 +27,8 @@ def make_chat_bundle(
     Args:
         folder: where to make it.
         template: the chat template.
-        tags: special tokens, which replace the last of the vocabulary: 11999, 11998 and so on.
+        tags: added tokens, which replace the last of the vocabulary: 11999, 11998 and so on.
+        special: the tags are special tokens; else they are text, as Qwen's are.
         tool_template: the one for conversations with tools, if it is another.
         normalizer: of the tokenizer, as ``tokenizer.json`` describes it.
         manifest: changes of the manifest.
@@ -41,7 +43,7 @@ def make_chat_bundle(
         vocabulary[tag] = token_id = vocabulary.pop(token)
         tokenizer["model"]["merges"].pop()
         settings = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        added = {"id": token_id, "content": tag, "special": True} | settings
+        added = {"id": token_id, "content": tag, "special": special} | settings
         tokenizer["added_tokens"].append(added)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (read,) = bundle.read_manifests("chat", folder)

@@ -52,6 +52,8 @@ MIRROR = """\
     ~ ' ' ~ reasoning_effort | default('-') ~ ' ' ~ enable_thinking | default('-')) }}
 """
 HERMES = ToolFormat(call='<tool_call>{"name": "$NAME", "arguments": $ARGUMENTS}</tool_call>')
+# Tags are added tokens, which files call special or not.
+TAGGED = pytest.mark.parametrize("tagged", ["special", "text"])
 CALL_TAG = 11999
 CLOSE_TAG = 11998
 
@@ -69,7 +71,9 @@ def url(
 
     short_ids = ToolFormat(call=HERMES.call, short_ids=True, text_arguments=True)
     models = {name: make(name, name) for name in (*FORMATS, "no_tools")}
-    models["special"] = make("special", "qwq", tags=["<tool_call>", "</think>"])
+    for name, special in (("special", True), ("text", False)):
+        tags = ["<tool_call>", "</think>"]
+        models[name] = make(name, "qwq", tags=tags, special=special)
     models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
     models["short"] = make("short", MIRROR, tool_format=short_ids.to_json())
     models["bare"] = make("bare", MIRROR)
@@ -241,10 +245,12 @@ def test_a_tool_without_parameters_has_no_arguments(url: str) -> None:
     assert all(json.loads(call["function"]["arguments"]) == {} for call in calls)
 
 
-def test_the_model_chooses_to_call(client: openai.OpenAI) -> None:
-    """Its tag is a special token here, made likely: text comes first, then calls."""
-    body: dict[str, Any] = BODY | {"model": "special", "max_tokens": 400}
-    body["logit_bias"] = {str(CLOSE_TAG): 9, str(CALL_TAG): 9, "0": -100}
+@TAGGED
+def test_the_model_chooses_to_call(client: openai.OpenAI, tagged: str) -> None:
+    """Its tag is a token here, made likely: text comes first, then calls."""
+    body: dict[str, Any] = BODY | {"model": tagged, "max_tokens": 400}
+    body["logit_bias"] = {str(CLOSE_TAG): -100, str(CALL_TAG): 9, "0": -100}
+    body["extra_body"] = {"thinking_budget": 4}
     both = 0
     for seed in range(8):
         reply = client.chat.completions.create(**body, seed=seed, parallel_tool_calls=False)
@@ -261,8 +267,26 @@ def test_the_model_chooses_to_call(client: openai.OpenAI) -> None:
     assert both, "no reply had text before its call"
 
 
-def test_none_may_be_called(url: str) -> None:
-    body = {"model": "special", "max_tokens": 30, "seed": 1}
+@TAGGED
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_must_be_made_follows_the_reasoning(
+    client: openai.OpenAI, tagged: str, stream: bool
+) -> None:
+    body: dict[str, Any] = BODY | {"model": tagged, "tool_choice": "required", "max_tokens": 400}
+    body |= {"parallel_tool_calls": False, "extra_body": {"thinking_budget": 5}}
+    for seed in range(3):
+        if stream:
+            with client.chat.completions.stream(**body, seed=seed) as events:
+                reply: ChatCompletion = events.get_final_completion()
+        else:
+            reply = client.chat.completions.create(**body, seed=seed)
+        assert len(calls_of(reply)) == 1
+        assert reply.choices[0].finish_reason == "tool_calls"
+
+
+@TAGGED
+def test_none_may_be_called(url: str, tagged: str) -> None:
+    body = {"model": tagged, "max_tokens": 30, "seed": 1}
     bias = {str(CLOSE_TAG): 9, str(CALL_TAG): 9}
     (choice,) = post(url, **body, tool_choice="none", logit_bias=bias)["choices"]
     assert "tool_calls" not in choice["message"]
@@ -295,16 +319,19 @@ def test_log_probabilities_of_calls(url: str) -> None:
     assert len(reply["choices"][0]["logprobs"]["content"]) == num_tokens
 
 
-def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> None:
+@TAGGED
+def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str, tagged: str) -> None:
     """The prompt opens the reasoning, which a special token ends."""
-    body: dict[str, Any] = BODY | {"model": "special", "seed": 3, "max_tokens": 60}
+    body: dict[str, Any] = BODY | {"model": tagged, "seed": 3, "max_tokens": 60}
     body["logit_bias"] = {str(CLOSE_TAG): 9, str(CALL_TAG): -100, "0": -100}
     reply = client.chat.completions.create(**body)
     message: Any = reply.choices[0].message
     assert message.reasoning
     assert message.reasoning_content == message.reasoning
     assert message.content
-    assert "think" not in message.reasoning + message.content
+    assert "think" not in message.reasoning
+    # As text, the mark that is made likely comes again.
+    assert tagged == "text" or "think" not in message.content
     assert reply.usage is not None
     assert reply.usage.completion_tokens_details is not None
     num_reasoning = reply.usage.completion_tokens_details.reasoning_tokens
@@ -322,9 +349,10 @@ def test_reasoning_is_told_from_the_answer(client: openai.OpenAI, url: str) -> N
     assert cut["usage"]["completion_tokens_details"]["reasoning_tokens"] == 12
 
 
+@TAGGED
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_text_in_reasoning_ends_nothing(url: str, stream: bool) -> None:
-    body: dict[str, Any] = BODY | {"model": "special", "seed": 3, "max_tokens": 60}
+def test_a_stop_text_in_reasoning_ends_nothing(url: str, stream: bool, tagged: str) -> None:
+    body: dict[str, Any] = BODY | {"model": tagged, "seed": 3, "max_tokens": 60}
     body |= {"logit_bias": {str(CALL_TAG): -100, "0": -100}, "thinking_budget": 20}
     message = post(url, **body)["choices"][0]["message"]
     reasoning, content = message["reasoning"], message["content"]
@@ -413,7 +441,8 @@ def test_reasoning_of_the_history(url: str) -> None:
     said = {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}
     messages, _ = mirrored(url, messages=[said])
     assert messages == [
-        {"role": "assistant", "content": "Hi", "reasoning_content": "hm", "reasoning": "hm"}
+        {"role": "assistant", "content": "Hi"}
+        | dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "hm")
     ]
 
 
@@ -560,15 +589,16 @@ ANSWER = {
 RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}}
 
 
-def test_a_schema_describes_what_follows_the_reasoning(url: str) -> None:
-    body: dict[str, Any] = {"model": "special", "tools": None, "response_format": RESPONSE_FORMAT}
+@TAGGED
+def test_a_schema_describes_what_follows_the_reasoning(url: str, tagged: str) -> None:
+    body: dict[str, Any] = {"model": tagged, "tools": None, "response_format": RESPONSE_FORMAT}
     body |= {"logit_bias": {str(CLOSE_TAG): 9}, "seed": 4}
     message = post(url, **body)["choices"][0]["message"]
     assert message["reasoning"]
     jsonschema.validate(json.loads(message["content"]), ANSWER)
     # A Lark grammar, as also choices are, leaves no room for reasoning.
     for grammar in ({"guided_choice": ["yes"]}, {"guided_grammar": 'start: "yes"'}):
-        message = post(url, model="special", tools=None, **grammar)["choices"][0]["message"]
+        message = post(url, model=tagged, tools=None, **grammar)["choices"][0]["message"]
         assert message["content"] == "yes"
         assert "reasoning" not in message
 
