@@ -503,7 +503,7 @@ def test_every_channel_is_an_item() -> None:
         ReasoningDelta("Hm."),
         ContentDelta("Done."),
     ]
-    output = ResponseOutput()
+    output = ResponseOutput({})
     events = [event for delta in deltas for event in output.push(delta)]
     events += output.finish("completed")
     items = output.items()
@@ -533,7 +533,7 @@ def test_every_channel_is_an_item() -> None:
 
 
 def test_a_reply_without_any_text_is_an_empty_message() -> None:
-    output = ResponseOutput()
+    output = ResponseOutput({})
     kinds = [event["type"] for event in output.finish("completed")]
     (message,) = output.items()
     assert message["content"][0]["text"] == ""
