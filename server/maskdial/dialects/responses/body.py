@@ -18,6 +18,7 @@ from maskdial.dialects.responses.tools import Choice, Offered, Tools, offered, t
 from maskdial.grammar.source import GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"
+_NO_PROMPTS = "prompts are not stored here; send instructions and input"
 _STATELESS = "conversations are not stored; send the items in input, or previous_response_id"
 
 
@@ -80,6 +81,7 @@ class ResponsesBody(SamplingBody):
     neutral = {  # noqa: RUF012
         **SamplingBody.neutral,
         "max_output_tokens": (-1,),
+        "n": (1,),
         "truncation": ("disabled",),
     }
     renamed = {  # noqa: RUF012
@@ -129,6 +131,7 @@ class ResponsesBody(SamplingBody):
         "how far it is. Default: false.",
     )
     conversation: Annotated[Any, Unsupported(_STATELESS)] = None
+    prompt: Annotated[Any, Unsupported(_NO_PROMPTS)] = None
     truncation: Annotated[
         Any, Unsupported("conversations are not truncated; shorten the input")
     ] = None
@@ -200,7 +203,11 @@ class ResponsesBody(SamplingBody):
             "store": stored,
             "temperature": params.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": self.tool_choice,
+            "tool_choice": (
+                choice
+                if isinstance(choice := self.tool_choice, str)
+                else choice.model_dump(exclude_none=True)
+            ),
             "tools": self.tools,
             "top_logprobs": self.num_top,
             "top_p": params.top_p,
