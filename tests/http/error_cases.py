@@ -63,6 +63,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": "hybrid", "inputs": TEXT},
     "/detokenize": {"model": "hybrid", "ids": [[5, 6]]},
     "/v1/completions": {"model": "hybrid", "prompt": "Once", "max_tokens": 1},
+    "/v1/fim/completions": {"model": "hybrid", "prompt": "Once", "max_tokens": 1},
+    "/completion": {"model": "hybrid", "prompt": "Once", "n_predict": 1},
+    "/apply-template": {"model": "chat", "messages": CHAT},
+    "/chat/completions": CHAT_BODY,
     "/v1/chat/completions": CHAT_BODY,
     "/models/{name}/v1/chat/completions": {"messages": CHAT, "max_tokens": 1},
     "/v1/responses": {"model": "chat", "input": "Who?", "max_output_tokens": 1},
@@ -161,6 +165,8 @@ REFUSED = (
 """Paths whose body is not sent as it is: no model could do the task, or it would be gone."""
 
 COPIES = (
+    "/chat/completions",
+    "/v1/fim/completions",
     "/generate_stream",
     "/models/{name}/v1/chat/completions",
     "/models/{name}",

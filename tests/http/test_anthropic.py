@@ -529,10 +529,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"top_p": 0}, "top_p: must be above 0"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema: this field is required"),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "a"}]},
-            "server tools are not supported",
-        ),
         ({"tools": [TOOLS[0], TOOLS[0]], "model": "hermes"}, "two tools are named 'weather'"),
         ({"tools": TOOLS}, "set tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools to call"),
@@ -542,8 +538,14 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "no tool is named 'x'"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"container": "c"}, "container: unknown field"),
-        ({"messages": [{"role": "user", "content": "a " * 600}]}, "messages: the prompt has"),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management: compact_20260112 is not supported",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a " * 600}]},
+            "prompt is too long: 609 tokens > 511 maximum",
+        ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "gold"}}}},
             "output_config.format",

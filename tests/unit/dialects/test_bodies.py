@@ -21,6 +21,7 @@ from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository
+from maskdial.dialects.llamacpp import completion
 from maskdial.dialects.native import admin, infill, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody
@@ -47,7 +48,7 @@ from maskdial.dialects.ollama import generate as ollama_generate
 from maskdial.dialects.ollama import models as ollama_models
 from maskdial.dialects.openai import adapters as openai_adapters
 from maskdial.dialects.openai import chat as openai_chat
-from maskdial.dialects.openai import completions, decisions, embeddings, rerank
+from maskdial.dialects.openai import completions, decisions, embeddings, fim, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.dialects.responses import stored as responses_stored
@@ -87,6 +88,9 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     embeddings.EmbeddingsBody: {"input": "a"},
     openai_responses_body.ResponsesBody: {"input": "a"},
     openai_tokens.PromptBody: {"prompt": "a"},
+    openai_tokens.ContentBody: {"content": "a"},
+    fim.FimBody: {"prompt": "a"},
+    completion.CompletionBody: {"prompt": "a"},
     openai_tokens.TokensBody: {"tokens": [1]},
     cohere_embed.CohereEmbedBody: {"texts": ["a"]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
@@ -323,16 +327,16 @@ def test_what_every_body_takes(schema: type[BaseModel]) -> None:
         (b'{"inputs": "a", "%s": 1}' % (b"x" * 999), "x" * 64 + "...: unknown field"),
         (b'{"inputs": "a", "": 1}', '"": unknown field'),
         (b'{"inputs": "a", "a\\nb": 1}', '"a\\nb": unknown field'),
-        (chat(), "messages: must have between 1 and 1024 messages, not 0"),
-        (chat(*[{"role": "user", "content": "a"}] * 1025), "at most 1024 items, not 1025"),
+        (chat(), "messages: must have between 1 and 10000 messages, not 0"),
+        (chat(*[{"role": "user", "content": "a"}] * 10_001), "at most 10000 items, not 10001"),
         (chat({"role": "", "content": "a"}), "messages[0].role: must have between 1 and 64"),
         (chat({"role": "user"}), "messages[0].content: this field is required"),
-        (chat({"role": "user", "content": None}), "messages[0].content: must be a string or"),
+        (chat({"role": "user", "content": None}), "messages[0].content: this field is required"),
         (chat({"role": "user", "content": []}), "messages[0].content: must be a string or"),
         (chat({"role": "user", "content": ["a"]}), "messages[0].content: part 0 must be"),
         (
             chat({"role": "user", "content": [{"type": "image_url", "text": "a"}]}),
-            "messages[0].content: part 0 must be",
+            "messages[0].content: part 0 is an image, and no model here reads images",
         ),
         (
             chat({"role": "user", "content": "a"}, {"role": "user", "content": "a", "name": "b"}),

@@ -12,7 +12,6 @@ from pydantic_core import from_json
 from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.tools import ReplyFormat, ToolFormat
 from maskdial.causal.tools.format import ARGUMENTS, ID, INDEX, KEY, NAME, VALUE, split_pattern
-from maskdial.errors import ValidationError
 
 
 def render_messages(
@@ -22,10 +21,7 @@ def render_messages(
 
     Call ids get the form that the template takes. A turn with several calls becomes several turns
     where the template writes one call a turn. Past calls become text of the content where the
-    template does not write any.
-
-    Raises:
-        ValidationError: the arguments of a call are not a JSON object.
+    template does not write any, and so do those whose arguments are no JSON object.
     """
     form = reply_format.calls
     if form is not None and not form.parallel and not form.untold:
@@ -75,16 +71,21 @@ def _render(
         )
         if message.tool_call_id in names:
             rendered["name"] = names[message.tool_call_id]
-    if message.tool_calls and form is not None and not form.untold:
-        rendered["tool_calls"] = [_render_call(call, form, ids) for call in message.tool_calls]
-    elif message.tool_calls:
-        written = _in_content(message.tool_calls, form, ids)
-        rendered["content"] = "\n".join(filter(None, (content, written)))
+    calls = [(call, _arguments(call)) for call in message.tool_calls]
+    known = [(call, arguments) for call, arguments in calls if arguments is not None]
+    # A model's broken call stays in the history as it wrote it.
+    texts = [content, *(_as_json(call, None) for call, arguments in calls if arguments is None)]
+    if known and form is not None and not form.untold:
+        rendered["tool_calls"] = [_render_call(call, form, ids, found) for call, found in known]
+    elif known:
+        texts.append(_in_content(known, form, ids))
+    rendered["content"] = "\n".join(filter(None, texts))
     return rendered
 
 
-def _render_call(call: ToolCall, form: ToolFormat, ids: Mapping[str, str]) -> Mapping[str, Any]:
-    arguments = _arguments(call)
+def _render_call(
+    call: ToolCall, form: ToolFormat, ids: Mapping[str, str], arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
     function = {
         "name": call.name,
         "arguments": (
@@ -94,21 +95,28 @@ def _render_call(call: ToolCall, form: ToolFormat, ids: Mapping[str, str]) -> Ma
     return {"id": ids[call.call_id], "type": "function", "function": function}
 
 
-def _in_content(calls: Sequence[ToolCall], form: ToolFormat | None, ids: Mapping[str, str]) -> str:
+def _as_json(call: ToolCall, arguments: Mapping[str, Any] | None) -> str:
+    """A call as JSON; arguments that are no JSON object as the model wrote them."""
+    written = call.arguments if arguments is None else json.dumps(arguments)
+    return f'{{"name": {json.dumps(call.name)}, "arguments": {written}}}'
+
+
+def _in_content(
+    calls: Sequence[tuple[ToolCall, Mapping[str, Any]]],
+    form: ToolFormat | None,
+    ids: Mapping[str, str],
+) -> str:
     """Calls as the model writes them; as JSON where nothing is known of that."""
     if form is None:
-        return "\n".join(
-            f'{{"name": {json.dumps(call.name)}, "arguments": {json.dumps(_arguments(call))}}}'
-            for call in calls
-        )
+        return "\n".join(_as_json(call, arguments) for call, arguments in calls)
     written = []
-    for call in calls:
+    for call, arguments in calls:
         index = re.search(r"\d*$", ids[call.call_id])
         fills = {
             NAME: call.name,
             ID: ids[call.call_id],
             INDEX: "" if index is None else index[0],
-            ARGUMENTS: _written(_arguments(call), form),
+            ARGUMENTS: _written(arguments, form),
         }
         parts = split_pattern(form.call)
         written.append("".join(fills.get(part, part) for part in parts))
@@ -129,18 +137,14 @@ def _written(arguments: Mapping[str, Any], form: ToolFormat) -> str:
     )
 
 
-def _arguments(call: ToolCall) -> Mapping[str, Any]:
+def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
+    """The arguments of a call; None if they are no JSON object."""
     try:
         # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
         arguments = from_json(call.arguments.strip() or "{}")
     except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ValidationError(
-            f"the arguments of the past call of {call.name!r} must be the text of a JSON object",
-            field="messages",
-        )
-    return arguments
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _call_id(call: ToolCall, index: int, form: ToolFormat | None) -> str:

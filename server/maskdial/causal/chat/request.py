@@ -56,6 +56,8 @@ class ChatRequest:
             or regular expression in ``grammar`` describes the content: reasoning may precede it,
             and calls may replace it. A Lark grammar describes the whole reply.
         tools: what the model may call.
+        described_in_messages: the names of tools that the template is not given: the messages
+            describe those of them that may be called, where they came up.
         tool_choice: whether it must call a tool, and which it may call; None: none.
         parallel_tool_calls: whether a reply may have several calls, if the model's format allows
             several.
@@ -71,6 +73,7 @@ class ChatRequest:
     messages: Sequence[ChatMessage]
     generation: GenerationRequest = field(default_factory=GenerationRequest)
     tools: Sequence[Tool] = ()
+    described_in_messages: frozenset[str] = frozenset()
     tool_choice: ToolChoice | None = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
@@ -81,15 +84,14 @@ class ChatRequest:
 
     @property
     def callable_tools(self) -> Sequence[Tool]:
-        """The tools that the prompt describes and the reply may call."""
+        """The tools that the reply may call."""
         return () if self.tool_choice is None else self.tools
 
     def generation_for(self, model: CausalModel) -> GenerationRequest:
         """The generation request for a model.
 
         Raises:
-            ValidationError: the tools are unusable, or not supported by the model, or the arguments
-                of a past call are not a JSON object.
+            ValidationError: the tools are unusable, or not supported by the model.
         """
         self._check(model)
         return dataclasses.replace(
@@ -97,7 +99,11 @@ class ChatRequest:
             prompts=(),
             conversation=Conversation(
                 render_messages(self.messages, model.reply_format),
-                [tool.as_openai() for tool in self.callable_tools],
+                [
+                    tool.as_openai()
+                    for tool in self.callable_tools
+                    if tool.name not in self.described_in_messages
+                ],
                 self._variables(),
                 self.add_generation_prompt,
                 self.continue_final_message,

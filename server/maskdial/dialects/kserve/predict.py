@@ -11,6 +11,7 @@ from maskdial.bounds import LARGEST_INT, Size
 from maskdial.dialects.body import BodyError, TaskBody, example, parse_body
 from maskdial.dialects.call import Call, respond, task_route
 from maskdial.dialects.kserve.infer import kserve_error_reply
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.models import Dispatched, asked_task
 from maskdial.engine.limits import check_num_texts
 from maskdial.errors import ValidationError
@@ -18,7 +19,7 @@ from maskdial.http.replies import encode_json
 from maskdial.registry.served import ServedModel
 
 
-class PredictInstancesBody(TaskBody):
+class PredictInstancesBody(Lenient, TaskBody):
     """Texts, or bodies of a task that the model does."""
 
     model_config = example({"instances": ["A warm film.", "A cold one."]})
@@ -62,7 +63,7 @@ def _own_call(
     task = asked_task(served, content)
     named = {**content, "model": call.body.model, "mask": call.body.mask}
     try:
-        return task, call.with_body(parse_body(task.body, encode_json(named)))
+        return task, call.with_body(parse_body(task.body, encode_json(named), call.ignored))
     except ValidationError as error:
         raise _of_instance(index, error.message) from error
 

@@ -27,6 +27,7 @@ from maskdial.dialects.body import (
     parse_body,
 )
 from maskdial.dialects.call import Call, endpoint, respond, task_route
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
 from maskdial.dialects.native.replies import DetokenizeReply
@@ -65,7 +66,7 @@ def _check_sequence(value: object, where: str) -> None:
 _Sequence = Annotated[list[AnyText], Field(json_schema_extra={"minItems": 1, "maxItems": 2})]
 
 
-class PredictBody(TruncationParameters, MaskedBody):
+class PredictBody(Lenient, TruncationParameters, MaskedBody):
     """A text, a pair of texts, or a list of lists of one or two texts."""
 
     model_config = example({"inputs": [["A warm film."], ["It is good.", "It is bad."]]})
@@ -145,7 +146,7 @@ async def invocations(call: Call[AnyTaskBody]) -> Response:
     return await respond(task.answer, await call.read_as(task.body))
 
 
-class VertexBody(TaskBody):
+class VertexBody(Lenient, TaskBody):
     """Several bodies of a task that the model does."""
 
     spellings = {"texts": "instances"}  # noqa: RUF012
@@ -194,7 +195,7 @@ def _own_call(
     task = _as_tei(asked_task(served, instance))
     named = {**instance, "model": call.body.model, "mask": call.body.mask}
     try:
-        return task, call.with_body(parse_body(task.body, encode_json(named)))
+        return task, call.with_body(parse_body(task.body, encode_json(named), call.ignored))
     except ValidationError as error:
         raise _of_instance(index, error) from error
 

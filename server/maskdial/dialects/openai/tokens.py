@@ -11,14 +11,19 @@ from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.body import FieldError, TokenId, example
+from maskdial.dialects.body import MAX_MESSAGES, FieldError, TokenId, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
-from maskdial.dialects.openai.replies import PromptReply, TokenizerInfo, TokensReply
-from maskdial.dialects.openai.tools import ToolBody
+from maskdial.dialects.openai.replies import (
+    ContentTokens,
+    PromptReply,
+    TokenizerInfo,
+    TokensReply,
+)
+from maskdial.dialects.openai.tools import Tools
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.engine.limits import check_num_characters
 from maskdial.engine.offload import offload
@@ -50,7 +55,7 @@ class PromptBody(OpenAIBody):
     )
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
+    messages: Annotated[list[Message], Size(1, MAX_MESSAGES, "messages")] | None = None
     add_special_tokens: bool | None = Field(
         None,
         description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
@@ -64,7 +69,7 @@ class PromptBody(OpenAIBody):
     continue_final_message: bool | None = Field(
         None, description="End with the content of the final message. Default: false."
     )
-    tools: list[ToolBody] | None = Field(None, description="Functions that the prompt describes.")
+    tools: Tools | None = Field(None, description="Functions that the prompt describes.")
     chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
         None, description="Further variables of the chat template."
     )
@@ -82,6 +87,23 @@ class PromptBody(OpenAIBody):
         return self
 
 
+class ContentBody(OpenAIBody):
+    """A text to tokenize, as llama.cpp has it."""
+
+    spellings = {"texts": "content"}  # noqa: RUF012
+    habits = OpenAIBody.habits | {"parse_special"}
+
+    model_config = example({"model": "hybrid", "content": "The old king"})
+
+    content: str
+    add_special: bool | None = Field(
+        None, description="Add the special tokens of the model's inputs. Default: false."
+    )
+    with_pieces: bool | None = Field(
+        None, description="Return each token's text as well. Default: false."
+    )
+
+
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
 
@@ -96,7 +118,7 @@ async def tokenize(call: Call[PromptBody]) -> Response:
     model = await call.model(TOKENIZE)
     text = body.prompt
     if text is None:
-        text = await _render(body, model)
+        text = await render(body, model)
     if body.prompt is not None:
         check_num_characters([text])
     add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
@@ -116,6 +138,24 @@ async def tokenize(call: Call[PromptBody]) -> Response:
     )
 
 
+async def tokenize_content(call: Call[ContentBody]) -> Response:
+    """The token ids of a text, as llama.cpp gives them."""
+    body = call.body
+    model = await call.model(TOKENIZE)
+    check_num_characters([body.content])
+    encoding = await offload(
+        lambda: model.tokenizer.encode(body.content, add_special_tokens=bool(body.add_special)),
+        tokenizing_seconds([body.content]),
+    )
+    tokens: list[Any] = encoding.ids
+    if body.with_pieces:
+        pieces = (model.tokenizer.token_text(each) for each in encoding.ids)
+        tokens = [
+            {"id": each, "piece": piece} for each, piece in zip(encoding.ids, pieces, strict=True)
+        ]
+    return await offload(lambda: json_reply({"tokens": tokens}), len(encoding) * _SECONDS_PER_TOKEN)
+
+
 async def detokenize(call: Call[TokensBody]) -> Response:
     """The text of token ids, special tokens spelled out."""
     body = call.body
@@ -124,7 +164,10 @@ async def detokenize(call: Call[TokensBody]) -> Response:
         check_ids(body.tokens, model)
     return await offload(
         lambda: json_reply(
-            {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+            dict.fromkeys(  # vLLM's name, and llama.cpp's
+                ("prompt", "content"),
+                model.tokenizer.decode(body.tokens, skip_special_tokens=False),
+            )
         ),
         len(body.tokens) * _SECONDS_PER_TOKEN,
     )
@@ -173,7 +216,12 @@ def _chat_template(model: ServedModel) -> str | None:
     return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
 
 
-async def _render(body: PromptBody, model: ServedModel) -> str:
+async def render(body: PromptBody, model: ServedModel) -> str:
+    """A body's conversation as the model's chat template writes it.
+
+    Raises:
+        ValidationError: the model has no template, or it fails.
+    """
     if not isinstance(model, CausalModel):
         raise ValidationError(f"model {model.name!r} has no chat template", field="messages")
     chat = ChatRequest(
@@ -190,6 +238,9 @@ async def _render(body: PromptBody, model: ServedModel) -> str:
 
 TOKENIZE_SHARER = Sharer(
     endpoint(tokenize, PromptBody), PromptBody, TokensReply, ("prompt", "messages")
+)
+CONTENT_SHARER = Sharer(
+    endpoint(tokenize_content, ContentBody), ContentBody, ContentTokens, ("content",)
 )
 DETOKENIZE_SHARER = Sharer(endpoint(detokenize, TokensBody), TokensBody, PromptReply, ("tokens",))
 ROUTES = (
