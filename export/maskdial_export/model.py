@@ -63,7 +63,7 @@ from maskdial_export.checks.parity import (
     expected_output,
 )
 from maskdial_export.checks.reach import NEAR, Reach, Snapshot, find_reach
-from maskdial_export.checks.tokenizer_parity import check_tokenizer
+from maskdial_export.checks.tokenizer_parity import check_tokenizer, show_overruled
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
 from maskdial_export.session import Floats, Graph
@@ -289,6 +289,7 @@ def load_checkpoint(
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
     paired = source.family == "masked" and source.task != "block-diffusion"
+    show_overruled(loaded, sample, console)
     check_tokenizer(source.name, loaded, tokens, sample, paired=paired)
     positions = max_length(model)
     entities, label_vectors, extraction = None, None, None
