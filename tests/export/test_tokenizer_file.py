@@ -227,8 +227,8 @@ UNHEEDED = {
 }
 OTHER = "LayoutLM|LayoutXLM|MarkupLM|SeamlessM4T|Udop|Whisper"  # more than text
 LANGUAGES = {"MBart50Tokenizer": "de_DE", "MBartTokenizer": "de_DE"}
-# Settings that say what tokens are called, that are of calls or of the conversion to tokenizer.json,
-# or of what a model writes
+# Settings that say what tokens are called, that are of calls or of the conversion to
+# tokenizer.json, or of what a model writes
 WITHOUT_EFFECT = {
     *("self", "args", "kwargs", "vocab", "merges", "vocab_file", "merges_file", "extra_ids"),
     *("unk_id", "offset", "mask_token_sent", "additional_special_tokens", "extra_special_tokens"),
