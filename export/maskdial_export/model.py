@@ -32,6 +32,7 @@ from maskdial_export.checkpoint.gliner import read_entities
 from maskdial_export.checkpoint.gliner2 import read_extraction
 from maskdial_export.checkpoint.gliner_labels import label_pooler, label_source
 from maskdial_export.checkpoint.hybrid import read_hybrid
+from maskdial_export.checkpoint.module_settings import check_modules, is_cross_encoder
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
 from maskdial_export.checkpoint.sample import Sample, read_sample
@@ -63,7 +64,7 @@ from maskdial_export.checks.parity import (
     expected_output,
 )
 from maskdial_export.checks.reach import NEAR, Reach, Snapshot, find_reach
-from maskdial_export.checks.tokenizer_parity import check_tokenizer
+from maskdial_export.checks.tokenizer_parity import check_tokenizer, show_overruled
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import finding
 from maskdial_export.session import Floats, Graph
@@ -271,6 +272,7 @@ def load_checkpoint(
         OSError: the weights cannot be written to the folder.
     """
     console = console or Console(quiet=True)
+    check_modules(source)
     if source.table is not None:
         return _load_static(source, source.table, limit)
     read = load_model(source, strict=strict, console=console)
@@ -289,6 +291,7 @@ def load_checkpoint(
     tokenizer = loaded.backend
     tokens = special_tokens(source, config, tokenizer)
     paired = source.family == "masked" and source.task != "block-diffusion"
+    show_overruled(loaded, sample, console)
     check_tokenizer(source.name, loaded, tokens, sample, paired=paired)
     positions = max_length(model)
     entities, label_vectors, extraction = None, None, None
@@ -332,6 +335,8 @@ def load_checkpoint(
     if source.task in ("embed", "embed-sparse"):
         columns = _output_width(model) if source.task == "embed" else config.vocab_size
         pooler = read_pooler(source, columns) if source.finder is None else label_pooler(source)
+        positions = longest_text(source, positions)
+    if source.task == "classify" and is_cross_encoder(source):
         positions = longest_text(source, positions)
     positions = _limited(source, positions, limit)
     kv = None

@@ -16,6 +16,7 @@ from torch import Tensor
 from maskdial_export.checkpoint.dequantize import dequantize, read_integers
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checkpoint.weights import load_model
+from maskdial_export.errors import ExportError
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -73,7 +74,105 @@ def test_gptq(bits: int, version: str) -> None:
     np.testing.assert_array_equal(kept.dequantize(), plain["m.weight"].numpy())
 
 
-def test_awq() -> None:
+def gptq_parts(integers: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    """A module without g_idx, as it is stored."""
+    return {
+        "m.qweight": pack(integers.T, 4).T.contiguous(),
+        "m.qzeros": pack(zeros, 4),
+        "m.scales": scales,
+    }
+
+
+@pytest.mark.parametrize("stored", [7, 8, None])
+@pytest.mark.parametrize("named", ["format", "checkpoint_format"])
+@pytest.mark.parametrize("version", ["gptq", "GPTQ_V2"])
+def test_zeros_of_symmetric_weights_are_in_the_middle(
+    stored: int | None, named: str, version: str
+) -> None:
+    """Qwen3.5's GPTQ files state ``sym`` and the first version, and store the second's 8."""
+    integers, zeros, scales = random_integers(32, 64, 4)
+    parts = gptq_parts(integers, torch.full_like(zeros, stored or 0), scales)
+    if stored is None:
+        del parts["m.qzeros"]
+    settings = GPTQ | {"sym": True, named: version}
+    expected = (integers - 8) * scales.float()[torch.arange(32) // GROUP]
+    assert torch.equal(dequantize("mine", settings, parts)["m.weight"], expected.T)
+
+
+def test_zeros_that_are_not_in_the_middle_are_no_symmetric_ones() -> None:
+    integers, zeros, scales = random_integers(32, 64, 4)
+    parts = gptq_parts(integers, zeros, scales)
+    with pytest.raises(ExportError, match=r"m of mine is damaged: sym .* all zeros are 8, and qz"):
+        dequantize("mine", GPTQ | {"sym": True}, parts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shift"),
+    [
+        ({}, 1),
+        ({"format": "gptq"}, 1),
+        ({"format": "gptq_v2"}, 0),
+        ({"checkpoint_format": "gptq_v2"}, 0),
+        ({"checkpoint_format": "gptq_v2", "format": "gptq"}, 0),  # as transformers reads them
+    ],
+)
+def test_both_names_of_the_format(settings: dict[str, Any], shift: int) -> None:
+    integers, zeros, scales = random_integers(32, 64, 4)
+    parts = gptq_parts(integers, zeros - shift & 15, scales)
+    expected = (integers - zeros[torch.arange(32) // GROUP]) * scales.float().repeat_interleave(
+        GROUP, 0
+    )
+    assert torch.equal(dequantize("mine", GPTQ | settings, parts)["m.weight"], expected.T)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_last_group_that_is_not_full(method: str) -> None:
+    """40 inputs in groups of 16: 16, 16 and 8, without g_idx."""
+    torch.manual_seed(0)
+    integers, zeros = torch.randint(0, 16, (40, 64)), torch.randint(1, 16, (3, 64))
+    scales = torch.rand(3, 64).half()
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {
+        "m.qweight": pack(integers, 4, order),
+        "m.qzeros": pack(zeros, 4, order),
+        "m.scales": scales,
+    }
+    if method == "gptq":
+        parts = gptq_parts(integers, zeros - 1, scales)
+    settings = (AWQ if method == "awq" else GPTQ) | {"group_size": 16}
+    group = torch.arange(40) // 16
+    expected = (integers - zeros[group]) * scales.float()[group]
+    assert torch.equal(dequantize("mine", settings, parts)["m.weight"], expected.T)
+    own = {key.removeprefix("m."): each for key, each in parts.items()}
+    assert read_integers(settings, own) is None
+    with pytest.raises(ExportError, match="40 inputs are not in 3 groups of group_size 8"):
+        dequantize("mine", settings | {"group_size": 8}, parts)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"m.qzeros": torch.zeros(4, 64, dtype=torch.int32)}, "qzeros are not packed"),
+        ({"m.qzeros": None}, "it has no qzeros"),
+        ({"m.scales": None}, "it has no scales"),
+        ({"m.scales": torch.ones(4, 32)}, r"scales have the shape \(4, 32\), zeros"),
+        ({"m.g_idx": torch.arange(32) // 4}, "32 inputs are in 8 groups, but scales has 4"),
+        ({"m.g_idx": torch.arange(16) // 4}, "32 inputs are in 4 groups, but"),
+        ({"m.qweight": torch.zeros(4, 64)}, "packed in torch.float32, not in int32"),
+        ({"m.qweight": torch.zeros(64, dtype=torch.int32)}, "its parts do not fit together"),
+    ],
+)
+def test_parts_that_do_not_fit_together(change: dict[str, Tensor | None], why: str) -> None:
+    integers, zeros, scales = random_integers(32, 64, 4)
+    parts: dict[str, Any] = gptq_parts(integers, zeros, scales) | change
+    parts = {key: each for key, each in parts.items() if each is not None}
+    with pytest.raises(ExportError, match=f"m of mine is damaged.*{why}"):
+        dequantize("mine", GPTQ, parts)
+
+
+@pytest.mark.parametrize("version", ["gemm", "GEMM"])
+def test_awq(version: str) -> None:
+    settings = AWQ | {"version": version}
     integers, zeros, scales = random_integers(32, 64, 4)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     stored = {
@@ -83,8 +182,8 @@ def test_awq() -> None:
     }
     group = torch.arange(32) // GROUP
     expected = (integers - zeros[group]) * scales.float()[group]
-    assert torch.equal(dequantize("mine", AWQ, stored)["m.weight"], expected.T)
-    kept = read_integers(AWQ, {key.removeprefix("m."): each for key, each in stored.items()})
+    assert torch.equal(dequantize("mine", settings, stored)["m.weight"], expected.T)
+    kept = read_integers(settings, {key.removeprefix("m."): each for key, each in stored.items()})
     assert kept is not None
     np.testing.assert_array_equal(kept.dequantize(), expected.T.numpy())
 
@@ -123,8 +222,16 @@ def test_bitsandbytes_4bit(nested: bool) -> None:
     assert torch.equal(plain["m.weight"], values[codes] * factors[:, None])
 
 
-def to_fp8(weight: Tensor) -> dict[str, Tensor]:
-    """The parts that stand for a matrix, in blocks of 16 by 16; edges may be smaller."""
+def to_fp8(weight: Tensor, in_blocks: bool) -> dict[str, Tensor]:
+    """The parts that stand for a matrix, in blocks of 16 by 16; edges may be smaller.
+
+    Without blocks there is one factor, and one for the inputs of kernels in fp8.
+    """
+    if not in_blocks:
+        factor = torch.rand(()) + 0.5
+        scaled = (weight / factor).to(torch.float8_e4m3fn)
+        parts = {"weight": scaled, "weight_scale_inv": factor}
+        return parts | {"activation_scale": torch.rand(())}
     rows, columns = (-(-size // 16) for size in weight.shape)
     factors = torch.rand(rows, columns) + 0.5
     whole = factors.repeat_interleave(16, 0).repeat_interleave(16, 1)
@@ -138,20 +245,25 @@ def quantized_checkpoint(source: Path, settings: Mapping[str, Any], add_json: Ad
     weights = load_file(path)
     for name in [name for name in weights if "_proj." in name]:
         module = name.removesuffix("weight")
-        weights |= {f"{module}{part}": each for part, each in to_fp8(weights.pop(name)).items()}
+        parts = to_fp8(weights.pop(name), bool(settings["weight_block_size"]))
+        weights |= {f"{module}{part}": each for part, each in parts.items()}
     save_file(weights, path, metadata={"format": "pt"})
     add_json(source / "config.json", quantization_config=settings)
 
 
-def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add) -> None:
+@pytest.mark.parametrize("size", [(16, 16), None])
+def test_fp8_checkpoint_against_transformers(
+    size: tuple[int, int] | None, new_checkpoint: New, add_json: Add
+) -> None:
     source = new_checkpoint("llama")
-    quantized_checkpoint(source, FP8, add_json)
+    kind = {} if size else {"weight_block_size": None, "activation_scheme": "static"}
+    quantized_checkpoint(source, FP8 | kind, add_json)
     found = find(str(source), "auto", revision=None, allow_pickle=False)
     ours = load_model(found, strict=True, console=Console(quiet=True)).model.state_dict()
     theirs = transformers.LlamaForCausalLM.from_pretrained(
         source,
         quantization_config=transformers.FineGrainedFP8Config(
-            dequantize=True, weight_block_size=(16, 16)
+            dequantize=True, weight_block_size=size
         ),
     ).state_dict()
     for name, weight in ours.items():
@@ -162,8 +274,16 @@ def test_fp8_checkpoint_against_transformers(new_checkpoint: New, add_json: Add)
     ("settings", "kind"),
     [
         ({"quant_method": "gptq", "bits": 3}, "gptq of 3 bits"),
-        (FP8 | {"weight_block_size": None}, "fp8 without blocks (weight_block_size), which is not"),
-        (AWQ | {"version": "gemv"}, "awq of 4 bits, gemv"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "gptq of 4 bits in format marlin"),
+        (GPTQ | {"format": "bitblas"}, "gptq of 4 bits in format bitblas"),
+        (GPTQ | {"pack_dtype": "int64"}, "gptq packed in int64"),
+        (
+            GPTQ | {"dynamic": {"-:.*gate.*": {}, "+:.*mlp.*": {"bits": 8, "group_size": 8}}},
+            "gptq with other bits for +:.*mlp.* (dynamic)",
+        ),
+        (FP8 | {"expert_dtype": "fp4"}, "fp8 with experts in fp4"),
+        (AWQ | {"version": "gemv"}, "awq of 4 bits in format gemv"),
+        (AWQ | {"version": None, "format": "llm-awq"}, "awq of 4 bits in format llm-awq"),
         (
             {"quant_method": "compressed-tensors", "format": "marlin-24"},
             "compressed-tensors of",

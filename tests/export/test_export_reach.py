@@ -17,6 +17,8 @@ from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.session import CausalSession, MaskedSession
 from maskdial_export.tracing.attention import CausalAttention
+from maskdial_export.tracing.length import bound_positions
+from maskdial_export.tracing.positions import max_length
 from maskdial_export.tracing.survey import survey
 from tests.export.zoo import EXPERTS, GROUPED, LOCAL_EXPERTS, SHAPE
 from tests.traces import Traces
@@ -138,6 +140,33 @@ def test_big_bird_reads_as_far_as_it_attends_to_everything(
         export(str(folder), tmp_path / "longer", max_length=64)
 
 
+MINIMAX_M3 = (
+    LOCAL_EXPERTS
+    | {"max_position_embeddings": 256, "num_local_experts": 4, "head_dim": 16, "rotary_dim": 16}
+    | {"dense_intermediate_size": 48, "shared_intermediate_size": 24}
+    | {"index_n_heads": 2, "index_head_dim": 16, "index_block_size": 16, "index_topk_blocks": 4}
+)
+
+
+def test_chosen_blocks_bound_the_length(capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to all the blocks that MiniMax M3 chooses, it attends to everything; not beyond."""
+    sparse, dense = (
+        make("MiniMaxM3VLForCausalLM", MINIMAX_M3 | {"layer_types": [kind] * 2})
+        for kind in ("minimax_m3_sparse", "full_attention")
+    )
+    dense.load_state_dict(sparse.state_dict(), strict=False)
+    bound_positions(sparse, None, Console())
+    shown = "texts of up to 64 tokens; in longer ones the model attends to blocks that it chooses"
+    assert shown in capsys.readouterr().out
+    longest = max_length(sparse)
+    assert (longest, max_length(dense)) == (64, 256)
+    ids = torch.randint(5, 100, (1, 128), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        differences = (sparse(ids).logits - dense(ids).logits)[0].abs().amax(-1)
+    assert differences[:longest].max() < 1e-5
+    assert differences[longest:].max() > 1e-3
+
+
 def test_a_snapshot_undoes_what_a_short_text_switched() -> None:
     model = make("BigBirdForMaskedLM", BIG_BIRD | {"attention_type": "block_sparse"})
     long, short = torch.randint(5, 100, (1, 64)), torch.randint(5, 100, (1, 8))
@@ -162,6 +191,8 @@ def test_a_snapshot_undoes_what_a_short_text_switched() -> None:
         ({"sliding_window": 4096}, None, ()),  # no text is as long
         ({"sliding_window": 64, "index_topk": 100, "other": [48]}, 124, (64, 100)),
         ({"rope_scaling": {"original_max_position_embeddings": 128, "factor": 2.0}}, 152, (128,)),
+        ({"index_block_size": 16, "index_topk_blocks": 8}, 152, (128,)),
+        ({"index_block_size": 16, "other_topk_blocks": 8}, None, ()),
         ({"vision": {"window_size": 112}, "chunk_size_feed_forward": 64}, None, ()),
     ],
 )

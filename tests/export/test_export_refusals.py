@@ -14,12 +14,14 @@ import onnx_ir
 import pydantic
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 
 import maskdial.cli
 import maskdial_export.writing
 from maskdial.bundle.manifest import KVLayout
+from maskdial_export.checkpoint.config import check_config
 from maskdial_export.checks.parity import CausalParity, MaskedParity
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line
@@ -237,6 +239,20 @@ def test_full_disk(
     assert_refused(checkpoint("bert"), "the disk is full", late=True)
 
 
+@pytest.mark.parametrize("use_dsa", [False, True, None])
+def test_an_indexer_that_is_not_used_is_no_reason(use_dsa: bool | None) -> None:
+    """dots 3 has the settings of one in any case; as published, and as transformers saves it."""
+    given = {} if use_dsa is None else {"use_dsa": use_dsa}
+    saved = transformers.Dots3NoteTextConfig(num_hidden_layers=4, **given).to_dict()
+    published = {"model_type": saved["model_type"], "index_topk": 2048, **given}
+    for config in (published, saved | {"architectures": None}):
+        if use_dsa is False:
+            check_config("mine", config)
+        else:
+            with pytest.raises(ExportError, match="has an indexer that chooses 2048 tokens"):
+                check_config("mine", config)
+
+
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
@@ -249,6 +265,10 @@ def test_full_disk(
         ({"attn_config": {"prefix_lm": True}}, "is a prefix-LM (attn_config.prefix_lm"),
         ({"index_topk": 64}, "has an indexer that chooses 64 tokens"),
         ({"text_config": {"index_topk": 64}}, "has an indexer that chooses 64 tokens"),
+        (
+            {"model_type": "dots3_note_text", "index_topk": 64},
+            "has an indexer that chooses 64 tokens",
+        ),
         ({"hidden_size": "32"}, "Field 'hidden_size' expected int, got str (value: '32')"),
         ({"hidden_act": "none"}, "cannot be loaded: KeyError('none')"),
     ],

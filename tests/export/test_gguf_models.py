@@ -11,7 +11,10 @@ import torch
 import transformers
 
 from maskdial_export.checkpoint.gguf.convert import convert, read_contents
+from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.parity import expected_output
 from maskdial_export.errors import ExportError
+from maskdial_export.model import load_checkpoint
 from tests.export.fuzz_gguf import fuzz
 from tests.export.gguf_files import (
     BYTE_LEVEL_SIZE,
@@ -530,3 +533,91 @@ def test_mutations_are_read_or_refused(tmp_path: Path) -> None:
     read, refused = fuzz(tmp_path / "model.gguf", 120)
     assert read > 5
     assert refused > 50
+
+
+# The first numbers of llama.cpp's vectors (llama-cpp-python 0.3.36, float32, mean, normalized)
+BOTH_WAYS = {
+    "llama": [0.01823701, 0.1383908, 0.09874134, -0.12577453, -0.1614956, -0.01650546],
+    "qwen2": [-0.08144292, 0.09846172, 0.14102089, -0.01882082, -0.11235285, 0.18470144],
+    "qwen3": [0.02550884, -0.20786529, 0.14378559, 0.01025372, -0.09647156, 0.39823711],
+}
+
+
+def write_with(name: str, path: Path, further: Callable[[Writer], object]) -> Path:
+    """Writes a file with entries that its model's description does not have."""
+    architecture, model_class, settings, fill, rename = MODELS[name]
+    model = make_model(model_class, **settings)
+
+    def metadata(writer: Writer) -> None:
+        byte_level(writer)
+        fill(writer, model.config)
+        further(writer)
+
+    write_gguf(path, architecture, model, metadata, rename)
+    return path
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_decoders_that_embed_may_read_both_ways(name: str, tmp_path: Path) -> None:
+    def metadata(writer: Writer) -> None:
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        writer.add_causal_attention(False)
+
+    path = write_with(name, tmp_path / "model.gguf", metadata)
+    (tmp_path / "restored").mkdir()
+    source = find(
+        str(path), "auto", revision=None, allow_pickle=False, restored=tmp_path / "restored"
+    )
+    checkpoint = load_checkpoint(source)
+    assert not checkpoint.survey.causal
+    ids = torch.tensor([checkpoint.tokenizer.encode("the house by the sea").ids])
+    vector = expected_output(checkpoint.model, checkpoint.pooler, {"input_ids": ids})
+    np.testing.assert_allclose(vector[:6], BOTH_WAYS[name], atol=1e-6)
+
+
+def test_a_scaling_without_a_type_is_linear(tmp_path: Path) -> None:
+    """llama.cpp's default; its logits were within 0.001, the rounding of its cache."""
+    path = write_with(
+        "llama", tmp_path / "model.gguf", lambda each: each.add_rope_scaling_factor(4)
+    )
+    assert read_contents([path]).model.config["rope_parameters"] == {
+        "rope_type": "linear",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("attention.causal", False, "llama.attention.causal of .* is False"),
+        ("rope.scaling.attn_factor", 1.5, "llama.rope.scaling.attn_factor of .* is 1.5"),
+        ("attention.value_length", 16, "llama.attention.value_length of .* is 16"),
+        ("attention.sliding_window", 64, "llama.attention.sliding_window of .* is 64"),
+        ("logit_scale", 0.5, "llama.logit_scale of .* is 0.5"),
+        ("attention.new_kind", [1, 2], r"llama.attention.new_kind of .* is \[1, 2\]"),
+    ],
+)
+def test_entries_that_nobody_reads_are_refused(
+    key: str, value: Any, named: str, tmp_path: Path
+) -> None:
+    def metadata(writer: Writer) -> None:
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+        add.get(type(value), writer.add_array)(f"llama.{key}", value)
+
+    path = write_with("llama", tmp_path / "model.gguf", metadata)
+    with pytest.raises(ExportError, match=f"{named}, which is not supported as GGUF"):
+        read_contents([path])
+
+
+def test_entries_that_say_nothing_are_not_refused(tmp_path: Path) -> None:
+    def metadata(writer: Writer) -> None:
+        writer.add_causal_attention(True)
+        writer.add_value_length(32)
+        writer.add_sliding_window(0)
+        writer.add_logit_scale(1.0)
+        writer.add_rope_scaling_attn_factors(1.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+        writer.add_tensor_data_layout("Meta AI original pth")
+
+    read_contents([write_with("llama", tmp_path / "model.gguf", metadata)])

@@ -30,7 +30,7 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
         )
     text_config = config.get("text_config")
     for each in (config, text_config if isinstance(text_config, dict) else {}):
-        if each.get("index_topk") is not None:
+        if each.get("index_topk") is not None and _indexes(each):
             raise ExportError(
                 f"{name} has an indexer that chooses {each['index_topk']} tokens for each one to "
                 "attend to (index_topk in config.json, as in DeepSeek V3.2), which is not supported"
@@ -57,6 +57,16 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
             "to see each other both ways, but transformers reads it as a causal model, so there is "
             "nothing to compare an export with"
         )
+
+
+def _indexes(config: Mapping[str, Any]) -> bool:
+    """Whether a model with an indexer uses it; only dots 3 may have one that it does not use."""
+    if not str(config.get("model_type")).startswith("dots3_note") or config.get("use_dsa"):
+        return True
+    kinds = config.get("layer_types") or ()
+    return config.get("use_dsa") is None and (
+        "per_layer_config" not in config or "indexed_attention" in kinds
+    )
 
 
 def _is_texts(value: Any) -> bool:

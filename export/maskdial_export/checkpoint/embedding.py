@@ -14,6 +14,8 @@ from maskdial.bundle.manifest import Embedding
 from maskdial_export.checkpoint.pooling import (
     POOLINGS,
     Dense,
+    LargestWeights,
+    Leading,
     Normalize,
     Pooler,
     SpladePooling,
@@ -35,6 +37,7 @@ _POOLINGS = {
 _LOADING = frozenset(
     {"trust_remote_code", "local_files_only", "revision", "token", "cache_dir", "code_revision"}
 )
+_CONFIG = "config_sentence_transformers.json"
 _TEXT_MODELS = ("Transformer", "MLMTransformer", "StaticEmbedding")
 
 
@@ -73,6 +76,10 @@ def read_pooler(source: Source, columns: int) -> Pooler:
             steps.append(_layer_norm(source, folder, width))
         elif kind != "Dropout":
             raise ExportError(f"{source.name} has a {kind} module, which is not supported")
+    kept = _count(source, "max_active_dims" if sparse else "truncate_dim")
+    if kept is not None and kept < width:
+        steps.append(LargestWeights(kept) if sparse else Leading(kept))
+        width = width if sparse else kept
     prompts, default = read_prompts(source)
     embedding = Embedding(
         dimension=width,
@@ -84,10 +91,24 @@ def read_pooler(source: Source, columns: int) -> Pooler:
     return Pooler(pool, steps, embedding).eval()
 
 
+def _count(source: Source, name: str) -> int | None:
+    """How many entries of a vector sentence-transformers keeps; None for all."""
+    given = source.read_json(_CONFIG).get(name)
+    if given is not None and (type(given) is not int or given < 1):
+        raise ExportError(
+            f"{name} in {_CONFIG} of {source.name} is {given!r}, not a number above 0"
+        )
+    return given
+
+
 def longest_text(source: Source, positions: int) -> int:
     """The longest text in tokens: sentence-transformers' limit, at most the positions."""
+    settings = transformer_settings(source)
+    processing = settings.get("processing_kwargs") or {}
     limits = (
-        transformer_settings(source).get("max_seq_length"),
+        *((processing.get(part) or {}).get("max_length") for part in ("text", "common")),
+        tokenizer_settings(source).get("model_max_length"),
+        settings.get("max_seq_length"),
         source.read_json("tokenizer_config.json").get("model_max_length"),
     )
     given = next((limit for limit in limits if limit is not None), positions)
@@ -125,7 +146,7 @@ def tokenizer_settings(source: Source) -> dict[str, Any]:
 
 def read_prompts(source: Source) -> tuple[dict[str, str], str | None]:
     """The texts to put before a text, by name, and the one that is put before every text."""
-    name = "config_sentence_transformers.json"
+    name = _CONFIG
     settings = source.read_json(name)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     instructions = source.read_json("config.json").get("task_instructions")  # Jina's, by task

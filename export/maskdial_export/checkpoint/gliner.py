@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from maskdial.bundle.manifest import Entities
 from maskdial_export.checkpoint.entity_heads import SpanHead, TokenHead, WordContext, WordHead
 from maskdial_export.checkpoint.source import GLINER_CONFIG, Source
+from maskdial_export.checkpoint.tokenizer_file import let_file_rule
 from maskdial_export.errors import ExportError, first_line
 
 _BODY = "token_rep_layer.bert_layer.model."
@@ -254,6 +255,7 @@ def gliner_tokenizer(source: Source) -> Any:
         made = transformers.AutoTokenizer.from_pretrained(
             place, trust_remote_code=False, local_files_only=has_own
         )
+        let_file_rule(made, place, local_files_only=has_own)
     except Exception as error:  # transformers raises many types
         raise ExportError(
             f"the tokenizer of {source.name}, {place}, cannot be loaded: {first_line(error)}"

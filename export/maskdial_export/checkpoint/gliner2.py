@@ -20,6 +20,7 @@ from maskdial_export.checkpoint.count_head import COUNTING_LAYERS, CountHead
 from maskdial_export.checkpoint.entity_heads import Weights, WordContext, WordHead
 from maskdial_export.checkpoint.gliner import as_finder, load_body, stored_linear, stored_weights
 from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.tokenizer_file import let_file_rule
 from maskdial_export.errors import ExportError, first_line
 
 _BODY = "encoder."
@@ -170,9 +171,11 @@ def gliner2_tokenizer(source: Source) -> Any:
     """
 
     def load(**settings: Any) -> Any:
-        return transformers.AutoTokenizer.from_pretrained(
+        made = transformers.AutoTokenizer.from_pretrained(
             source.path, trust_remote_code=False, local_files_only=True, **settings
         )
+        let_file_rule(made, source.path, local_files_only=True, **settings)
+        return made
 
     try:
         try:

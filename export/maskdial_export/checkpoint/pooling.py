@@ -158,3 +158,26 @@ class Normalize(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         return nn.functional.normalize(vectors, dim=-1)
+
+
+class Leading(nn.Module):
+    """The first entries of vectors, which have no length of 1 then."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return vectors[..., : self.count]
+
+
+class LargestWeights(nn.Module):
+    """Vectors with all but the largest entries set to 0; none is negative."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        values, places = vectors.topk(self.count, dim=-1)
+        return torch.zeros_like(vectors).scatter(-1, places, values)

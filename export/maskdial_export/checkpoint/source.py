@@ -190,6 +190,7 @@ def find(
         return extractor
     if not config:
         _refuse_adapter(source, path)
+        _refuse_folders(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
     if task == "auto":
@@ -259,6 +260,18 @@ def _refuse_adapter(source: str, path: Path) -> None:
         )
 
 
+def _refuse_folders(source: str, path: Path) -> None:
+    """Says which module of sentence-transformers has the model in a folder of its own."""
+    listed = path / MODULES
+    text = listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else ""
+    kind = next(iter(re.findall(r'"type"\s*:\s*"(?:[^"]*\.)?([^".]+)"', text)), None)
+    if kind is not None:
+        raise ExportError(
+            f"{source} has no config.json: its first module in {MODULES} is a {kind} with files in "
+            "a folder of its own, which is not supported"
+        )
+
+
 def _module_task(path: Path, config: Mapping[str, Any]) -> str:
     """The task by the files beside the weights, such as sentence-transformers'; otherwise auto."""
     if _has_decision_head(path, config):
@@ -270,7 +283,9 @@ def _module_task(path: Path, config: Mapping[str, Any]) -> str:
     if "LogitScore" in listed or "classifier_from_token" in config:
         return "rerank"
     kind = read_json(path / "config_sentence_transformers.json").get("model_type")
-    is_colbert = kind == "ColBERT" or "HF_ColBERT" in (config.get("architectures") or ())
+    is_colbert = kind in ("ColBERT", "MultiVectorEncoder") or "HF_ColBERT" in (
+        config.get("architectures") or ()
+    )
     if is_colbert or "MultiVectorMask" in listed:
         return "embed-all"
     if "SpladePooling" in listed:

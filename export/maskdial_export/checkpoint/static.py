@@ -118,7 +118,7 @@ def load_static(source: Source, folder: Path) -> StaticTable:
     steps = list(pooler.steps)
     settings = source.read_json("config.json") if is_model2vec else {}
     embedding = pooler.embedding
-    if settings.get("normalize") and not embedding.normalized:
+    if settings.get("normalize") and not any(isinstance(step, Normalize) for step in steps):
         steps.append(Normalize())
         embedding = embedding.model_copy(update={"normalized": True})
     unknown = _unknown_id(tokenizer) if is_model2vec else None

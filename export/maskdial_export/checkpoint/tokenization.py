@@ -1,9 +1,9 @@
-"""A checkpoint's tokenizer as transformers makes it, checked against the model and a plain text.
+"""A checkpoint's tokenizer, checked against the model and a plain text.
 
-``AutoTokenizer`` lays settings of tokenizer_config.json and other files over tokenizer.json, so the
-bundle gets its backend as loaded, not the file. transformers makes a tokenizer of the files that it
-finds, and one with nothing but special tokens if it finds none: what it converts is compared with
-the vocabulary files.
+The bundle gets tokenizer.json under the settings of tokenizer_config.json and with the tokens that
+other files add, not the file itself. Without it, transformers makes a tokenizer of the files that
+it finds, and one with nothing but special tokens if it finds none: what it converts is compared
+with the vocabulary files.
 """
 
 import json
@@ -25,6 +25,7 @@ from maskdial_export.checkpoint.gliner2 import gliner2_tokenizer
 from maskdial_export.checkpoint.pieces import read_pieces
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
+from maskdial_export.checkpoint.tokenizer_file import let_file_rule
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
 
@@ -49,6 +50,7 @@ class LoadedTokenizer:
     Attributes:
         backend: what the bundle gets, with padding and truncation turned off.
         original: transformers' own, to compare with; None if it has none for these files.
+        by_class: what transformers' class makes of tokenizer.json; None if that is not overruled.
         sends_token_types: whether it hands the parts of a text pair to the model.
         leading_code: whether it reads a code of a language at the very start of a text.
     """
@@ -57,6 +59,7 @@ class LoadedTokenizer:
     original: Any
     sends_token_types: bool = True
     leading_code: bool = False
+    by_class: Tokenizer | None = None
 
     @property
     def settings(self) -> Tokenization:
@@ -115,7 +118,7 @@ def _read_pieces(source: Source, sample: Sample) -> LoadedTokenizer | None:
 
 
 def _read(source: Source, console: Console) -> LoadedTokenizer:
-    """What transformers makes of tokenizer.json and the files beside it."""
+    """tokenizer.json with what transformers reads in the files beside it."""
     path = source.path / TOKENIZER
     try:
         file = Tokenizer.from_file(str(path))
@@ -137,14 +140,25 @@ def _read(source: Source, console: Console) -> LoadedTokenizer:
             why = f"cannot be loaded ({first_line(error)})"
     if why is not None:
         original = _by_file_alone(source)
-        made = original.backend_tokenizer
         finding(
             console,
             f"transformers' tokenizer of {source.read_json('config.json').get('model_type')} "
             f"models {why}, so {TOKENIZER} is read by itself",
         )
-    assert made is not None, "of every tokenizer that is read from tokenizer.json"
-    return LoadedTokenizer(made, original, inputs is None or _TYPES in inputs)
+    by_class = _ruled_by_file(source, original)
+    made = original.backend_tokenizer
+    return LoadedTokenizer(made, original, inputs is None or _TYPES in inputs, by_class=by_class)
+
+
+def _ruled_by_file(source: Source, original: Any) -> Tokenizer | None:
+    try:
+        with _quiet():
+            settings = _LOCAL | tokenizer_settings(source)
+            return let_file_rule(original, source.path, **settings)
+    except Exception as error:  # transformers raises many types for damaged files
+        raise ExportError(
+            f"transformers cannot load the tokenizer of {source.name}: {first_line(error)}"
+        ) from error
 
 
 def _auto(source: Source) -> Any:

@@ -91,7 +91,9 @@ NEAR = Reach()
 def find_reach(model: PreTrainedModel, longest: int, initial: Snapshot) -> Reach:
     """What to read of a model that takes texts of up to ``longest`` tokens."""
     config: Any = model.config
-    found = {size: name for name, size in _sizes(config.to_dict()) if _SHORT <= size < longest}
+    named = list(_sizes(config.to_dict()))
+    sizes = [*named, *_products(named)]
+    found = {size: name for name, size in sizes if _SHORT <= size < longest}
     if getattr(config, "attention_type", None) == "block_sparse" and longest > _BEYOND:
         found[longest - _BEYOND] = "block_size"
     near = sorted(size for size in found if _affordable(model, min(size + _BEYOND, longest)))
@@ -112,6 +114,15 @@ def _sizes(settings: dict[Any, Any]) -> Iterator[tuple[str, int]]:
         elif _SWITCH.search(name):
             sizes = value if isinstance(value, list) else [value]
             yield from ((name, size) for size in sizes if type(size) is int)
+
+
+def _products(sizes: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Blocks of a size, of which a model chooses a number: it reads shorter texts whole."""
+    for name, size in sizes:
+        for other, count in sizes:
+            alike = name.partition("_")[0] == other.partition("_")[0]
+            if alike and name.endswith("block_size") and "topk" in other:
+                yield f"{name} * {other}", size * count
 
 
 def _affordable(model: PreTrainedModel, length: int) -> bool:

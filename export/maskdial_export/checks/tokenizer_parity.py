@@ -2,7 +2,9 @@
 
 Some 300 texts (see `maskdial_export.checks.probes`) go through transformers' tokenizer as a caller
 uses it, and through the server's class with what the bundle holds: whole, without special tokens,
-cut to a length, and in pairs; each with its offsets.
+cut to a length, and in pairs; each with its offsets. Where tokenizer.json overrules the defaults of
+transformers' class, transformers' tokenizer has what the file says
+(`maskdial_export.checkpoint.tokenizer_file`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,16 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
+from rich.console import Console
 from tokenizers import Encoding
 
-from maskdial.bundle.manifest import SpecialTokens
+from maskdial.bundle.manifest import TOKENIZER, SpecialTokens
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.tokenization import LoadedTokenizer
 from maskdial_export.checks.probes import pairs, probes
 from maskdial_export.errors import ExportError
+from maskdial_export.phase import finding
 
 _LENGTHS = (4, 11)  # of a text that is cut, beside its special tokens
+# Characters of one text times those of the other: of a pair that is cut, transformers also makes
+# every pair of what it cuts off, gigabytes where each character is a token
+_MAX_CUT = 10_000
 _SHOWN = 50  # characters of a text, and as many tokens around the first difference
 _AROUND = 3
 
@@ -77,8 +84,9 @@ def check_tokenizer(
     two = pairs(texts) if paired else []
     comparison.run(two, lambda pair: served.encode(*pair), " as a pair")
     side = loaded.settings.truncation_side
+    short = [pair for pair in two if len(pair[0]) * len(pair[1]) <= _MAX_CUT]
     for length in _LENGTHS:
-        for each, suffix in ((texts, ""), (two, " as a pair")):
+        for each, suffix in ((texts, ""), (short, " as a pair")):
             limit = length + served.num_special_tokens(pair=bool(suffix))
             comparison.run(
                 each,
@@ -87,6 +95,23 @@ def check_tokenizer(
                 truncation=True,
                 max_length=limit,
             )
+
+
+def show_overruled(loaded: LoadedTokenizer, sample: Sample, console: Console) -> None:
+    """Shows the first text that transformers' class would read otherwise than tokenizer.json."""
+    by_class = loaded.by_class
+    if by_class is None:
+        return
+    by_class.no_padding()
+    by_class.no_truncation()
+    for text in _texts(loaded, sample):
+        if by_class.encode(text).ids != loaded.backend.encode(text).ids:
+            finding(
+                console,
+                f"{TOKENIZER} overrules defaults of transformers' {type(loaded.original).__name__}"
+                f", which would read {_shown(text)!r} otherwise",
+            )
+            return
 
 
 def _texts(loaded: LoadedTokenizer, sample: Sample) -> list[str]:
@@ -156,14 +181,16 @@ class _Comparison:
             min(len(expected), len(found)),
         )
         around = slice(max(place - _AROUND, 0), place + _AROUND)
-        shown = text if isinstance(text, str) else " + ".join(text)
-        if len(shown) > _SHOWN:
-            shown = f"{shown[:_SHOWN]}..."
+        shown = _shown(text if isinstance(text, str) else " + ".join(text))
         return (
             f"the tokenizer of {self._name} cannot be exported: of {shown!r}{how}, transformers "
             f"has the {field.title} {list(expected[around])} from place {around.start}, and the "
             f"bundle would have {list(found[around])}"
         )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _plain(value: Any) -> Any:

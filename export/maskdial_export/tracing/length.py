@@ -1,5 +1,5 @@
-"""Bounds on the length of texts: rotary tables have a row for every position, and BigBird attends
-otherwise in long texts.
+"""Bounds on the length of texts: rotary tables have a row for every position, and BigBird and
+MiniMax M3 attend otherwise in long texts.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from maskdial_export.phase import finding
-from maskdial_export.tracing.positions import max_length
+from maskdial_export.tracing.positions import chooses_blocks, max_length
 
 LONGEST = 131_072
 """Of models with rotary positions, unless --max-length says otherwise. With heads of 128 the tables
@@ -19,9 +19,13 @@ def bound_positions(model: PreTrainedModel, requested: int | None, console: Cons
     """Limits a model's rotary positions to ``requested``; None stands for LONGEST."""
     config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None)
-    if getattr(config, "attention_type", None) == "block_sparse":
+    kinds = {
+        "random blocks (block_sparse)": getattr(config, "attention_type", None) == "block_sparse",
+        "blocks that it chooses (index_topk_blocks)": chooses_blocks(config),
+    }
+    for blocks in (kind for kind, applies in kinds.items() if applies):
         text = f"texts of up to {max_length(model):,} tokens; in longer ones the model attends to "
-        finding(console, text + "random blocks (block_sparse), which is not supported")
+        finding(console, f"{text}{blocks}, which is not supported")
     rotates = any("rotary" in name for name, _ in model.named_modules())
     limit = requested or LONGEST
     if not rotates or positions is None or positions <= limit:

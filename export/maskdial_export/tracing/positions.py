@@ -57,15 +57,24 @@ def _plain_attention(config: Any) -> Iterator[int]:
     """The lengths up to which attention is that of the graph.
 
     Llama 4's local layers attend within chunks, the others sharpen their scores at later positions.
-    BigBird attends to all tokens of short texts, and to random blocks of longer ones.
+    BigBird attends to all tokens of short texts, and to random blocks of longer ones; MiniMax M3 to
+    as many blocks as it chooses.
     """
     if getattr(config, "attention_type", None) == "block_sparse":
         yield (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
+    if chooses_blocks(config):
+        yield int(config.index_topk_blocks) * int(config.index_block_size)
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk is not None:
         yield int(chunk)
     if getattr(config, "attn_temperature_tuning", False):
         yield int(config.floor_scale) - 1
+
+
+def chooses_blocks(config: Any) -> bool:
+    """Whether some layers attend to blocks of tokens that an indexer chooses."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return hasattr(config, "index_topk_blocks") and any("sparse" in kind for kind in kinds)
 
 
 def _tables(model: PreTrainedModel) -> Iterator[int]:

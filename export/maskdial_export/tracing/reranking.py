@@ -18,7 +18,11 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from maskdial.bundle.manifest import PairTemplate
-from maskdial_export.checkpoint.embedding import default_prompt, module_folders
+from maskdial_export.checkpoint.embedding import (
+    default_prompt,
+    module_folders,
+    transformer_settings,
+)
 from maskdial_export.checkpoint.files import chat_template
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
@@ -93,13 +97,20 @@ def _parts(
     ]
     try:
         rendered = render_jinja_template(
-            [messages], chat_template=template, **_special_tokens(source)
+            [messages], chat_template=template, **_special_tokens(source), **_arguments(source)
         )[0][0]
     except Exception:  # templates raise any type at roles or contents that they do not know
         return None
     before, _, rest = rendered.partition(probe[0])
     between, document, after = rest.partition(probe[1])
     return PairTemplate(before=before, between=between, after=after) if document else None
+
+
+def _arguments(source: Source) -> dict[str, Any]:
+    """What sentence-transformers hands the template."""
+    processing = transformer_settings(source).get("processing_kwargs") or {}
+    given = processing.get("chat_template") or {}
+    return {key: each for key, each in given.items() if key != "restore_suffix"}
 
 
 def _special_tokens(source: Source) -> dict[str, str]:

@@ -8,6 +8,7 @@ caps and scales of Gemma, and all encoders.
 from collections.abc import Callable, Mapping
 
 from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids
+from maskdial_export.checkpoint.gguf.common import check_unread
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
 from maskdial_export.errors import ExportError
@@ -27,7 +28,9 @@ def read_model(settings: Settings) -> Model:
             f"supported as GGUF (these are: {', '.join(sorted(_READERS))}); export the checkpoint "
             "that it was made from"
         )
-    return read(settings)
+    model = read(settings)
+    check_unread(settings, model)
+    return model
 
 
 _READERS: Mapping[str, Callable[[Settings], Model]] = {

@@ -1,11 +1,12 @@
 """What descriptions of models share: entries of the configuration, positions, pooling, names."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from maskdial_export.checkpoint.gguf.model import Config
+from maskdial_export.checkpoint.gguf.model import Config, Model
 from maskdial_export.checkpoint.gguf.settings import Settings
 from maskdial_export.checkpoint.gguf.weights import read_values
 from maskdial_export.errors import ExportError
@@ -13,6 +14,17 @@ from maskdial_export.errors import ExportError
 RMS, NORM = ".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon"
 _MEAN, _CLS, _LAST, _RANK = 1, 2, 3, 4  # pooling types
 _POOLINGS = {_MEAN: "mean_tokens", _CLS: "cls_token", _LAST: "lasttoken"}
+# What an entry that nobody reads has to be, to say nothing; all others 0, false or a text
+_OF_HEADS = (".attention.key_length", ".attention.value_length", ".rope.dimension_count")
+_FACTORS = (
+    *(".rope.scaling.attn_factor", ".rope.scaling.yarn_attn_factor", ".rope.scaling.factor"),
+    *(".attention.scale", ".embedding_scale", ".residual_scale", ".logit_scale"),
+)
+# Counts that tensors have as well, the origin of a scaling, and the base of windows without any
+_MEANINGLESS = re.compile(
+    r"\.vocab_size|\.dense_[23]_feat_(in|out)|\.rope\.scaling\.(finetuned|original_context_length)|"
+    r"\.rope\.freq_base_swa|\.context_length|\.expert_used_count"
+)
 # Parameters of llama3 scaling that models were trained with: low and high frequency, positions
 _LLAMA3 = [
     (low, high, positions)
@@ -91,10 +103,8 @@ def read_rope(settings: Settings, theta: float = 10_000.0) -> Config:
         "rope_type": "default",
         "rope_theta": settings.real(".rope.freq_base", theta),
     }
-    kind = settings.text(".rope.scaling.type", "none")
+    kind = settings.text(".rope.scaling.type", "linear")
     factor = settings.real(".rope.scaling.factor", settings.real(".rope.scale_linear", 1.0))
-    if kind == "none" and settings.find(".rope.scale_linear") is not None:
-        kind = "linear"
     if kind == "linear" and factor not in (0.0, 1.0):
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
@@ -169,12 +179,43 @@ def _llama3(settings: Settings, theta: float) -> Config:
     )
 
 
-def embedding(settings: Settings, model: str) -> tuple[str, str, str | None]:
-    """The class, the prefix of its names, and how it pools: a decoder may be one of embeddings."""
+def embedding(settings: Settings, model: str, config: Config) -> tuple[str, str, str | None]:
+    """The class, the prefix of its names, and how it pools: a decoder may be one of embeddings.
+
+    Such a decoder may read both ways, which ``config`` then says.
+    """
     pooling = settings.number(".pooling_type", 0)
     if pooling == 0:
         return f"{model}ForCausalLM", "model.", None
+    if not settings.flag(".attention.causal", True):
+        config["is_causal"] = False
     return f"{model}Model", "", read_pooling(settings)
+
+
+def check_unread(settings: Settings, model: Model) -> None:
+    """Refuses what an architecture's metadata says and nobody has read, unless it says nothing.
+
+    Raises:
+        ExportError: there is such an entry.
+    """
+    usual = {
+        ".attention.causal": model.architecture.endswith(("ForCausalLM", "LMHeadModel")),
+        **dict.fromkeys(_OF_HEADS, head_dim(settings)),
+        **dict.fromkeys(_FACTORS, 1),
+    }
+    for key, value in settings.unread():
+        if _MEANINGLESS.fullmatch(key) or isinstance(value, str):
+            continue
+        different = {*value} if isinstance(value, list | np.ndarray) else {value}
+        if different - {usual.get(key, 0)}:
+            raise ExportError(
+                f"{settings.architecture}{key} of {settings.file.path} is {_shown(value)}, which "
+                "is not supported as GGUF; export the checkpoint that it was made from"
+            )
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist() if isinstance(value, np.ndarray) else value)[:50]
 
 
 def read_pooling(settings: Settings) -> str | None:

@@ -63,7 +63,7 @@ def llama(settings: Settings) -> Model:
         "attention_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
     }
-    architecture, prefix, pooling = embedding(settings, "Llama")
+    architecture, prefix, pooling = embedding(settings, "Llama", config)
     return Model(
         architecture,
         config,
@@ -83,7 +83,7 @@ def qwen2(settings: Settings) -> Model:
         rms_norm_eps=settings.real(RMS),
         rope_parameters=read_rope(settings),
     )
-    architecture, prefix, pooling = embedding(settings, "Qwen2")
+    architecture, prefix, pooling = embedding(settings, "Qwen2", config)
     return Model(architecture, config, DECODER, prefix, pooling=pooling)
 
 
@@ -97,7 +97,7 @@ def qwen3(settings: Settings) -> Model:
         rms_norm_eps=settings.real(RMS),
         rope_parameters=read_rope(settings),
     )
-    architecture, prefix, pooling = embedding(settings, "Qwen3")
+    architecture, prefix, pooling = embedding(settings, "Qwen3", config)
     return Model(architecture, config, {**DECODER, **QK_NORMS}, prefix, pooling=pooling)
 
 

@@ -1,8 +1,8 @@
 """Typed access to the metadata of a GGUF file."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,28 @@ _MAX_NUMBER = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Entries by key; a key that starts with a dot is one of the architecture's."""
+    """Entries by key; a key that starts with a dot is one of the architecture's.
+
+    ``asked``: the keys that were looked for.
+    """
 
     file: GGUFFile
     architecture: str
+    asked: set[str] = field(default_factory=set)
 
     def _key(self, key: str) -> str:
         return f"{self.architecture}{key}" if key.startswith(".") else key
 
     def find(self, key: str) -> Any:
         """The value; None if there is none."""
+        self.asked.add(self._key(key))
         return self.file.metadata.get(self._key(key))
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """The architecture's keys that nobody has looked for, from the dot on, and their values."""
+        for key, value in self.file.metadata.items():
+            if key.startswith(f"{self.architecture}.") and key not in self.asked:
+                yield key.removeprefix(self.architecture), value
 
     def number(self, key: str, default: int | None = None) -> int:
         """A count. One per layer must be the same for all.
