@@ -300,8 +300,8 @@ class Executor:
         prefills = tuple(prefill for prefill in plan.prefills if prefill.sequence not in lost)
         if prefills == plan.prefills and prefills:
             outputs.append(self._prefill(prefills))
-        else:
-            outputs += [self._prefill((each,)) for each in prefills]
+        else:  # each pass writes over the logits of the one before
+            outputs += [_copied(self._prefill((each,))) for each in prefills]
         return outputs
 
     def _keep_states(self, sequence: Sequence, slot: int, start: int, end: int) -> None:
@@ -432,6 +432,11 @@ class Executor:
         if self._keep_hidden is not None:
             self._keep_hidden(sequences)
         return Output(sequences, logits)
+
+
+def _copied(output: Output) -> Output:
+    """An output whose logits outlive the next pass of the kind."""
+    return replace(output, logits=np.array(output.logits))
 
 
 def _newest(sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
