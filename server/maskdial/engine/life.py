@@ -6,8 +6,8 @@ draining   from `Engine.stop` on; new requests are refused, those accepted may f
 dead       after the first pass, or code around a later one, has failed, or `Engine.fail` was
            called; all requests fail
 
-A later pass that fails itself fails its own requests only, and the engine goes on, unless its
-device is lost.
+A later pass that fails itself fails its own requests only, as does whatever else is done for
+some of them (`failure_of`), and the engine goes on, unless its device is lost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, TypeVar
 
-from maskdial.errors import MaskdialError, UnavailableError
+from maskdial.errors import DeviceLostError, MaskdialError, UnavailableError
 from maskdial.metrics import PassMetrics
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,23 @@ def describe(error: BaseException) -> str:
     first_line = (str(error).splitlines() or [""])[0].strip()
     name = type(error).__name__
     return f"{name}: {first_line[:_MAX_DESCRIPTION]}" if first_line else name
+
+
+def failure_of(error: Exception, failure: type[MaskdialError], what: str) -> MaskdialError:
+    """What the requests get for which something failed; the engine goes on.
+
+    An error of ours is that itself. Any other exception, of NumPy, ONNX Runtime or a library, is
+    logged, and described. Call it where the exception is handled.
+
+    Raises:
+        DeviceLostError: it is one, which no later pass survives: let it end the engine.
+    """
+    if isinstance(error, DeviceLostError):
+        raise error
+    if isinstance(error, MaskdialError):
+        return error
+    _log.error("%s failed", what, exc_info=error)
+    return failure(f"{what} failed ({describe(error)})")
 
 
 class Rate:

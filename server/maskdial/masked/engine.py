@@ -9,7 +9,6 @@ so that it gets done between others.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -19,22 +18,13 @@ from numpy.typing import NDArray
 
 from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
-from maskdial.engine.life import Engine, describe, publish
-from maskdial.errors import (
-    DeadlineError,
-    DeviceLostError,
-    InferenceError,
-    MaskdialError,
-    OverloadedError,
-    ValidationError,
-)
+from maskdial.engine.life import Engine, failure_of, publish
+from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
 from maskdial.runtime.adapter import Adapter, address_of
 from maskdial.runtime.session import PassStop
-
-_log = logging.getLogger(__name__)
 
 
 class MaskedSession(Protocol):
@@ -254,12 +244,9 @@ class MaskedEngine(Engine):
         try:
             adapters = [address_of(request.adapter) for request in batch]
             logits = self._compute(inputs, adapters, stop)
-        except DeviceLostError:
-            raise
-        except Exception as error:
-            _log.exception("a pass of model %r over %d texts failed", self._name, len(batch))
-            message = f"a pass of model {self._name!r} failed ({describe(error)})"
-            return [InferenceError(message) for _ in batch]
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            failure = failure_of(error, InferenceError, f"a pass of model {self._name!r}")
+            return [failure] * len(batch)
         if logits is None:
             return None
         seconds = time.perf_counter() - started
@@ -284,8 +271,10 @@ class MaskedEngine(Engine):
             return MaskedResult(rows, *times_and_sizes)
         try:
             return MaskedResult(request.input.reduce(rows), *times_and_sizes)
-        except MaskdialError as error:
-            return error
+        except Exception as error:  # another text's result is none of its business
+            return failure_of(
+                error, InferenceError, f"reading the result of a pass of model {self._name!r}"
+            )
 
     def _compute(
         self,
