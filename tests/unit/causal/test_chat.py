@@ -16,6 +16,7 @@ from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.causal.chat import template as chat
 from maskdial.causal.chat.renderer import MAX_CHARACTERS
 from maskdial.causal.chat.template import ChatTemplate
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
 STARTER = Path(maskdial.__file__).parent / "starter" / "hybrid"
@@ -227,11 +228,14 @@ def test_more_conversations_than_can_wait_are_refused(monkeypatch: pytest.Monkey
     template = ChatTemplate("{{ messages[0].content }}", name="m")
     held = threading.Event()
     template._rendering.submit(held.wait)
+    token = usage_of_request.set(ClientUsage("a client"))
     first, second = (template.submit([{"content": text}]) for text in "ab")
     with pytest.raises(OverloadedError, match="2 conversations wait"):
         template.submit([USER])
+    usage_of_request.reset(token)
+    third = template.submit([{"content": "d"}])  # of this process, whom nobody refuses
     held.set()
-    assert (first.result(30), second.result(30)) == ("a", "b")
+    assert [each.result(30) for each in (first, second, third)] == ["a", "b", "d"]
     assert template.render([{"content": "c"}]) == "c"
     template.close()
 

@@ -10,6 +10,7 @@ from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import CHAT_TEMPLATE, DECISION_TEMPLATE, TOOL_TEMPLATE
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
+from maskdial.engine.fairness import current_usage
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
 LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
@@ -213,7 +214,7 @@ class ChatTemplate:
         self, template: str, variables: Mapping[str, Any], continued: str | None
     ) -> Future[str]:
         with self._lock:
-            if self._num_waiting >= _MAX_WAITING:
+            if self._num_waiting >= _MAX_WAITING and not current_usage().unlimited:
                 raise OverloadedError(
                     f"{self._num_waiting} conversations wait for the chat template of model "
                     f"{self._name!r} already; try again in a moment"
