@@ -15,7 +15,7 @@ from maskdial.bundle.bundle import hash_files, load_bundle, write_manifest
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.causal.chat import template as chat
 from maskdial.causal.chat.renderer import MAX_CHARACTERS
-from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate, TemplateFacts
 from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
@@ -237,6 +237,19 @@ def test_more_conversations_than_can_wait_are_refused(monkeypatch: pytest.Monkey
     held.set()
     assert [each.result(30) for each in (first, second, third)] == ["a", "b", "d"]
     assert template.render([{"content": "c"}]) == "c"
+    template.close()
+
+
+def test_facts_and_prompts_that_are_asked_for_at_once_are_not_mixed_up() -> None:
+    slow = "{% for i in range(9999) %}{% endfor %}"
+    template = ChatTemplate("{{ messages[0].content }}<end>" + slow, name="m")
+    texts = [str(number) for number in range(20)]
+    rendering = [template.submit([{"content": text}]) for text in texts]
+    facts = []
+    while not all(each.done() for each in rendering):
+        facts.append(template.facts)
+    assert [each.result() for each in rendering] == [f"{text}<end>" for text in texts]
+    assert set(facts) == {TemplateFacts("<end>", frozenset({"messages"}))}
     template.close()
 
 
