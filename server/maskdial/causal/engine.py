@@ -125,7 +125,7 @@ class CausalEngine(Engine):
         """
         with self._changed:
             self._check_accepting()
-            if current_usage().background:  # its sender limits them
+            if not current_usage().takes_room:
                 return
             waiting = self._scheduler.num_waiting
             if waiting + num_sequences > self._max_queue:

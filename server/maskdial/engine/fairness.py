@@ -28,6 +28,15 @@ class ClientUsage:
     background: bool = False
     unlimited: bool = False
 
+    @property
+    def takes_room(self) -> bool:
+        """Whether it waits in line with others, and is refused where a queue has no room.
+
+        One that an engine has computed something for is not: no work that was begun is lost. Nor is
+        one in the background, whose sender limits it.
+        """
+        return not (self.background or self.tokens)
+
 
 usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")
 """That of the request which is being handled."""
