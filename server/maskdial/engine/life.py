@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, TypeVar
 
+from maskdial.engine.thread import in_thread
 from maskdial.errors import DeviceLostError, MaskdialError, UnavailableError
 from maskdial.metrics import PassMetrics
 
@@ -189,7 +190,7 @@ class Engine(ABC):
             InferenceError, GenerationError: the pass failed; the engine is dead.
             UnavailableError: the engine was stopped.
         """
-        await asyncio.to_thread(self._started.wait)
+        await in_thread(self._started.wait)
         if self._state is EngineState.DEAD:
             raise self.failure(self._cause_of_death)
         self._check_accepting()
@@ -198,7 +199,7 @@ class Engine(ABC):
         """Refuses new requests, lets those accepted finish, and ends the thread.
 
         Those that take longer than ``grace`` seconds fail with `UnavailableError`. The call blocks
-        while event loops read the replies, so make it in another thread (``asyncio.to_thread``).
+        while event loops read the replies, so make it in another thread (`in_thread`).
         """
         with self._changed:
             if self._state is not EngineState.DEAD:
@@ -249,7 +250,7 @@ class Engine(ABC):
         """Drops all requests and returns their inboxes. The caller holds the lock."""
 
     def _maintain(self) -> float | None:
-        """Does what is due between two steps. The caller holds the lock.
+        """Does what is due between two steps.
 
         Returns:
             After how many seconds without work it is due again; None: never.
@@ -290,9 +291,9 @@ class Engine(ABC):
 
     def _wait_for_work(self) -> bool:
         """Blocks until there is something to do; False when the thread is to end."""
-        with self._changed:
-            while True:
-                due = self._maintain()
+        while True:
+            due = self._maintain()  # without the lock, for which the event loop would wait
+            with self._changed:
                 if self._has_work:
                     return True
                 if self._state in (EngineState.DRAINING, EngineState.DEAD):
