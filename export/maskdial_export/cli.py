@@ -1,23 +1,29 @@
-"""``maskdial export``: its arguments, progress output and exit code."""
+"""``maskdial export``: its arguments, progress output and exit code.
+
+Only a run needs torch, so that the help is there without it.
+"""
 
 import argparse
 import math
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from maskdial.bundle.bundle import read_manifests
 from maskdial.bundle.manifest import Manifest
 from maskdial.errors import MaskdialError, printable
+from maskdial.extras import how_to_install
+from maskdial_export.choices import LONGEST, MASKS, MAX_LOSS, PRECISIONS, TASKS, TOLERANCE
 from maskdial_export.errors import ExportError
-from maskdial_export.export import MASKS, PRECISIONS, TASKS, TOLERANCE, export
 from maskdial_export.phase import say
-from maskdial_export.quantize.quality import MAX_LOSS, Gate
-from maskdial_export.tracing.length import LONGEST
 
-__all__ = ["add_arguments", "export", "run"]
+if TYPE_CHECKING:
+    from maskdial_export.quantize.quality import Gate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--adapter",
         type=Path,
         metavar="DIR",
-        help="merge a PEFT adapter (LoRA...) into the weights; needs pip install "
-        "'maskdial[adapter]'",
+        help="merge a PEFT adapter (LoRA...) into the weights; needs the extra adapter",
     )
     parser.add_argument(
         "--draft",
@@ -210,13 +215,14 @@ def run(args: argparse.Namespace) -> int:
     console = Console(file=sys.stderr)  # torch's own output to stderr is caught while it traces
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
+        export, gate_of = _exporter()
         export(
             args.source,
             args.dest,
             task=args.task,
             mask=args.mask,
             precision=args.precision,
-            gate=Gate(
+            gate=gate_of(
                 text=args.quality_text,
                 calibration_text=args.calibration_text,
                 max_loss=args.max_loss,
@@ -247,6 +253,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _exporter() -> "tuple[Callable[..., Manifest], type[Gate]]":
+    """What `run` needs of the rest of the package.
+
+    Raises:
+        ExportError: a package is missing.
+    """
+    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
+    # takes several times as long as the export's own work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        from maskdial_export.export import export
+        from maskdial_export.quantize.quality import Gate
+    except ImportError as error:
+        raise ExportError(
+            f"export needs torch and transformers ({error}): {how_to_install('export')}"
+        ) from error
+    return export, Gate
+
+
 def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial export-adapter`` to a parser."""
     parser.add_argument(
@@ -275,11 +300,12 @@ def run_adapter(args: argparse.Namespace) -> int:
     console = Console(file=sys.stderr)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
+        _exporter()
         try:
             from maskdial_export.adapting import export_adapter
         except ImportError as error:
             raise ExportError(
-                f"export-adapter needs peft ({error}): pip install 'maskdial[adapter]'"
+                f"export-adapter needs peft ({error}): {how_to_install('adapter')}"
             ) from error
         manifest = export_adapter(
             args.adapter, args.dest, args.base, checkpoint=args.checkpoint, console=console

@@ -6,30 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import cast
 
 import pydantic
 from rich.console import Console
 
-from maskdial.bundle.manifest import Manifest, TaskName
+from maskdial.bundle.manifest import Manifest
+from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.adapter import check_adapter
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checkpoint.task_adapters import TaskAdapters, read_tasks
 from maskdial_export.checks.kernels import exact_here
+from maskdial_export.choices import PRECISIONS, TOLERANCE, MaskChoice, Precision
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.int4 import INT4
 from maskdial_export.quantize.quality import Gate
-from maskdial_export.writing import Precision, Settings, write_bundle
-
-TASKS = ("auto", *get_args(TaskName))
-PRECISIONS = get_args(Precision)
-MaskChoice = Literal["full", "causal", "both"]
-MASKS = get_args(MaskChoice)
-TOLERANCE = 1e-4
+from maskdial_export.writing import Settings, write_bundle
 
 
 def export(
@@ -147,8 +143,7 @@ def _with_tasks(
         from maskdial_export.adapting import add_tasks
     except ImportError as error:
         raise ExportError(
-            f"{source.name} brings adapters, which need peft ({error}): "
-            "pip install 'maskdial[adapter]'"
+            f"{source.name} brings adapters, which need peft ({error}): {how_to_install('adapter')}"
         ) from error
     return add_tasks(folder, manifest, found, source, console)
 

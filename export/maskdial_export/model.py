@@ -263,7 +263,7 @@ def load_checkpoint(
         sample: a text that the tokenizer must know; None for the built-in sample.
         strict: whether to refuse missing and unused weights; otherwise the console shows them.
         limit: how many tokens a text may have; None for as many as the model has positions, or
-            `maskdial_export.tracing.length.LONGEST` if they are rotary.
+            `maskdial_export.choices.LONGEST` if they are rotary.
         console: where to show findings; None for nowhere.
         folder: where weights in 16 bits or fewer are mapped in float32; None keeps them in memory.
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -43,6 +43,7 @@ from maskdial_export.checkpoint.mtp import load_mtp
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
+from maskdial_export.choices import Precision
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
 from maskdial_export.join import share_weights
@@ -61,7 +62,6 @@ from maskdial_export.tracing.mtp import mtp_head
 from maskdial_export.tracing.positions import max_length
 from maskdial_export.tracing.rewrite import PRODUCTS, packs_of
 
-Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]
 Packs = Sequence[tuple[str, ...]]
 
 # What the server's kernels compute, with which alone it drafts by hidden states

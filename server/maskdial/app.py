@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from maskdial import dialects
 from maskdial.batches import routes as batches
 from maskdial.batches.service import BatchService
 from maskdial.config import Config
+from maskdial.engine.thread import in_thread
 from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
 from maskdial.http.context import ServerContext
 from maskdial.http.guard import Guard
@@ -120,7 +122,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if context.responses is not None:
             await context.responses.close()
         if context.tracing is not None:
-            await asyncio.to_thread(context.tracing.close)
+            await in_thread(context.tracing.close)
 
 
 async def _load_models(
@@ -128,7 +130,7 @@ async def _load_models(
 ) -> None:
     try:
         with explain_exhaustion():
-            catalog = await asyncio.to_thread(find_bundles, context.config)
+            catalog = await in_thread(partial(find_bundles, context.config))
             await context.models.open(catalog)
     except Exception as error:
         # Every failure is reported, or the server would be in its loading phase forever.

@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from maskdial.config import (
     repeated,
 )
 from maskdial.errors import ConfigError, MaskdialError, printable
+from maskdial.extras import how_to_install
 from maskdial.model_cache import VARIABLE, bundle_folder, cache_folder, cached_models, remove
 
 if TYPE_CHECKING:
@@ -364,15 +364,8 @@ def _is_reachable(url: str) -> bool:
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser, *, adapter: bool = False) -> None:
-    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
-    # takes several times as long as the export's own work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        import maskdial_export.cli
-    except ImportError as error:
-        raise ConfigError(
-            f"export needs torch and transformers ({error}): pip install 'maskdial[export]'"
-        ) from error
+    import maskdial_export.cli  # the other commands start faster without it
+
     add = (
         maskdial_export.cli.add_adapter_arguments if adapter else maskdial_export.cli.add_arguments
     )
@@ -395,7 +388,7 @@ def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         import maskdial.ray.cli
     except ImportError as error:
-        raise ConfigError(f"this needs Ray ({error}): pip install 'maskdial[ray]'") from error
+        raise ConfigError(f"this needs Ray ({error}): {how_to_install('ray')}") from error
     maskdial.ray.cli.add_arguments(parser, _add_serve_arguments)
 
 
@@ -406,7 +399,7 @@ def _ray(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    import maskdial_export.cli  # it needs torch, which only this command does
+    import maskdial_export.cli
 
     return maskdial_export.cli.run(options)
 

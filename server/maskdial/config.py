@@ -146,7 +146,7 @@ class Config(BaseModel):
     grpc_port: Annotated[int | None, Field(ge=0, le=65535), _Off] = Field(
         None,
         description="port for KServe's protocol over gRPC, with the same keys and certificate; 0: "
-        "any free port; needs 'maskdial[grpc]'",
+        "any free port; needs the extra grpc",
     )
     uds: Annotated[Path | None, _None] = Field(
         None, description="Unix socket to listen on, instead of host and port"
@@ -489,7 +489,7 @@ class Config(BaseModel):
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
-        "as http://localhost:4318; needs 'maskdial[otel]'",
+        "as http://localhost:4318; needs the extra otel",
     )
 
     @field_validator("provider")

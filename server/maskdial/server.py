@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from maskdial.app import create_app
 from maskdial.config import Config
 from maskdial.errors import ConfigError, MaskdialError, UnavailableError
+from maskdial.extras import how_to_install
 from maskdial.http.connection import Connection
 from maskdial.http.connections import ConnectionLimits, Connections
 from maskdial.http.context import ServerContext
@@ -267,7 +268,7 @@ def _rpc_server(app: ASGIApp, config: Config) -> "RpcServer":
         from maskdial.rpc.server import RpcServer  # an extra
     except ImportError as error:
         raise ConfigError(
-            f"--grpc-port needs grpcio and protobuf ({error}): pip install 'maskdial[grpc]'"
+            f"--grpc-port needs grpcio and protobuf ({error}): {how_to_install('grpc')}"
         ) from error
     return RpcServer(InProcess(app), config)
 

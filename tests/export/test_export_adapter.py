@@ -15,6 +15,7 @@ from rich.console import Console
 from transformers import AutoModelForSequenceClassification
 
 from maskdial.bundle.bundle import load_bundle
+from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.export import export
@@ -116,4 +117,4 @@ def test_peft_is_not_installed(
     source = checkpoint("llama")
     train(load_reference(source), tmp_path / "lora")
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert_refused(source, "pip install 'maskdial[adapter]'", "--adapter", str(tmp_path / "lora"))
+    assert_refused(source, how_to_install("adapter"), "--adapter", str(tmp_path / "lora"))

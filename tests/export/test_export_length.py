@@ -13,9 +13,10 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial_export.checks.parity import Judge
+from maskdial_export.choices import LONGEST
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.tracing.length import LONGEST, bound_positions
+from maskdial_export.tracing.length import bound_positions
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]

@@ -22,6 +22,7 @@ from maskdial.batches.lines import Line, open_input
 from maskdial.batches.output import Files
 from maskdial.config import Config
 from maskdial.errors import UnavailableError
+from maskdial.grammar import compiler, memory
 from maskdial.offline.application import Application
 from maskdial.registry.catalog import STARTER_FOLDER
 
@@ -122,6 +123,27 @@ def test_lines_of_openai_batches_get_the_replies_of_their_routes(
             body, expected = without_ids(body), without_ids(expected)
             expected.pop("usage", None), body.pop("usage", None)  # the server has cached prompts
         assert body == expected
+
+
+def test_no_line_is_refused_for_what_others_have_open(
+    tmp_path: Path, batch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a grammar of its own, far more than one client of a server may have."""
+    monkeypatch.setattr(compiler, "_MAX_COMPILING_PER_CLIENT", 1)
+    monkeypatch.setattr(memory, "MAX_BYTES_PER_CLIENT", 300)
+    monkeypatch.setenv("MASKDIAL_MAX_REQUESTS_PER_CLIENT", "1")
+    monkeypatch.setenv("MASKDIAL_MAX_TOKENS_PER_MINUTE", "1")
+    lines = []
+    for number in range(40):
+        schema = {"type": "integer", "minimum": number, "maximum": number}
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        body = {"prompt": "There are ", "max_tokens": 9, "response_format": form}
+        line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        lines.append(line)
+    assert batch(write_lines(tmp_path / "in.jsonl", lines)) == (0, "")
+    found = read_lines(tmp_path / "out.jsonl")
+    texts = [each["response"]["body"]["choices"][0]["text"] for each in found]
+    assert [int(text) for text in texts] == list(range(40))
 
 
 def test_each_bad_line_is_a_sentence_and_the_others_are_answered(
@@ -248,6 +270,25 @@ def test_what_cannot_begin_says_why_in_a_sentence(
     assert len(read_lines(tmp_path / "out.jsonl")) == 1
     folder = tmp_path / "absent" / "out.jsonl"
     assert cli.main(["batch", str(source), str(folder), "--task", "classify"]) == 1
+
+
+def test_commands_in_this_process_are_not_limited() -> None:
+    """Neither those that are open at once, nor in a minute."""
+    sentiment = {"sentiment": STARTER_FOLDER / "sentiment"}
+    config = Config(models=sentiment, max_requests_per_client=1, max_tokens_per_minute=1)
+
+    async def status(application: Application) -> int:
+        messages = application.stream("POST", "/classify", json.dumps({"inputs": TEXTS}).encode())
+        (start, *_) = [message async for message in messages]
+        return int(start["status"])
+
+    async def main() -> None:
+        async with Application.start(config) as application:
+            for _ in range(3):
+                found = await asyncio.gather(status(application), status(application))
+                assert list(found) == [200, 200]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("is_envelope", [False, True])

@@ -3,6 +3,7 @@
 `tests/clients/triton` uses Triton's client.
 """
 
+import re
 import struct
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 from maskdial.config import Config
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.rpc.messages import SERVICE, message
 from maskdial.server import Server
@@ -248,5 +250,5 @@ def test_the_drain_lets_calls_end_and_refuses_others(start_server: Callable[...,
 
 def test_a_server_without_the_extra_says_what_to_install(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "maskdial.rpc.server", None)
-    with pytest.raises(ConfigError, match=r"pip install 'maskdial\[grpc\]'"):
+    with pytest.raises(ConfigError, match=re.escape(how_to_install("grpc"))):
         Server(Config(port=0, grpc_port=0))

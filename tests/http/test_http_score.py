@@ -8,6 +8,7 @@ import concurrent.futures
 import json
 import math
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from maskdial import score as scoring
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import held, held_passes
 from tests.servers import engine_of, metric, wait_for
@@ -312,3 +314,35 @@ def test_token_refusals(http: httpx.Client) -> None:
     assert post(http, "/tokenize", 404, inputs="a", model="nobody").json()["error_type"] == (
         "not_found"
     )
+
+
+def test_a_score_that_has_begun_is_not_refused_for_others(
+    start_server: Callable[..., Any], masked_starter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its later maskings find room in a queue that is full of other texts."""
+    server = start_server(models={"masked": masked_starter}, max_queue=2)
+    read, (begun, go_on) = scoring._log_probabilities, (threading.Event(), threading.Event())
+
+    def read_later(*arguments: Any) -> list[float]:
+        begun.set()
+        assert go_on.wait(60)
+        return read(*arguments)
+
+    monkeypatch.setattr(scoring, "_log_probabilities", read_later)
+    try:
+        with (
+            httpx.Client(base_url=server.url, timeout=60) as http,
+            concurrent.futures.ThreadPoolExecutor(3) as pool,
+        ):
+            scored = pool.submit(http.post, "/score", json={"inputs": KING})
+            assert begun.wait(60)
+            with held(engine_of(server, "masked")):
+                other = {"inputs": "The [MASK] king."}
+                others = [pool.submit(http.post, "/fill-mask", json=other) for _ in range(3)]
+                wait_for(lambda: metric(http, "maskdial_queue_size", model="masked") == 2)
+                go_on.set()
+                wait_for(lambda: metric(http, "maskdial_queue_size", model="masked") == 4)
+            assert scored.result().status_code == 200
+            assert {each.result().status_code for each in others} <= {200, 429}
+    finally:
+        server.stop()

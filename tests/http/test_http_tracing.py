@@ -1,5 +1,6 @@
 """Traces: one span a request with its phases, in the caller's trace, and nothing when it is off."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from maskdial.config import load_config
 from maskdial.engine import trace
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.http import tracing
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -188,7 +190,7 @@ def test_open_telemetry_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("No module named 'opentelemetry.exporter'")
 
     monkeypatch.setattr(tracing, "_exporter", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'maskdial\[otel\]'"):
+    with pytest.raises(ConfigError, match=re.escape(how_to_install("otel"))):
         tracing.Tracing.to("http://127.0.0.1:4318")
 
 

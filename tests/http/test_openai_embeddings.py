@@ -1,7 +1,9 @@
 """`/v1/embeddings` and `/v1/rerank` with the SDK and InferenceClient, on tiny random models."""
 
+import asyncio
 import base64
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +21,11 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from tokenizers import models, pre_tokenizers, processors
 
 from maskdial import Model, cli
+from maskdial.dialects.openai import embeddings
 from maskdial_export.export import export
 from maskdial_export.quantize.quality import Gate
+from tests.held import held
+from tests.servers import engine_of, metric, wait_for
 
 pytestmark = pytest.mark.usefixtures("torch")
 
@@ -202,6 +207,38 @@ def test_a_long_request_leaves_others_room_in_the_queue(
             while not long.done():
                 embed(http, input="x")
             assert long.result().status_code == 200
+    finally:
+        server.stop()
+
+
+def test_a_request_that_has_begun_is_not_refused_for_others(
+    start_server: Callable[..., Any], served: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(models=served, max_batch_inputs=2, max_queue=2)
+    embed_piece, (begun, go_on) = embeddings._embed, (threading.Event(), threading.Event())
+
+    async def embed_later(call: Any, start: int, *others: Any) -> Any:
+        if start == 2:
+            begun.set()
+            assert await asyncio.to_thread(go_on.wait, 60)
+        return await embed_piece(call, start, *others)
+
+    monkeypatch.setattr(embeddings, "_embed", embed_later)
+    body = {"model": "embedder", "input": ["a", "b", "c", "d"]}
+    try:
+        with (
+            ThreadPoolExecutor(3) as pool,
+            httpx.Client(base_url=server.url, timeout=60) as http,
+        ):
+            long = pool.submit(httpx.post, f"{server.url}/v1/embeddings", json=body, timeout=60)
+            assert begun.wait(60)
+            with held(engine_of(server, "embedder")):
+                others = [pool.submit(embed, http, input=text) for text in "xy"]
+                wait_for(lambda: metric(http, "maskdial_queue_size", model="embedder") == 2)
+                go_on.set()
+                wait_for(lambda: metric(http, "maskdial_queue_size", model="embedder") == 4)
+            assert long.result().status_code == 200
+            assert all(each.result() for each in others)
     finally:
         server.stop()
 

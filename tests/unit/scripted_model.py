@@ -88,7 +88,9 @@ class FakeCache:
 class FakeRunner:
     """Keeps token ids where a model keeps keys, and counts its passes.
 
-    ``on_pass`` is called before each one, with its kind, and may raise or block.
+    ``on_pass`` is called before each one, with its kind, and may raise or block. As with a real
+    runner, the logits are views of two buffers, one of the decode steps and one of other passes,
+    and the next pass of the kind writes over them.
     """
 
     def __init__(
@@ -108,6 +110,8 @@ class FakeRunner:
         self.period = 0  # with one, the model soon repeats itself
         self.on_pass: Callable[[str], None] = lambda kind: None
         self.decode_and_prefill = self._decode_and_prefill if shares_passes else None
+        self._decode_logits = np.empty((slots, VOCAB), np.float32)
+        self._prefill_logits = np.empty((slots * MAX_LENGTH, VOCAB), np.float32)
 
     def prefill(
         self, slot: int, token_ids: NDArray[np.int64], start: int, num_logits: int = 1
@@ -116,7 +120,8 @@ class FakeRunner:
         end = start + len(token_ids)
         self.num_read += len(token_ids)
         self.cache.tokens[slot, start:end] = token_ids
-        return np.stack([self._logits(slot, end - i) for i in reversed(range(num_logits))])
+        rows = [self._logits(slot, end - i) for i in reversed(range(num_logits))]
+        return _written(self._prefill_logits, rows)
 
     def prefill_together(
         self, slot: int, prompts: Sequence[NDArray[np.int64]]
@@ -124,14 +129,16 @@ class FakeRunner:
         self._begin("prefill together")
         for row, prompt in enumerate(prompts):
             self.cache.tokens[slot + row, : len(prompt)] = prompt
-        return np.stack([self._logits(slot + row, len(p)) for row, p in enumerate(prompts)])
+        rows = [self._logits(slot + row, len(p)) for row, p in enumerate(prompts)]
+        return _written(self._prefill_logits, rows)
 
     def decode(
         self, token_ids: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         self._begin("decode")
         self.cache.tokens[np.arange(len(token_ids)), lengths] = token_ids
-        return np.stack([self._logits(row, lengths[row] + 1) for row in rows])
+        logits = [self._logits(row, lengths[row] + 1) for row in rows]
+        return _written(self._decode_logits, logits)
 
     def _decode_and_prefill(
         self,
@@ -150,7 +157,7 @@ class FakeRunner:
             self.num_read += size
             self.cache.tokens[piece.slot, piece.start : piece.start + size] = piece.token_ids
             logits += [self._logits(piece.slot, piece.start + row + 1) for row in piece.rows]
-        return np.stack(logits)
+        return _written(self._prefill_logits, logits)
 
     def warm_up(self) -> None:
         self.prefill(0, np.zeros(1, np.int64), 0)
@@ -169,6 +176,15 @@ class FakeRunner:
             context = context[-1:] % self.period
         logits[EOS if self.eos_after == length else next_token(context)] = 5
         return logits
+
+
+def _written(
+    buffer: NDArray[np.float32], rows: Sequence[NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """A pass's rows in a buffer, in which nothing is left of earlier passes."""
+    buffer.fill(np.nan)
+    buffer[: len(rows)] = rows
+    return buffer[: len(rows)]
 
 
 class SourceCache(FakeCache):

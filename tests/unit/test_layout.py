@@ -47,7 +47,8 @@ SERVER = (
         "settings",
         "model_cache",
     ),
-    *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer", "errors"),
+    *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer"),
+    *("extras", "errors"),
 )
 EXPORT = (
     *(
@@ -62,7 +63,7 @@ EXPORT = (
         "checks",
         "tracing",
     ),
-    *("checkpoint", "destination", "session", "phase", "errors"),
+    *("checkpoint", "destination", "session", "phase", "choices", "errors"),
 )
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 # The only modules of the server that need onnx, which is not installed on every platform.
@@ -270,7 +271,7 @@ def test_only_its_own_package_needs_ray(module: str) -> None:
 @pytest.mark.parametrize("module", modules_of("maskdial_export"))
 def test_export_takes_only_bundles_and_errors_from_the_server(module: str) -> None:
     ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
-    allowed = ["maskdial.bundle", "maskdial.errors"]
+    allowed = ["maskdial.bundle", "maskdial.errors", "maskdial.extras"]
     if module == "maskdial_export.adapting":  # which runs what the server runs
         allowed += ["maskdial.kernels", "maskdial.runtime"]
     outside = {use.name for use in ours if not use.within(*allowed)}

@@ -10,6 +10,7 @@ import pytest
 from maskdial import cli
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.registry.catalog import STARTER_FOLDER
 
 NAME = "acme/taste"
@@ -93,7 +94,7 @@ def test_without_the_extra_it_says_what_to_install(
     exporting, why, then = capfd.readouterr().err.splitlines()
     assert exporting == f"maskdial: exporting {NAME} to {cache / NAME}"
     assert "there is none" in why
-    assert "pip install 'maskdial[export]'" in why
+    assert how_to_install("export") in why
     assert f"model {NAME} is not in the cache {cache}, and its export failed" in then
     assert served == []
 

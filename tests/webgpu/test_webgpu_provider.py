@@ -1,6 +1,7 @@
 """What WebGPU cannot do is refused in a sentence, and so are drivers that end their process."""
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.causal.model import CausalModel
 from maskdial.config import load_config
 from maskdial.errors import BundleError, ConfigError
+from maskdial.extras import how_to_install
 from maskdial.kernels.webgpu import rewrite_for_webgpu
 from maskdial.metrics import Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
@@ -55,7 +57,9 @@ def test_a_plug_in_that_is_missing(
 ) -> None:
     monkeypatch.setattr(webgpu, "find_spec", lambda name: None)
     assert not PROVIDER.installed()
-    with pytest.raises(ConfigError, match=r"not installed; pip install 'maskdial\[webgpu\]'; or"):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"not installed; {how_to_install('webgpu')}; or")
+    ):
         choose(starter, "webgpu")
     with caplog.at_level(logging.INFO):
         assert choose(starter, "webgpu,cpu").provider.name == "cpu"

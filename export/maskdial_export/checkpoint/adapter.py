@@ -8,6 +8,7 @@ from typing import Any
 import safetensors
 from transformers import PreTrainedModel
 
+from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.source import read_json
 from maskdial_export.errors import ExportError, first_line
 
@@ -76,9 +77,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     try:
         import peft
     except ImportError as error:
-        raise ExportError(
-            f"--adapter needs peft ({error}): pip install 'maskdial[adapter]'"
-        ) from error
+        raise ExportError(f"--adapter needs peft ({error}): {how_to_install('adapter')}") from error
     kind = read_json(folder / _CONFIG).get("peft_type")
     try:
         with warnings.catch_warnings(record=True) as complaints:

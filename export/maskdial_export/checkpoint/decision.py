@@ -17,6 +17,7 @@ from transformers.decision import DecisionConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Decision
+from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.files import check_link
 from maskdial_export.checkpoint.source import Source, read_json
 from maskdial_export.errors import ExportError, first_line
@@ -89,7 +90,7 @@ def _merge(model: Any, folder: Path) -> None:
     except ImportError as error:
         raise ExportError(
             f"the checkpoint has an adapter, which needs peft ({error}): "
-            "pip install 'maskdial[adapter]'"
+            f"{how_to_install('adapter')}"
         ) from error
     try:
         with warnings.catch_warnings():

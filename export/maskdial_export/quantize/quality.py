@@ -15,6 +15,7 @@ from torch import Tensor
 from maskdial.bundle.manifest import GRAPH, QualityReport
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
+from maskdial_export.choices import MAX_LOSS
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
@@ -30,7 +31,6 @@ from maskdial_export.session import Ids, Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.rewrite import modules_of
 
-MAX_LOSS = 0.01
 # With fewer, a single changed decision is half of the default maximum loss.
 _MIN_POSITIONS = 200
 _RANKED_TEXTS = 16

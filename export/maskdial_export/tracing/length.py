@@ -7,12 +7,9 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from maskdial_export.choices import LONGEST
 from maskdial_export.phase import finding
 from maskdial_export.tracing.positions import chooses_blocks, max_length
-
-LONGEST = 131_072
-"""Of models with rotary positions, unless --max-length says otherwise. With heads of 128 the tables
-take 64 MiB then; a million positions would take half a gigabyte."""
 
 
 def bound_positions(model: PreTrainedModel, requested: int | None, console: Console) -> None:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 from pydantic_core import from_json
 
 from maskdial.errors import ConfigError, shortened
+from maskdial.extras import how_to_install
 
 Format = Literal["jsonl", "csv", "parquet"]
 
@@ -238,9 +239,8 @@ class ParquetRows(Input):
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
-            raise ConfigError(
-                f"Parquet needs pyarrow ({error}): pip install 'maskdial[parquet]'"
-            ) from error
+            how = how_to_install("parquet")
+            raise ConfigError(f"Parquet needs pyarrow ({error}): {how}") from error
         try:
             self._file = parquet.ParquetFile(path)
         except (OSError, pyarrow.ArrowException) as error:

@@ -42,14 +42,14 @@ class BatchReply(Reply):
 class Requests:
     """Asks the models of an application; use it in the application's event loop.
 
-    There is no guard: no key is asked for, and no limit of clients, access log or count of requests
-    applies.
+    There is no guard: no key is asked for, and no access log or count of requests applies.
 
     Args:
         app: the application.
         client: on whose behalf, as the engines' fairness has it.
         key: the name of its key, whose cached prefixes it may use.
-        background: whether the engines answer these requests only while nothing else waits.
+        background: whether the engines answer these requests only while nothing else waits;
+            otherwise this process waits for its turn, and no limit of clients applies.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class Requests:
         request_id = f"{_IDS.getrandbits(128):032x}"
         scope = scope_of("POST", path)
         scope["app"] = self._app
-        usage = ClientUsage(self._client, self._key, background=self._background)
+        usage = ClientUsage(
+            self._client, self._key, background=self._background, unlimited=not self._background
+        )
         state: dict[str, Any] = {"client": self._client, "usage": usage}
         scope["state"] = state
         reply, parts = BatchReply(), []

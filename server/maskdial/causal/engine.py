@@ -130,7 +130,7 @@ class CausalEngine(Engine):
         """
         with self._changed:
             self._check_accepting()
-            if current_usage().background:  # its sender limits them
+            if not current_usage().takes_room:
                 return
             waiting = self._scheduler.num_waiting
             if waiting + num_sequences > self._max_queue:
@@ -232,10 +232,17 @@ class CausalEngine(Engine):
         )
 
     def _schedule(self) -> Plan:
-        with self._changed:
-            plan = self._scheduler.schedule()
-            preempted = self._scheduler.take_preempted()
-            channels = [self._channels.pop(s) for s in preempted if s in self._channels]
+        unhashed = list[Sequence]()
+        while True:
+            for sequence in unhashed:  # without the lock, for which the event loop would wait
+                self._scheduler.hash_prompt(sequence)
+            with self._changed:
+                if unhashed := self._scheduler.take_unhashed():
+                    continue
+                plan = self._scheduler.schedule()
+                preempted = self._scheduler.take_preempted()
+                channels = [self._channels.pop(s) for s in preempted if s in self._channels]
+                break
         publish((channel, OverloadedError(_PREEMPTED)) for channel in channels)
         now = time.perf_counter()
         fresh = [p.sequence for p in plan.prefills if p.start == p.sequence.num_reused]
@@ -359,7 +366,9 @@ class CausalEngine(Engine):
     def _maintain(self) -> float | None:
         """Returns the memory of slots that have been unused for a while to the system."""
         now = time.perf_counter()
-        self._slot_used_at |= dict.fromkeys((s.slot for s in self._scheduler.running), now)
+        with self._changed:
+            slots = [sequence.slot for sequence in self._scheduler.running]
+        self._slot_used_at |= dict.fromkeys(slots, now)
         for slot, used_at in list(self._slot_used_at.items()):
             if now - used_at >= _UNUSED_SLOT_SECONDS:
                 del self._slot_used_at[slot]

@@ -14,8 +14,8 @@ from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.sampler import prompt_logprobs
 from maskdial.causal.sequence import Sequence
-from maskdial.engine.life import describe
-from maskdial.errors import DeviceLostError, GenerationError
+from maskdial.engine.life import failure_of
+from maskdial.errors import DeviceLostError, GenerationError, MaskdialError
 from maskdial.metrics import ModelMetrics
 from maskdial.runtime.adapter import address_of
 from maskdial.runtime.logits import Logits
@@ -81,6 +81,9 @@ class ModelRunner(Protocol):
     def warm_up(self) -> None: ...
 
 
+_NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What a pass computed.
@@ -101,7 +104,12 @@ class Output:
     prefills: tuple[Prefill, ...] = ()
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
     unmasks: bool = False
-    error: GenerationError | None = None
+    error: MaskdialError | None = None
+
+    @classmethod
+    def failed(cls, sequences: tuple[Sequence, ...], error: MaskdialError) -> "Output":
+        """Of sequences that fail."""
+        return cls(sequences, _NO_LOGITS, error=error)
 
     def only(self, indices: list[int]) -> "Output":
         """The part for some of the sequences, by their indices."""
@@ -120,13 +128,12 @@ class _Size:
 
 
 _FORGET_EVERY = 256  # decode steps: the system takes a microsecond for each layer
-_NO_LOGITS: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 
 class Executor:
     """Runs the copies, the passes and the cache traffic of a step.
 
-    A pass that fails fails its own sequences only.
+    A pass that fails fails its own sequences only, and so does what is made of its logits.
 
     Args:
         runner: the model.
@@ -157,10 +164,16 @@ class Executor:
 
     def run(self, plan: Plan) -> list[Output]:
         """Runs a plan. Grammar masks are computed on other threads meanwhile."""
-        drafts = dict(zip(plan.decoding, plan.drafts, strict=False))
-        for sequence in _to_sample(plan):
-            if sequence.grammar is not None:
-                sequence.grammar.prepare(drafts.get(sequence, ()))
+        self._copy(plan)
+        try:
+            return self._run_passes(plan)
+        except Exception as error:  # around the passes, so none of the plan's sequences goes on
+            prefilling = (prefill.sequence for prefill in plan.prefills)
+            involved = (*plan.awaiting_mask, *plan.decoding, *prefilling, *plan.encoding)
+            return [Output.failed(involved, self._failure(error))]
+
+    def _copy(self, plan: Plan) -> None:
+        """Brings the caches' contents to where the passes expect them."""
         for fork in plan.forks:
             if fork.start:
                 self._runner.cache.copy_tokens(
@@ -177,6 +190,12 @@ class Executor:
         for restore in plan.restores:
             self._runner.cache.write_states(restore.slot, restore.states)
         self._rewind()
+
+    def _run_passes(self, plan: Plan) -> list[Output]:
+        drafts = dict(zip(plan.decoding, plan.drafts, strict=False))
+        for sequence in _to_sample(plan):
+            if sequence.grammar is not None:
+                sequence.grammar.prepare(drafts.get(sequence, ()))
         self._set_adapters(plan)
         outputs = []
         if plan.awaiting_mask:
@@ -234,14 +253,14 @@ class Executor:
     ) -> Output:
         decoding = plan.decoding
         rows = np.array(plan.decoding_rows, np.int64)
-        output = self._pass(
-            decoding,
-            _Size(len(decoding), len(decoding), len(plan.rows)),
-            lambda: self._runner.decode(token_ids, lengths, rows),
-        )
-        for index in np.flatnonzero(lengths[rows] % _FORGET_EVERY == 0):
-            self._forget(decoding[index], int(rows[index]), int(lengths[rows[index]]))
-        return output
+
+        def run() -> Logits:
+            logits = self._runner.decode(token_ids, lengths, rows)
+            for index in np.flatnonzero(lengths[rows] % _FORGET_EVERY == 0):
+                self._forget(decoding[index], int(rows[index]), int(lengths[rows[index]]))
+            return logits
+
+        return self._pass(decoding, _Size(len(decoding), len(decoding), len(plan.rows)), run)
 
     def _run_together(self, plan: Plan, together: DecodeAndPrefill) -> list[Output]:
         """One pass for the steps, the drafts and the prompts of a plan."""
@@ -300,8 +319,8 @@ class Executor:
         prefills = tuple(prefill for prefill in plan.prefills if prefill.sequence not in lost)
         if prefills == plan.prefills and prefills:
             outputs.append(self._prefill(prefills))
-        else:
-            outputs += [self._prefill((each,)) for each in prefills]
+        else:  # each pass writes over the logits of the one before
+            outputs += [_copied(self._prefill((each,))) for each in prefills]
         return outputs
 
     def _keep_states(self, sequence: Sequence, slot: int, start: int, end: int) -> None:
@@ -346,9 +365,21 @@ class Executor:
         """What a pass gives the sequences whose prompts it read; whole blocks are kept."""
         if output.error is not None:
             return output
+        try:
+            return self._take_prompts(prefills, output)
+        except Exception as error:
+            return Output.failed(output.sequences, self._failure(error))
+
+    def _take_prompts(self, prefills: tuple[Prefill, ...], output: Output) -> Output:
+        """As `_note`, of a pass that has not failed."""
         self._metrics.prompt_tokens.inc(sum(prefill.num_tokens for prefill in prefills))
         for prefill in prefills:
-            self._cache_blocks(prefill)
+            try:
+                self._cache_blocks(prefill)
+            except DeviceLostError:
+                raise
+            except Exception:  # the text does not depend on it
+                _log.exception("a prompt could not be kept in the prefix cache")
             self._forget(prefill.sequence, prefill.slot, prefill.start + prefill.num_tokens)
             shared = prefill.sequence.shared_prompt
             if prefill.is_last and shared is not None and self._runner.cache.state_bytes:
@@ -421,17 +452,21 @@ class Executor:
         started_at = time.perf_counter()
         try:
             logits = run()
-        except DeviceLostError:
-            raise
-        except Exception as error:
-            _log.exception("a pass of model %r failed", self._name)
-            message = f"a pass of model {self._name!r} failed ({describe(error)})"
-            return Output(sequences, _NO_LOGITS, error=GenerationError(message))
-        seconds = time.perf_counter() - started_at
+            seconds = time.perf_counter() - started_at
+            if self._keep_hidden is not None:
+                self._keep_hidden(sequences)
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            return Output.failed(sequences, self._failure(error))
         self._metrics.observe_pass(seconds, size.num_rows, size.num_tokens, size.padded_tokens)
-        if self._keep_hidden is not None:
-            self._keep_hidden(sequences)
         return Output(sequences, logits)
+
+    def _failure(self, error: Exception) -> MaskdialError:
+        return failure_of(error, GenerationError, f"a pass of model {self._name!r}")
+
+
+def _copied(output: Output) -> Output:
+    """An output whose logits outlive the next pass of the kind."""
+    return replace(output, logits=np.array(output.logits))
 
 
 def _newest(sequence: Sequence, drafts: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:

@@ -1,6 +1,5 @@
 """OutputProcessor: from the logits of a step to what its sequences' readers receive."""
 
-import logging
 import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -12,7 +11,7 @@ from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Output
 from maskdial.causal.sampling.sampler import Sample, TokenSampler
 from maskdial.causal.sequence import Detokenizer, Sequence
-from maskdial.engine.life import describe
+from maskdial.engine.life import failure_of
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.metrics import ModelMetrics
 
@@ -22,11 +21,11 @@ _PATIENCE_SECONDS = 0.05
 # How long it waits for the mask of a draft token, whose logits would be computed again.
 _DRAFT_PATIENCE_SECONDS = 0.002
 
-_log = logging.getLogger(__name__)
-
 
 class OutputProcessor:
-    """Samples tokens and appends them to their sequences. A failure ends its own sequence only.
+    """Samples tokens and appends them to their sequences.
+
+    A failure ends its own sequence only, or those of one pass if it concerns no single one.
 
     Args:
         sampler: chooses the tokens.
@@ -65,37 +64,50 @@ class OutputProcessor:
             may_wait: whether to wait a moment for a grammar mask if none is ready. Sequences
                 without one hold their logits for a later step.
         """
+        patience = _PATIENCE_SECONDS if may_wait else 0.0
         replies: list[tuple[Sequence, Reply]] = []
         for output in outputs:
-            if output.error is not None:
-                replies += [(each, output.error) for each in _readers(output.sequences)]
-                continue
-            _note_prompts(output)
-            if output.unmasks:
-                replies.append((output.sequences[0], self._unmask(output)))
-                continue
-            searches = dict.fromkeys(s.search for s in output.sequences)
-            for search in searches:
-                if isinstance(search, BeamSearch):
-                    replies += self._search(search, output)
-            # Those that are written block by block have read their prompts.
-            plain = [
-                i
-                for i, s in enumerate(output.sequences)
-                if s.search is None and s.block_text is None
-            ]
-            if len(plain) < len(output.sequences):
-                output = output.only(plain)
-            if output.drafts:
-                replies += self._accept_drafts(output)
-            elif output.sequences:
-                ready = _defer_unready_masks(output, _PATIENCE_SECONDS if may_wait else 0.0)
-                replies += self.accept(ready.sequences, self.sample(ready))
+            error = output.error
+            if error is None:
+                try:
+                    replies += self._process(output, patience)
+                    continue
+                except Exception as raised:
+                    error = self._failure(raised, "reading the result of a pass")
+            involved = (*output.sequences, *(prefill.sequence for prefill in output.prefills))
+            replies += [(each, error) for each in _readers(involved)]
+        return replies
+
+    def _process(self, output: Output, patience: float) -> list[tuple[Sequence, Reply]]:
+        """As `process`, of a pass that has not failed."""
+        _note_prompts(output)
+        if output.unmasks:
+            return [(output.sequences[0], self._unmask(output))]
+        replies: list[tuple[Sequence, Reply]] = []
+        searches = dict.fromkeys(s.search for s in output.sequences)
+        for search in searches:
+            if isinstance(search, BeamSearch):
+                replies += self._search(search, output)
+        # Those that are written block by block have read their prompts.
+        plain = [
+            i for i, s in enumerate(output.sequences) if s.search is None and s.block_text is None
+        ]
+        if len(plain) < len(output.sequences):
+            output = output.only(plain)
+        if output.drafts:
+            replies += self._accept_drafts(output)
+        elif output.sequences:
+            ready = _defer_unready_masks(output, patience)
+            replies += self.accept(ready.sequences, self.sample(ready))
         return replies
 
     def sample(self, output: Output) -> list[Sample | MaskdialError]:
         """Chooses a token for each sequence of an output, without appending it."""
-        return self._sampler.sample(output.logits, output.sequences)
+        try:
+            return self._sampler.sample(output.logits, output.sequences)
+        except Exception as error:  # of all rows together
+            failure = self._failure(error, "reading the logits")
+            return [failure] * len(output.sequences)
 
     def accept(
         self, sequences: Iterable[Sequence], samples: Iterable[Sample | MaskdialError]
@@ -109,16 +121,13 @@ class OutputProcessor:
     def _search(self, search: BeamSearch, output: Output) -> list[tuple[Sequence, Reply]]:
         """Goes on with a beam search; its readers get their texts as a whole when it ends."""
         rows = [output.sequences.index(beam) for beam in search.running]
-        logits = np.array(output.logits[rows], np.float32)
-        error: MaskdialError | None = None
-        if not np.isfinite(logits.max(axis=1)).all():
-            error = self._no_numbers()
         try:
-            if error is None:
-                search.advance(logits, self._eos_token_ids, self._max_length, self._never)
-        except MaskdialError as failure:
-            error = failure
-        if error is not None:
+            logits = np.array(output.logits[rows], np.float32)
+            if not np.isfinite(logits.max(axis=1)).all():
+                raise self._no_numbers()
+            search.advance(logits, self._eos_token_ids, self._max_length, self._never)
+        except Exception as raised:
+            error = self._failure(raised, "a beam search")
             return [(reader, error) for reader in search.readers]
         if not search.ended:
             return []
@@ -136,6 +145,9 @@ class OutputProcessor:
             yield reply
             if isinstance(reply, MaskdialError) or reply.finish:
                 return
+
+    def _failure(self, error: Exception, what: str) -> MaskdialError:
+        return failure_of(error, GenerationError, f"{what} of model {self._name!r}")
 
     def _no_numbers(self) -> GenerationError:
         return GenerationError(f"model {self._name!r} returned logits that are not numbers")
@@ -161,10 +173,7 @@ class OutputProcessor:
         """What a pass over the block at work gives."""
         (sequence,) = output.sequences
         previous_at = sequence.last_token_at
-        try:
-            event = sequence.unmask(np.array(output.logits[: len(output.logits)]))
-        except MaskdialError:
-            return self._no_numbers()
+        event = sequence.unmask(np.array(output.logits[: len(output.logits)]))
         if event.num_new and not previous_at:
             self._metrics.time_to_first_token.observe(sequence.last_token_at - sequence.arrived_at)
         elif event.num_new:
@@ -186,13 +195,8 @@ class OutputProcessor:
                 eos_token_ids=self._eos_token_ids,
                 max_length=self._max_length,
             )
-        except MaskdialError as error:
-            return error
         except Exception as error:
-            _log.exception("a token of model %r could not be decoded", self._name)
-            return GenerationError(
-                f"a token of model {self._name!r} could not be decoded ({describe(error)})"
-            )
+            return self._failure(error, "decoding a token")
         if event.index == 1:
             self._metrics.time_to_first_token.observe(sequence.last_token_at - sequence.arrived_at)
         elif sequence.search is None:

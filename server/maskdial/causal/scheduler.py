@@ -85,6 +85,7 @@ class Scheduler:
         self._joint_tokens = joint_tokens
         self._prefix_cache = prefix_cache
         self._num_arrived = 0
+        self._unhashed: list[Sequence] = []  # whose prefixes the cache may have
         self._num_started = 0
         self._turn = 0  # steps with passes over blocks
         self._shares = Shares()
@@ -131,6 +132,8 @@ class Scheduler:
         """Queues a sequence."""
         sequence.enqueue(self._num_arrived)
         self._num_arrived += 1
+        if self._prefix_cache is not None and not sequence.full_prompt:
+            self._unhashed.append(sequence)
         if _is_background(sequence):
             self._background.append(sequence)
             return
@@ -139,6 +142,28 @@ class Scheduler:
             self._shares.join(client, +self._num_waiting_of)
         self._num_waiting_of[client] += 1
         bisect.insort(self._waiting, sequence, key=_queue_order)
+
+    def take_unhashed(self) -> list[Sequence]:
+        """The sequences that came since the last call, for `hash_prompt`."""
+        unhashed, self._unhashed = self._unhashed, []
+        return unhashed
+
+    def hash_prompt(self, sequence: Sequence) -> None:
+        """Finds the prefix cache's keys of a prompt, which takes milliseconds for a long one.
+
+        It changes the sequence only, so that callers can do it without their lock.
+        """
+        if self._prefix_cache is None or sequence.block_keys:
+            return
+        shared = sequence.shared_prompt
+        adapter = "" if sequence.adapter is None else sequence.adapter.digest
+        known = () if shared is None else shared.block_keys
+        sequence.find_blocks(
+            known
+            or self._prefix_cache.keys(
+                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
+            )
+        )
 
     def cancel(self, sequence: Sequence) -> None:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
@@ -228,7 +253,7 @@ class Scheduler:
     def clear(self) -> None:
         """Drops every sequence."""
         waiting = [*self._waiting, *self._background]
-        self._waiting, self._background = [], []
+        self._waiting, self._background, self._unhashed = [], [], []
         self._num_waiting_of.clear()
         for sequence in self.running:
             self.release(sequence)
@@ -460,12 +485,7 @@ class Scheduler:
         """
         if self._prefix_cache is None or sequence.full_prompt:
             return ()
-        if not sequence.block_keys:
-            adapter = "" if sequence.adapter is None else sequence.adapter.digest
-            keys = self._prefix_cache.keys(
-                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
-            )
-            sequence.find_blocks(keys)
+        self.hash_prompt(sequence)
         if sequence.params.prompt_logprobs:
             return ()
         return self._prefix_cache.match(sequence.block_keys[: self._num_reusable(sequence)])

@@ -96,12 +96,14 @@ class SharedPrompt:
     Once it was, ``logits`` are those of its last token, float32 (vocab_size,), and ``logprobs``
     those of its own tokens, if they were requested. ``states`` are those of recurrent layers, if
     the model has some: the sequence that read the prompt goes on, and its slot's states with it.
+    ``block_keys`` are `Sequence.block_keys` of all of them, once one has found them.
     """
 
     def __init__(self) -> None:
         self.logits: NDArray[np.float32] | None = None
         self.states: NDArray[np.float32] | None = None
         self.logprobs: tuple[PromptLogprob, ...] = ()
+        self.block_keys: tuple[bytes, ...] = ()
 
     def fill(self, logits: NDArray[np.float32], logprobs: tuple[PromptLogprob, ...]) -> None:
         """Keeps what the prefill gave for the other sequences."""
@@ -288,6 +290,8 @@ class Sequence:
     def find_blocks(self, keys: tuple[bytes, ...]) -> None:
         """Keeps the prefix cache's keys of the prompt."""
         self.block_keys = keys
+        if self.shared_prompt is not None:
+            self.shared_prompt.block_keys = keys
 
     def start(self, slot: int, num_reused: int) -> None:
         """Takes a slot, to which the prefix cache's first ``num_reused`` tokens are loaded."""

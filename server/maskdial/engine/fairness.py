@@ -17,13 +17,25 @@ class ClientUsage:
     ``client`` is its sender: the name of a key, or an address. ``key`` is the name of its key,
     empty if none is needed. ``tokens`` are those that engines have computed for it, prompts
     included. ``background``: an engine turns to it only while nothing else waits or runs there, it
-    does not count towards the length of the queue, and it has as long as it takes.
+    does not count towards the length of the queue, and it has as long as it takes. ``unlimited``:
+    it comes from a caller in this process, who waits for a turn and is refused nothing that bounds
+    what strangers have open; such a caller bounds that itself.
     """
 
     client: str = ""
     key: str = ""
     tokens: int = 0
     background: bool = False
+    unlimited: bool = False
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether it waits in line with others, and is refused where a queue has no room.
+
+        One that an engine has computed something for is not: no work that was begun is lost. Nor is
+        one in the background, whose sender limits it.
+        """
+        return not (self.background or self.tokens)
 
 
 usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")
@@ -31,8 +43,8 @@ usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")
 
 
 def current_usage() -> ClientUsage:
-    """The usage of the request which is being handled; a new one outside of requests."""
-    return usage_of_request.get(None) or ClientUsage()
+    """The usage of the request which is being handled; outside of requests, one of this process."""
+    return usage_of_request.get(None) or ClientUsage(unlimited=True)
 
 
 class Shares:

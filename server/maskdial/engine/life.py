@@ -6,8 +6,8 @@ draining   from `Engine.stop` on; new requests are refused, those accepted may f
 dead       after the first pass, or code around a later one, has failed, or `Engine.fail` was
            called; all requests fail
 
-A later pass that fails itself fails its own requests only, and the engine goes on, unless its
-device is lost.
+A later pass that fails itself fails its own requests only, as does whatever else is done for
+some of them (`failure_of`), and the engine goes on, unless its device is lost.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol, TypeVar
 
-from maskdial.errors import MaskdialError, UnavailableError
+from maskdial.engine.thread import in_thread
+from maskdial.errors import DeviceLostError, MaskdialError, UnavailableError
 from maskdial.metrics import PassMetrics
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,23 @@ def describe(error: BaseException) -> str:
     first_line = (str(error).splitlines() or [""])[0].strip()
     name = type(error).__name__
     return f"{name}: {first_line[:_MAX_DESCRIPTION]}" if first_line else name
+
+
+def failure_of(error: Exception, failure: type[MaskdialError], what: str) -> MaskdialError:
+    """What the requests get for which something failed; the engine goes on.
+
+    An error of ours is that itself. Any other exception, of NumPy, ONNX Runtime or a library, is
+    logged, and described. Call it where the exception is handled.
+
+    Raises:
+        DeviceLostError: it is one, which no later pass survives: let it end the engine.
+    """
+    if isinstance(error, DeviceLostError):
+        raise error
+    if isinstance(error, MaskdialError):
+        return error
+    _log.error("%s failed", what, exc_info=error)
+    return failure(f"{what} failed ({describe(error)})")
 
 
 class Rate:
@@ -172,7 +190,7 @@ class Engine(ABC):
             InferenceError, GenerationError: the pass failed; the engine is dead.
             UnavailableError: the engine was stopped.
         """
-        await asyncio.to_thread(self._started.wait)
+        await in_thread(self._started.wait)
         if self._state is EngineState.DEAD:
             raise self.failure(self._cause_of_death)
         self._check_accepting()
@@ -181,7 +199,7 @@ class Engine(ABC):
         """Refuses new requests, lets those accepted finish, and ends the thread.
 
         Those that take longer than ``grace`` seconds fail with `UnavailableError`. The call blocks
-        while event loops read the replies, so make it in another thread (``asyncio.to_thread``).
+        while event loops read the replies, so make it in another thread (`in_thread`).
         """
         with self._changed:
             if self._state is not EngineState.DEAD:
@@ -232,7 +250,7 @@ class Engine(ABC):
         """Drops all requests and returns their inboxes. The caller holds the lock."""
 
     def _maintain(self) -> float | None:
-        """Does what is due between two steps. The caller holds the lock.
+        """Does what is due between two steps.
 
         Returns:
             After how many seconds without work it is due again; None: never.
@@ -273,9 +291,9 @@ class Engine(ABC):
 
     def _wait_for_work(self) -> bool:
         """Blocks until there is something to do; False when the thread is to end."""
-        with self._changed:
-            while True:
-                due = self._maintain()
+        while True:
+            due = self._maintain()  # without the lock, for which the event loop would wait
+            with self._changed:
                 if self._has_work:
                     return True
                 if self._state in (EngineState.DRAINING, EngineState.DEAD):

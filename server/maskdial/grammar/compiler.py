@@ -135,10 +135,11 @@ class GrammarCompiler:
                 "several grammars took too long"
             )
         usage, (key, num_bytes) = current_usage(), _hash(kind, value)
-        hold = self._memory.hold(usage.client, num_bytes)
+        hold = self._memory.hold(usage.client, num_bytes, unlimited=usage.unlimited)
         job = _Job(kind, value, key, usage.client, usage.key, hold)
         with self._lock:
-            self._check_room(job)
+            if not usage.unlimited:
+                self._check_room(job)
             if job.client not in self._pending:
                 self._shares.join(job.client, self._pending)
                 self._pending[job.client] = deque()

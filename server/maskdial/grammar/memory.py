@@ -35,19 +35,21 @@ class GrammarMemory:
         with self._lock:
             return self._held.total()
 
-    def hold(self, client: str, num_bytes: int) -> Hold:
+    def hold(self, client: str, num_bytes: int, *, unlimited: bool = False) -> Hold:
         """Makes room for a grammar.
 
         Args:
             client: whose request it is.
             num_bytes: the size of its text.
+            unlimited: whether to count it only.
 
         Raises:
             OverloadedError: there is none.
         """
         with self._lock:
             of_client, of_all = self._held[client], self._held.total()
-            if of_client + num_bytes > MAX_BYTES_PER_CLIENT or of_all + num_bytes > MAX_BYTES:
+            fits = of_client + num_bytes <= MAX_BYTES_PER_CLIENT and of_all + num_bytes <= MAX_BYTES
+            if not (fits or unlimited):
                 raise OverloadedError(
                     f"the grammars of this client that wait or are in use have {of_client} bytes, "
                     f"and {of_all} in all; there is no room for {num_bytes} more; try again in a "

@@ -123,8 +123,10 @@ class Guard:
     ) -> None:
         self._lifecycle.begin_request()
         try:
-            with self._limits.admit(scope["state"]["client"], key or "") as usage:
-                scope["state"]["usage"] = usage
+            state = scope["state"]
+            unlimited = state.get("unlimited", False)  # which no request from outside can set
+            with self._limits.admit(state["client"], key or "", unlimited=unlimited) as usage:
+                state["usage"] = usage
                 await self._serve(route, exchange, scope)
         except asyncio.CancelledError:
             if not await self._tell_of_shutdown(exchange):

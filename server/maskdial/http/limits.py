@@ -29,18 +29,22 @@ class ClientLimits:
         self._full_at: dict[str, float] = {}
 
     @contextmanager
-    def admit(self, client: str, key: str = "") -> Iterator[ClientUsage]:
+    def admit(
+        self, client: str, key: str = "", *, unlimited: bool = False
+    ) -> Iterator[ClientUsage]:
         """Counts a request of a client while it is handled, and then what it has used.
 
         Args:
             client: its sender.
             key: the name of its key, if it needs one.
+            unlimited: whether its sender is this process, whom nothing else refuses either.
 
         Raises:
             OverloadedError: the client is over one of its limits.
         """
-        self._check(client)
-        usage = ClientUsage(client, key)
+        if not unlimited:
+            self._check(client)
+        usage = ClientUsage(client, key, unlimited=unlimited)
         token = usage_of_request.set(usage)
         self._open[client] += 1
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import maskdial
 from maskdial.engine.trace import Timeline, Work, work_of_request
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.http.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Tracing:
             exporter = _exporter(endpoint)
         except ImportError as error:
             raise ConfigError(
-                f"--otlp-endpoint needs OpenTelemetry ({error}): pip install 'maskdial[otel]'"
+                f"--otlp-endpoint needs OpenTelemetry ({error}): {how_to_install('otel')}"
             ) from error
         service = {"service.name": "maskdial", "service.version": maskdial.__version__}
         provider = TracerProvider(resource=Resource.create(service), shutdown_on_exit=False)

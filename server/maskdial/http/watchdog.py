@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from maskdial.config import Config
 from maskdial.engine.life import Engine, EngineState
+from maskdial.engine.thread import in_thread
 from maskdial.logs import STACKS
 
 _log = logging.getLogger("maskdial.watchdog")
@@ -53,7 +54,7 @@ class Watchdog:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait({self._beating})
-            await asyncio.to_thread(self._thread.join)
+            await in_thread(self._thread.join)
 
     async def _keep_beating(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 
 FOLDER = Path(__file__).parent
 """Where the library is built, and looked for."""
@@ -103,8 +104,8 @@ def find_compiler() -> list[str]:
     if importlib.util.find_spec(_ZIG):
         return [sys.executable, "-m", _ZIG, "c++"]
     raise ConfigError(
-        "there is no C++ compiler to build the kernels with; install g++, or run "
-        "pip install 'maskdial[kernels]', which brings one"
+        "there is no C++ compiler to build the kernels with; install g++, or the extra that brings "
+        f"one: {how_to_install('kernels')}"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.kernels.build import library_path
 
 _log = logging.getLogger("maskdial.kernels")
@@ -61,7 +62,8 @@ def find_kernels(setting: Literal["auto", "on", "off"]) -> Kernels | None:
     if not library.exists():
         missing = f"they are not built; run {_BUILD}"
     elif importlib.util.find_spec("onnx") is None:
-        missing = "onnx is missing, which rewrites graphs for them; pip install 'maskdial[kernels]'"
+        how = how_to_install("kernels")
+        missing = f"onnx is missing, which rewrites graphs for them; {how}"
     if not missing:
         return Kernels.load(library)
     if setting == "on":

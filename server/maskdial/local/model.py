@@ -31,6 +31,7 @@ from maskdial.causal.chat.request import Reply
 from maskdial.causal.model import CausalModel
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.config import MAX_BATCH_INPUTS, Config, load_config
+from maskdial.engine.thread import in_thread
 from maskdial.engine.timing import Deadline
 from maskdial.errors import BundleError
 from maskdial.local import generation
@@ -122,11 +123,11 @@ class AsyncModel:
         cls, bundle: str | Path, *, mask: Mask | None = None, **settings: Any
     ) -> "AsyncModel":
         """A model, loaded in a thread while the event loop goes on."""
-        return await asyncio.to_thread(partial(cls, bundle, mask=mask, **settings))
+        return await in_thread(partial(cls, bundle, mask=mask, **settings))
 
     async def close(self) -> None:
         """Stops the engines; requests that run fail with UnavailableError."""
-        await asyncio.gather(*(asyncio.to_thread(model.stop) for model in self._models))
+        await asyncio.gather(*(in_thread(model.stop) for model in self._models))
 
     async def __aenter__(self) -> Self:
         return self

@@ -9,7 +9,6 @@ so that it gets done between others.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -19,22 +18,13 @@ from numpy.typing import NDArray
 
 from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
-from maskdial.engine.life import Engine, describe, publish
-from maskdial.errors import (
-    DeadlineError,
-    DeviceLostError,
-    InferenceError,
-    MaskdialError,
-    OverloadedError,
-    ValidationError,
-)
+from maskdial.engine.life import Engine, failure_of, publish
+from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, PassMetrics
 from maskdial.runtime.adapter import Adapter, address_of
 from maskdial.runtime.session import PassStop
-
-_log = logging.getLogger(__name__)
 
 
 class MaskedSession(Protocol):
@@ -104,14 +94,14 @@ class MaskedEngine(Engine):
     def check_room(self, num_texts: int) -> None:
         """Refuses now what `submit_many` would refuse: for callers with work to do before it.
 
-        Requests in the background have no such limits: their sender has a limit of its own.
+        It is a request's first texts that need room; see `ClientUsage.takes_room`.
 
         Raises:
             OverloadedError: the queue has no room for all of them now.
             ValidationError: there are more than the queue can ever hold.
             UnavailableError: the engine is draining or dead.
         """
-        if current_usage().background:
+        if not current_usage().takes_room:
             with self._changed:
                 self._check_accepting()
             return
@@ -136,15 +126,12 @@ class MaskedEngine(Engine):
         inputs: Sequence[MaskedInput],
         timeout: float | None = None,  # noqa: ASYNC109 (its end is counted, and is a DeadlineError)
         adapter: Adapter | None = None,
-        *,
-        further: bool = False,
     ) -> list[MaskedResult]:
         """Queues all texts of one request, or none, and waits for their results, in order; call it
         in that request's task. All have the same ``adapter``.
 
         If the caller is cancelled or ``timeout`` seconds pass, the texts that no pass has begun are
-        dropped. ``further``: the texts follow from those of an earlier pass; they are queued even
-        if there is no room, so that no work that was begun is lost.
+        dropped.
 
         Raises:
             OverloadedError: the queue has no room for all of them now.
@@ -158,7 +145,7 @@ class MaskedEngine(Engine):
         usage = current_usage()
         requests = [MaskedWork(each, loop.create_future(), now, usage, adapter) for each in inputs]
         trace.note(*requests)
-        self._admit(requests, further)
+        self._admit(requests)
         try:
             async with asyncio.timeout(timeout):
                 return await asyncio.gather(*(request.future for request in requests))
@@ -216,12 +203,9 @@ class MaskedEngine(Engine):
         self._metrics.queue_size.set(len(self._batcher))
         self._metrics.requests_running.set(len(self._running))
 
-    def _admit(self, requests: list[MaskedWork], further: bool) -> None:
+    def _admit(self, requests: list[MaskedWork]) -> None:
         with self._changed:  # reentrant: nothing comes between the check and the queue
-            if further:
-                self._check_accepting()
-            else:
-                self.check_room(len(requests))
+            self.check_room(len(requests))
             for request in requests:
                 self._queue_of(request).add(request)
             if self._batcher and self._stop is not None:
@@ -254,12 +238,9 @@ class MaskedEngine(Engine):
         try:
             adapters = [address_of(request.adapter) for request in batch]
             logits = self._compute(inputs, adapters, stop)
-        except DeviceLostError:
-            raise
-        except Exception as error:
-            _log.exception("a pass of model %r over %d texts failed", self._name, len(batch))
-            message = f"a pass of model {self._name!r} failed ({describe(error)})"
-            return [InferenceError(message) for _ in batch]
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            failure = failure_of(error, InferenceError, f"a pass of model {self._name!r}")
+            return [failure] * len(batch)
         if logits is None:
             return None
         seconds = time.perf_counter() - started
@@ -284,8 +265,10 @@ class MaskedEngine(Engine):
             return MaskedResult(rows, *times_and_sizes)
         try:
             return MaskedResult(request.input.reduce(rows), *times_and_sizes)
-        except MaskdialError as error:
-            return error
+        except Exception as error:  # another text's result is none of its business
+            return failure_of(
+                error, InferenceError, f"reading the result of a pass of model {self._name!r}"
+            )
 
     def _compute(
         self,

@@ -43,19 +43,16 @@ async def answer(
     started = time.perf_counter()
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)
-    return await proceed(reading, model, deadline, further=False)
+    return await proceed(reading, model, deadline)
 
 
-async def proceed(
-    reading: Reading[T], model: MaskedModel, deadline: Deadline, *, further: bool = True
-) -> Timed[T]:
+async def proceed(reading: Reading[T], model: MaskedModel, deadline: Deadline) -> Timed[T]:
     """Runs the passes of a reading, until its answer is none.
 
     Args:
         reading: of the request.
         model: that it was read for.
         deadline: of the request.
-        further: whether passes of the request have run before.
 
     Raises:
         As `answer`.
@@ -64,10 +61,7 @@ async def proceed(
     while True:
         try:
             results = await model.engine.submit_many(
-                _for_head(reading.inputs, model.adapter),
-                deadline.remaining(),
-                model.adapter,
-                further=further,
+                _for_head(reading.inputs, model.adapter), deadline.remaining(), model.adapter
             )
         except DeadlineError as error:
             raise deadline.missed() from error
@@ -75,7 +69,7 @@ async def proceed(
         content = await offload(partial(reading.answer, results), reading.seconds)
         if not isinstance(content, Reading):
             return Timed(content, timings)
-        reading, further = content, True
+        reading = content
 
 
 def _for_head(inputs: Sequence[MaskedInput], adapter: Adapter | None) -> Sequence[MaskedInput]:

@@ -23,12 +23,8 @@ _OPEN = {
     "batch_dir": None,
     "responses_store": None,
 }
-# A caller in this process waits for its turn; nobody refuses it.
-_UNLIMITED = {
-    "max_queue": 2**20,
-    "max_requests_per_client": None,
-    "max_tokens_per_minute": None,
-}
+# A caller in this process waits for its turn; nobody refuses it (`ClientUsage.unlimited`).
+_MAX_QUEUE = 2**20
 
 
 _UNNAMED = "model"
@@ -53,7 +49,9 @@ class Application(Requests):
             if not loading.done():
                 loading.set_exception(error)
 
-        app = create_app(config.model_copy(update=_OPEN | _UNLIMITED), on_load_failure=fail)
+        app = create_app(
+            config.model_copy(update=_OPEN | {"max_queue": _MAX_QUEUE}), on_load_failure=fail
+        )
         lifecycle = app.state.context.lifecycle
         async with app.router.lifespan_context(app):
             with _no_errors_logged():
@@ -65,7 +63,7 @@ class Application(Requests):
 
     def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
-        return InProcess(self._app).stream(method, path, body)
+        return InProcess(self._app).stream(method, path, body, state={"unlimited": True})
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:

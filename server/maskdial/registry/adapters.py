@@ -9,10 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from maskdial.bundle.adapter import read_adapter
 from maskdial.config import Config
+from maskdial.engine.thread import in_thread
 from maskdial.errors import BundleError, ConfigError, UnavailableError
 from maskdial.kernels.installed import find_kernels
 from maskdial.registry.entry import Entry, LoadedAdapter
@@ -53,7 +55,7 @@ class Adapters:
             if entry.adapter is not None and entry.adapter.fits(models) and not anew:
                 return entry.adapter
             started = time.perf_counter()
-            adapter = await asyncio.to_thread(_load, entry.name, folder, models, self._config)
+            adapter = await in_thread(partial(_load, entry.name, folder, models, self._config))
             self._make_room(entry, adapter.num_bytes)
             entry.adapter = LoadedAdapter(adapter, tuple(model.manifest for model in models))
             entry.folder = folder

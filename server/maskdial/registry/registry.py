@@ -18,6 +18,7 @@ from maskdial.bundle.bundle import num_bytes, read_manifests
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config, model_name_fault
 from maskdial.engine.fairness import current_usage
+from maskdial.engine.thread import in_thread
 from maskdial.errors import (
     BundleError,
     ConfigError,
@@ -247,7 +248,7 @@ class Models:
         """
         self._scanned_at = time.monotonic()
         known = {name for name, entry in self._entries.items() if entry.manifests}
-        found, read = await asyncio.to_thread(_scan, self._catalog, known)
+        found, read = await in_thread(partial(_scan, self._catalog, known))
         for name, folder in found.items():
             entry = self._entries.get(name) or self._add(name, folder)
             if entry.base is not None:
@@ -299,7 +300,7 @@ class Models:
         if path is None:
             folder = self.entry(name).folder
         else:
-            folder = await asyncio.to_thread(self._catalog.within, path)
+            folder = await in_thread(partial(self._catalog.within, path))
         if is_adapter or (path is not None and (folder / ADAPTER_MANIFEST).is_file()):
             if keep_alive is not None:
                 raise ValidationError("an adapter has none; its base has", field="keep_alive")
@@ -338,7 +339,7 @@ class Models:
         """
         known = self._entries.get(name)
         if path is not None:
-            folder = await asyncio.to_thread(self._catalog.within, path)
+            folder = await in_thread(partial(self._catalog.within, path))
         else:
             folder = self.entry(name).folder
         if base is None:
@@ -356,7 +357,7 @@ class Models:
             ValidationError: there is none, or several.
         """
         try:
-            manifest = await asyncio.to_thread(read_adapter_manifest, name, folder)
+            manifest = await in_thread(partial(read_adapter_manifest, name, folder))
         except BundleError as error:
             raise ValidationError(error.message, field="path") from error
         found = [

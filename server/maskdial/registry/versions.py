@@ -17,6 +17,7 @@ from typing import TypeVar
 from maskdial.bundle.bundle import num_bytes, read_manifests
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config
+from maskdial.engine.thread import in_thread
 from maskdial.errors import ConfigError
 from maskdial.metrics import Metrics
 from maskdial.registry.entry import Version
@@ -122,16 +123,16 @@ class Versions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(asyncio.to_thread(version.stop) for version in left))
+        await asyncio.gather(*(in_thread(version.stop) for version in left))
         self._loader.shutdown(wait=False)
 
     async def _drain(self, version: Version) -> None:
         try:
             await version.idle.wait()
-            await asyncio.to_thread(version.stop)
+            await in_thread(version.stop)
         finally:
             del self._draining[version]
-        await asyncio.to_thread(return_free_memory)
+        await in_thread(return_free_memory)
 
     async def _watch_files(self) -> None:
         """Ends the engines of versions whose files somebody writes to."""
@@ -140,7 +141,7 @@ class Versions:
             for version in (*self._serving, *self._draining):
                 if version.cause_of_death:
                     continue
-                overwritten = await asyncio.to_thread(version.find_overwritten)
+                overwritten = await in_thread(version.find_overwritten)
                 for model in version.models if overwritten else ():
                     cause = f"{overwritten} of model {model.name!r} was overwritten while in use"
                     _log.critical("%s", cause)
@@ -208,4 +209,4 @@ def _read(name: str, folder: Path) -> tuple[Path, list[Manifest], int]:
 
 
 async def _stop(models: Sequence[ServedModel]) -> None:
-    await asyncio.gather(*(asyncio.to_thread(model.stop) for model in models))
+    await asyncio.gather(*(in_thread(model.stop) for model in models))

@@ -1,1 +1,1 @@
-"""The open inference protocol over gRPC, on a port of its own: `maskdial[grpc]`."""
+"""The open inference protocol over gRPC, on a port of its own; it needs the extra ``grpc``."""

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.runtime.memory import Buffer
-
-_HOW_TO_INSTALL = "pip install 'maskdial[cuda]'"
 
 
 class CudaMemory:
@@ -185,5 +184,6 @@ def _cuda_runtime() -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise ConfigError(f"NVIDIA's cuda-bindings are missing; {_HOW_TO_INSTALL}") from error
+        how = how_to_install("cuda")
+        raise ConfigError(f"NVIDIA's cuda-bindings are missing; {how}") from error
     return runtime

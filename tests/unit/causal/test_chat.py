@@ -15,7 +15,8 @@ from maskdial.bundle.bundle import hash_files, load_bundle, write_manifest
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.causal.chat import template as chat
 from maskdial.causal.chat.renderer import MAX_CHARACTERS
-from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.chat.template import ChatTemplate, TemplateFacts
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
 STARTER = Path(maskdial.__file__).parent / "starter" / "hybrid"
@@ -227,12 +228,28 @@ def test_more_conversations_than_can_wait_are_refused(monkeypatch: pytest.Monkey
     template = ChatTemplate("{{ messages[0].content }}", name="m")
     held = threading.Event()
     template._rendering.submit(held.wait)
+    token = usage_of_request.set(ClientUsage("a client"))
     first, second = (template.submit([{"content": text}]) for text in "ab")
     with pytest.raises(OverloadedError, match="2 conversations wait"):
         template.submit([USER])
+    usage_of_request.reset(token)
+    third = template.submit([{"content": "d"}])  # of this process, whom nobody refuses
     held.set()
-    assert (first.result(30), second.result(30)) == ("a", "b")
+    assert [each.result(30) for each in (first, second, third)] == ["a", "b", "d"]
     assert template.render([{"content": "c"}]) == "c"
+    template.close()
+
+
+def test_facts_and_prompts_that_are_asked_for_at_once_are_not_mixed_up() -> None:
+    slow = "{% for i in range(9999) %}{% endfor %}"
+    template = ChatTemplate("{{ messages[0].content }}<end>" + slow, name="m")
+    texts = [str(number) for number in range(20)]
+    rendering = [template.submit([{"content": text}]) for text in texts]
+    facts = []
+    while not all(each.done() for each in rendering):
+        facts.append(template.facts)
+    assert [each.result() for each in rendering] == [f"{text}<end>" for text in texts]
+    assert set(facts) == {TemplateFacts("<end>", frozenset({"messages"}))}
     template.close()
 
 

@@ -113,6 +113,42 @@ def test_a_prompt_read_in_both_directions_fails_with_the_pass_that_it_shares(
         asyncio.run(main())
 
 
+def test_prompts_that_are_read_one_by_one_after_a_failed_pass_keep_their_own_logits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of their passes writes over the logits of the one before."""
+
+    async def main() -> None:
+        runner = FakeRunner(slots=4, shares_passes=True)
+        bench = Bench(runner, overlaps=False)
+        decoding = bench.read(make_sequence([1], 30))
+        await bench.step(3)
+        lost = make_sequence([9, 9], 5)
+        lost.full_prompt = True
+        loser = bench.read(lost)
+        plain = [bench.read(make_sequence([n, 4], 5)) for n in (2, 3)]
+
+        def fail_shared(kind: str) -> None:
+            if kind == "shared":
+                raise RuntimeError("out of cheese")
+
+        runner.on_pass = fail_shared
+        runner.passes.clear()
+        await bench.step()
+        assert runner.passes == ["shared", "decode", "prefill", "prefill"]
+        runner.on_pass = lambda kind: None
+        with pytest.raises(GenerationError, match="out of cheese"):
+            await loser.task
+        await bench.run_dry()
+        assert [reader.token_ids for reader in plain] == [
+            expected_tokens([n, 4], 5) for n in (2, 3)
+        ]
+        assert decoding.token_ids == expected_tokens([1], 30)
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
 def test_logits_that_are_no_numbers_end_their_own_sequence_only(overlaps: bool) -> None:
     async def main() -> None:
         bench = Bench(FakeRunner(slots=3, nan_after=6), overlaps=overlaps)

@@ -421,7 +421,7 @@ def test_a_grammar_that_allows_nothing_but_an_end_ends_early() -> None:
         (Mask.of(), GenerationError, "no token can be chosen"),
         (BrokenGrammar(ValidationError("too deep")), ValidationError, "too deep"),
         (BrokenGrammar(RuntimeError("lost")), GenerationError, "lost"),
-        (Mask.of(vocab=3), GenerationError, "sampling failed"),
+        (Mask.of(vocab=3), GenerationError, "choosing a token failed"),
     ],
     ids=["nothing allowed", "refused", "crashed", "too short"],
 )

@@ -543,6 +543,15 @@ def held(checker: HeldChecker) -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
+@pytest.fixture
+def of_a_client() -> Iterator[None]:
+    """What the test asks for is a client's, not this process's own."""
+    token = usage_of_request.set(ClientUsage("a client"))
+    yield
+    usage_of_request.reset(token)
+
+
+@pytest.mark.usefixtures("of_a_client")
 def test_too_many_waiting_grammars_are_refused(
     held: GrammarCompiler, checker: HeldChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -641,9 +650,12 @@ def test_the_limit_of_waiting_grammars_is_each_clients_own(
         with pytest.raises(OverloadedError, match="2 other grammars of this client"):
             held.submit("regex", "another")
         usage_of_request.reset(token)
+    token = usage_of_request.set(ClientUsage("c"))
     held.submit("regex", "the fifth")
     with pytest.raises(OverloadedError, match="5 in all"):
         held.submit("regex", "the sixth")
+    usage_of_request.reset(token)
+    held.submit("regex", "of this process")  # nobody refuses it
     checker.release.set()
 
 

@@ -127,14 +127,25 @@ def test_the_bytes_of_grammars_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 def test_waiting_grammars_count(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in use, too; a client's own are no reason to refuse another's."""
     monkeypatch.setattr(memory_module, "MAX_BYTES_PER_CLIENT", 2000)
+    token = usage_of_request.set(ClientUsage("one"))
     held = compiler.submit("regex", "a" * 1500).result().matcher()
     with pytest.raises(OverloadedError, match=r"no room for 15\d\d more; try again"):
         compiler.submit("regex", "b" * 1500)
-    token = usage_of_request.set(ClientUsage("another"))
+    other = usage_of_request.set(ClientUsage("another"))
     assert compiler.submit("regex", "b" * 1500).result().matcher().allowed().any()
-    usage_of_request.reset(token)
+    usage_of_request.reset(other)
     del held
     assert compiler.submit("regex", "b" * 1500).result().matcher().allowed().any()
+    usage_of_request.reset(token)
+
+
+def test_the_grammars_of_this_process_are_counted_and_not_refused(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "MAX_BYTES_PER_CLIENT", 1000)
+    held = [compiler.submit("regex", letter * 1500).result().matcher() for letter in "ab"]
+    assert compiler.num_bytes > 3000
+    del held
 
 
 def test_memory_is_given_back_when_much_was_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

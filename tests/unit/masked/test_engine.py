@@ -1,6 +1,7 @@
 """The masked engine on a scripted session: batching, isolation, cancellation."""
 
 import asyncio
+import logging
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -11,7 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.engine.fairness import ClientUsage, usage_of_request
-from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
+from maskdial.errors import (
+    DeadlineError,
+    DeviceLostError,
+    InferenceError,
+    OverloadedError,
+    ValidationError,
+)
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import CanvasInput, MaskedInput
 from maskdial.metrics import Metrics
@@ -172,6 +179,45 @@ def test_rows_are_reduced_and_an_error_is_that_text_s_only() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("error", [ValueError("shapes (3,) (4,)"), MemoryError("12.0 GiB")])
+def test_whatever_reducing_raises_is_that_text_s_only(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stumble(_: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise error
+
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session) as bench:
+            first = bench.submit(text(2))  # the others are in one pass
+            await session.pass_started()
+            unlucky = bench.submit(MaskedInput((5, 6), rows=(1,), reduce=stumble))
+            lucky = bench.submit(text(3))
+            await until(lambda: bench.num_waiting == 2)
+            session.release(2)
+            with pytest.raises(InferenceError, match=f"{type(error).__name__}: "):
+                await unlucky
+            assert [each.logits.tolist() for each in await lucky] == [expected(text(3))]
+            await first
+            assert bench.engine.ready
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
+def test_a_device_lost_while_reducing_ends_the_engine() -> None:
+    def lose(_: NDArray[np.float32]) -> NDArray[np.float32]:
+        raise DeviceLostError("the GPU is lost; restart the server")
+
+    async def main() -> None:
+        with serving(ScriptedSession()) as bench:
+            with pytest.raises(InferenceError, match="died"):
+                await bench.submit(MaskedInput((5, 6), rows=(1,), reduce=lose))
+            assert not bench.engine.ready
+
+    asyncio.run(main())
+
+
 def test_what_arrives_during_a_pass_is_batched_by_length() -> None:
     async def main() -> None:
         session = ScriptedSession(gated=True)
@@ -268,7 +314,9 @@ def test_further_passes_of_a_request_find_room_in_a_full_queue() -> None:
             await until(lambda: bench.num_waiting == 2)
             with pytest.raises(OverloadedError):
                 await bench.engine.submit_many([text(3)])
-            further = asyncio.create_task(bench.engine.submit_many([text(3)], further=True))
+            token = usage_of_request.set(ClientUsage("a", tokens=1))  # an earlier pass's
+            further = bench.submit(text(3))
+            usage_of_request.reset(token)
             await until(lambda: bench.num_waiting == 3)
             session.release(9)
             (result,) = await further

@@ -12,10 +12,12 @@ from tokenizers import models, pre_tokenizers
 from maskdial.bundle.manifest import SpecialTokens
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.config import Config
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.request import MaskedInput, MaskedResult
+from tests.unit.scripted_session import CLASSIFY_INPUTS, ScriptedSession, serving, until
 
 LETTERS = "abcdefgh"
 
@@ -63,6 +65,35 @@ def test_more_labels_than_the_queue_holds() -> None:
     engine = Doubling()
     assert vectors(encoder(engine), *LETTERS) == [2.0 * i for i in range(8)]
     assert engine.passes == [3, 3, 2]
+
+
+def test_labels_that_have_begun_are_not_refused_for_other_texts() -> None:
+    async def main() -> None:
+        session = ScriptedSession(CLASSIFY_INPUTS, gated=True)
+        with serving(session, max_queue=3, max_batch_tokens=2) as bench:
+            submit, others = bench.engine.submit_many, list[asyncio.Task[Any]]()
+
+            async def submit_when_full(*arguments: Any) -> list[MaskedResult]:
+                if session.passes and not others:
+                    token = usage_of_request.set(ClientUsage("another"))
+                    for _ in range(4):
+                        others.append(asyncio.create_task(submit([MaskedInput((8, 8))])))
+                        await until(lambda: len(session.passes) == 3)
+                        # One runs, the others wait
+                        await until(lambda: bench.num_waiting == len(others) - 1)
+                    usage_of_request.reset(token)
+                    session.release(99)
+                return await submit(*arguments)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(bench.engine, "submit_many", submit_when_full)
+                usage_of_request.set(ClientUsage("a client"))
+                session.release(2)
+                found = await encoder(bench.engine).vectors(LETTERS, Deadline(None, Config()))
+            assert found[:, 0].tolist() == list(range(8))
+            await asyncio.gather(*others)
+
+    asyncio.run(main())
 
 
 def test_the_labels_that_were_used_last_are_kept() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -213,6 +214,42 @@ def test_a_load_and_an_unload_are_accounted_for(
             assert num_up == []
             await models.unload("a")
             assert num_up == [0]
+
+    run(scenario())
+
+
+class TakenThreads(ThreadPoolExecutor):
+    """The event loop's threads while requests need all of them."""
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("requests wait for these threads")
+
+
+def test_the_life_of_models_takes_no_thread_that_requests_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders, hashes, first passes and the ends of engines may take minutes."""
+    monkeypatch.setattr(versions, "_WATCH_SECONDS", 0.001)
+    watched, find = threading.Event(), Bundle.find_overwritten
+
+    def find_overwritten(bundle: Bundle) -> str | None:
+        watched.set()
+        return find(bundle)
+
+    monkeypatch.setattr(Bundle, "find_overwritten", find_overwritten)
+    shelf = Shelf(tmp_path)
+    for name in ("a", "b"):
+        shelf.put(name, content=name)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(TakenThreads(1))
+        async with opened(shelf) as models:
+            for name in ("a", "b"):
+                (await shelf.lease(name)).release()
+            await until(watched.is_set)
+            await models.scan()
+            await models.unload("a")
+            await models.load("a", str(shelf.put("a", content="c")))
 
     run(scenario())
 

@@ -1,6 +1,7 @@
 """Which provider a model runs on, by what is asked for, installed and working."""
 
 import logging
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -11,6 +12,7 @@ import pytest
 
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.errors import BundleError, ConfigError
+from maskdial.extras import how_to_install
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime import providers
 from maskdial.runtime.memory import HostMemory
@@ -148,7 +150,7 @@ def test_an_installation_for_the_cpu_is_silent_about_it(
 @pytest.mark.parametrize(
     ("installed", "advice"),
     [
-        (None, r"pip install 'maskdial\[cuda\]'"),
+        (None, re.escape(how_to_install("cuda"))),
         ("1.31.1", "pip install --force-reinstall --no-deps onnxruntime-gpu==1.31.1"),
     ],
 )

@@ -21,7 +21,7 @@ from maskdial.bundle.manifest import Decision, DecisionKind
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.control_tokens import ControlTokens
-from maskdial.causal.chat.template import ChatTemplate, TemplateFacts
+from maskdial.causal.chat.template import ChatTemplate
 from maskdial.engine.offload import offload
 from maskdial.engine.questions import (
     Content,
@@ -111,13 +111,11 @@ class DecisionPrompts:
         if "_control_tokens" not in self.__dict__:
             await asyncio.to_thread(read)
 
-    @cached_property
-    def _facts(self) -> TemplateFacts:
-        return self._template.facts()
-
     @property
     def _asks_together(self) -> bool:
-        return self._template.decision_source is not None and "questions" in self._facts.reads
+        return (
+            self._template.decision_source is not None and "questions" in self._template.facts.reads
+        )
 
     @cached_property
     def _backend(self) -> tokenizers.Tokenizer:
@@ -133,7 +131,9 @@ class DecisionPrompts:
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:
-        return ControlTokens(self._backend, self._facts.writes, self._settings.control_tokens)
+        return ControlTokens(
+            self._backend, self._template.facts.writes, self._settings.control_tokens
+        )
 
     def _ask(self, question: Question) -> "_Asked":
         kind = _KINDS[question.kind]
@@ -195,7 +195,9 @@ class DecisionPrompts:
             content = self._control_tokens.marked(_prompt(state, questions[0]))
             messages = [{"role": "user", "content": content}]
             return self._template.submit(messages, variables=_VARIABLES)
-        variables = {name: variables[name] for name in variables if name in self._facts.reads}
+        variables = {
+            name: variables[name] for name in variables if name in self._template.facts.reads
+        }
         if self._settings.keeps_control_tokens:
             variables = _without_marks(variables)
         else:

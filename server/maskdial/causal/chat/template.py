@@ -11,6 +11,7 @@ from maskdial.bundle.manifest import CHAT_TEMPLATE, DECISION_TEMPLATE, TOOL_TEMP
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.roles import RoleRules
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
+from maskdial.engine.fairness import current_usage
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
 LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
@@ -31,8 +32,8 @@ _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
 class TemplateFacts:
     """What a template writes, as one text, and the variables that it reads."""
 
-    writes: str
-    reads: frozenset[str]
+    writes: str = ""
+    reads: frozenset[str] = frozenset()
 
 
 class ChatTemplate:
@@ -49,6 +50,7 @@ class ChatTemplate:
         source: the template; None if the model has none.
         tool_source: the one for conversations with tools, which may be another.
         decision_source: the one for questions of decision models; None if the model has none.
+        facts: of the template for decisions, or of the one for conversations if there is none.
     """
 
     def __init__(
@@ -76,7 +78,10 @@ class ChatTemplate:
         self._lock = threading.Lock()
         # A thread of its own: where templates are slow, others find the shared threads free.
         self._rendering = ThreadPoolExecutor(1, "maskdial-chat-template")
+        # Once the thread runs, no other one asks the child process: two would read each other's
+        # answers. So what is to be known of the templates is asked for here.
         self._child: ChildProcess | None = None
+        self.facts = TemplateFacts()
         sources = {} if source is None else {_DEFAULT: source, _TOOL_USE: tool_source or source}
         chats = sources.copy()
         if decision_source is not None:
@@ -85,12 +90,12 @@ class ChatTemplate:
             self._child = ChildProcess(
                 "maskdial.causal.chat.renderer", {"sources": sources}, LIMITS
             )
-            if source is not None:
-                self._check(_DEFAULT, CHAT_TEMPLATE)
             if tool_source is not None:
                 self._check(_TOOL_USE, TOOL_TEMPLATE)
+            if source is not None:
+                self.facts = self._check(_DEFAULT, CHAT_TEMPLATE)
             if decision_source is not None:
-                self._check(_DECISION, DECISION_TEMPLATE)
+                self.facts = self._check(_DECISION, DECISION_TEMPLATE)
             self._reads_parts = {
                 name for name, text in chats.items() if _TEXT in text and self._needs_parts(name)
             }
@@ -115,16 +120,6 @@ class ChatTemplate:
     def exists(self) -> bool:
         """Whether the model has a template for conversations."""
         return self.source is not None
-
-    def facts(self) -> TemplateFacts:
-        """Of the template for decisions, or of the one for conversations if there is none.
-
-        Raises:
-            UnavailableError: as `render`.
-        """
-        template = _DEFAULT if self.decision_source is None else _DECISION
-        answer = self._ask({"template": template, "variables": None})
-        return TemplateFacts(answer["writes"], frozenset(answer["reads"].split()))
 
     def render(
         self,
@@ -217,7 +212,7 @@ class ChatTemplate:
         self, template: str, variables: Mapping[str, Any], continued: str | None
     ) -> Future[str]:
         with self._lock:
-            if self._num_waiting >= _MAX_WAITING:
+            if self._num_waiting >= _MAX_WAITING and not current_usage().unlimited:
                 raise OverloadedError(
                     f"{self._num_waiting} conversations wait for the chat template of model "
                     f"{self._name!r} already; try again in a moment"
@@ -257,13 +252,15 @@ class ChatTemplate:
         kept = text[len(prompt) :].startswith(_END_OF_MESSAGE)
         return prompt if kept else prompt.rstrip()
 
-    def _check(self, template: str, file_name: str) -> None:
+    def _check(self, template: str, file_name: str) -> TemplateFacts:
+        """The facts of a template, which has to be valid."""
         answer = self._ask({"template": template, "variables": None})
         if "error" in answer:
             self.close()
             raise BundleError(
                 f"model {self._name!r}: {file_name} is not a valid template: {answer['error']}"
             )
+        return TemplateFacts(answer["writes"], frozenset(answer["reads"].split()))
 
     def _learn_roles(self, template: str) -> RoleRules:
         """Which orders of roles a template takes."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from maskdial.causal.drafts.budget import StepCosts, pass_clock
 from maskdial.causal.executor import Cache, DecodeAndPrefill
 from maskdial.causal.sequence import Sequence
+from maskdial.errors import DeviceLostError
 from maskdial.metrics import DraftKind
 from maskdial.runtime.logits import Logits, SummarizedLogits
 from maskdial.runtime.piece import Piece
@@ -93,18 +94,23 @@ class DraftModel:
     def propose(
         self, sequences: SequenceOf[Sequence], sizes: SequenceOf[int]
     ) -> list[tuple[int, ...]]:
-        """What probably follows the newest token of each sequence.
+        """What probably follows the newest token of each sequence, as far as grammars allow it.
 
         Args:
             sequences: that decode, at least one.
             sizes: how many draft tokens each may have, at least 1.
 
         Returns:
-            At most so many for each; none where the text has not been read.
+            At most so many for each; none where the text has not been read, or a pass failed.
+
+        Raises:
+            DeviceLostError: the device is gone.
         """
         self._release()
         try:
             return self._propose(sequences, sizes)
+        except DeviceLostError:  # of the model itself as well
+            raise
         except Exception:  # the texts go on without drafts
             _log.exception("a pass of draft model %r failed", self._name)
             for sequence in list(self._places):
@@ -130,7 +136,7 @@ class DraftModel:
         for sequence, token_ids in found.items():
             # The last one is in no slot yet.
             self._places[sequence].drafted = tuple(token_ids[:-1])
-        return [tuple(found.get(s, ())[: wanted[s]]) for s in sequences]
+        return [_allowed(s, tuple(found.get(s, ())[: wanted[s]])) for s in sequences]
 
     def _note(self, began: float, num_tokens: int) -> float:
         """Takes in a step that has read so many tokens; when it ended."""
@@ -225,6 +231,13 @@ class DraftModel:
         self._runner.cache.release_pages(slot)
         self._free.append(slot)
         self._free.sort()
+
+
+def _allowed(sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Draft tokens, as far as the sequence's grammar allows them."""
+    if sequence.grammar is None or not token_ids:
+        return token_ids
+    return token_ids[: sequence.grammar.num_allowed(token_ids)]
 
 
 def _best(logits: Logits) -> list[int]:

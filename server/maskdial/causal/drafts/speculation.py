@@ -1,5 +1,6 @@
 """Speculation: which draft tokens the next pass verifies, and what became of them."""
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from maskdial.causal.drafts.record import Rates, Record
 from maskdial.causal.plan import Plan
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind, ModelMetrics
+
+_log = logging.getLogger(__name__)
 
 MAX_PASS_DRAFTS = 64
 """Draft tokens of one pass, for all its sequences."""
@@ -48,7 +51,8 @@ class _Verified:
 class Speculation:
     """Proposes draft tokens and learns how many of them pay. Used on the engine's thread.
 
-    Only the number of passes depends on it: what is drawn does not.
+    Only the number of passes depends on it: what is drawn does not. So a text for which looking
+    for draft tokens fails goes on without them.
 
     Args:
         proposers: where draft tokens come from. The one whose first token is likeliest to be right
@@ -180,9 +184,13 @@ class Speculation:
 
     def learn(self, sequences: Iterable[Sequence]) -> None:
         """Takes in the texts of sequences that have finished."""
-        if self._answers is not None:
-            for sequence in sequences:
+        if self._answers is None:
+            return
+        for sequence in sequences:
+            try:
                 self._answers.learn(sequence)
+            except Exception:  # its reader gets the text nevertheless
+                _log.exception("an answer could not be kept for speculation")
 
     def _note_look(self, seconds: float) -> None:
         """Takes in what looking took; that a text's first look reads its prompt says nothing."""
@@ -192,6 +200,14 @@ class Speculation:
 
     def _look(self, sequence: Sequence) -> Guess | None:
         """The likeliest guess of the proposers, after comparing the last ones with the text."""
+        try:
+            return self._find(sequence)
+        except Exception:
+            _log.exception("looking for draft tokens failed; their text goes on without them")
+            self._guesses[sequence] = _Guesses((), None)
+            return None
+
+    def _find(self, sequence: Sequence) -> Guess | None:
         guesses = self._guesses.get(sequence)
         if guesses is None:
             guesses = self._guesses[sequence] = self._begin(sequence)
@@ -298,8 +314,6 @@ class Speculation:
         texts = model.propose([sequences[i] for i in wanted], [sizes[i] for i in wanted])
         for i, token_ids in zip(wanted, texts, strict=True):
             sequence, guess = sequences[i], guesses[i]
-            if token_ids and sequence.grammar is not None:
-                token_ids = token_ids[: sequence.grammar.num_allowed(token_ids)]
             if guess is not None and token_ids:
                 guess.expect(sequence.num_tokens, token_ids)
                 drafts[i] = self._verify(sequence, guess, token_ids)

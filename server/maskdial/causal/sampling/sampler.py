@@ -5,7 +5,6 @@ even in its last bit. Only the argmax, which is exact, runs over all rows at onc
 would be slower over many rows, which do not fit into a core's cache.
 """
 
-import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ from maskdial.causal.sampling.candidates import Candidates, greatest_k, narrow
 from maskdial.causal.sampling.llama_chain import narrow_as_llama
 from maskdial.causal.sampling.processors import process
 from maskdial.causal.sequence import Sequence
+from maskdial.engine.life import failure_of
 from maskdial.engine.philox import Philox
 from maskdial.errors import GenerationError, MaskdialError
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.runtime.logits import Logits, SummarizedLogits
 
-_log = logging.getLogger(__name__)
 _CHANCES = 1  # the random numbers that decide whether XTC applies
 
 
@@ -94,11 +93,8 @@ class Sampler:
         for (row, best, softmax), sequence in zip(rows, sequences, strict=True):
             try:
                 samples.append(self._sample(row, sequence, best, softmax))
-            except MaskdialError as error:
-                samples.append(error)
             except Exception as error:  # the other sequences go on
-                _log.exception("sampling failed")
-                samples.append(GenerationError(f"sampling failed: {error!r}"))
+                samples.append(failure_of(error, GenerationError, "choosing a token"))
         return samples
 
     def _sample(

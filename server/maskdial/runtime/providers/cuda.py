@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.errors import ConfigError
+from maskdial.extras import how_to_install
 from maskdial.runtime.cuda import TURN, CudaMemory, check_device
 from maskdial.runtime.providers.provider import Provider
 
@@ -77,7 +78,7 @@ def _gpu_build() -> str | None:
 def _how_to_get_it() -> str:
     gpu_build = _gpu_build()
     if gpu_build is None:
-        return "pip install 'maskdial[cuda]'"
+        return how_to_install("cuda")
     return f"pip install --force-reinstall --no-deps onnxruntime-gpu=={gpu_build}"
 
 

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.errors import BundleError, ConfigError, DeviceLostError
+from maskdial.extras import how_to_install
 from maskdial.runtime.providers.plugin import devices_of
 from maskdial.runtime.providers.provider import Provider
 from maskdial.runtime.providers.webgpu_probe import Device, find_max_buffer_bytes
@@ -29,7 +30,6 @@ _NO_GPU = (
     "Vulkan's)"
 )
 _NO_ADAPTER = "No supported adapters"  # Dawn's words
-_HOW_TO_INSTALL = "pip install 'maskdial[webgpu]'"
 _TIMEOUT = 120  # seconds
 _REPORT = 300  # characters
 _MAX_ROUND_TRIPS = 2
@@ -86,7 +86,9 @@ class WebGpuProvider(Provider):
         if self._is_lost:  # ONNX Runtime keeps one device for all sessions
             raise ConfigError("the GPU was lost while the server ran; restart the server")
         if find_spec(_PACKAGE) is None or find_spec("onnx") is None:
-            raise ConfigError(f"the plug-in for WebGPU is not installed; {_HOW_TO_INSTALL}")
+            raise ConfigError(
+                f"the plug-in for WebGPU is not installed; {how_to_install('webgpu')}"
+            )
         (device,) = self.devices()
         found = probe()
         if not found.has_half and manifest.precision in ("fp16", "int4-fp16"):

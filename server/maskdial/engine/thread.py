@@ -1,0 +1,40 @@
+"""Threads for work that takes long, or that nobody can promise will end.
+
+The event loop's own few threads are for the short work of requests. What hashes gigabytes, waits
+for an engine or reads a folder on a slow disk would have all requests that need one wait for it.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """The result of work in a thread of its own, which the end of the process does not wait for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(cast(T, result))
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=run, name="maskdial-long-work", daemon=True).start()
+    return future
