@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from maskdial.batches.folder import own_names
 from maskdial.batches.output import write_whole
 from maskdial.batches.storage import Storage, new_id, records
 from maskdial.errors import ConfigError, NotFoundError, OverloadedError
@@ -141,16 +142,24 @@ class FileStore:
         await self._storage.run(remove)
         self._files.pop(file.id, None)
 
-    def remove_strays(self, wanted: Iterable[str]) -> None:
+    def remove_strays(self, wanted: Iterable[str]) -> int:
         """Removes what is no file: the beginnings of uploads that never ended, before a restart.
 
         Args:
             wanted: ids of files that are about to become some.
+
+        Returns:
+            How many there were.
         """
         known = {*self._files, *wanted}
-        for path in self._storage.files.iterdir():
-            if path.name.removesuffix(".json") not in known:
-                path.unlink()
+        strays = [
+            path
+            for path in own_names(self._storage.files)
+            if path.name.removesuffix(".json") not in known
+        ]
+        for path in strays:
+            path.unlink()
+        return len(strays)
 
 
 def check_room(num_bytes: int, limit: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from maskdial.batches.folder import own_names
 from maskdial.batches.output import Journal, journal_path
 from maskdial.batches.storage import Storage, records
 from maskdial.errors import ConfigError, NotFoundError
@@ -159,6 +160,13 @@ class JobStore:
         """Removes a batch that has ended."""
         await self._storage.run(lambda: self._path(job).unlink(missing_ok=True))
         del self._jobs[job.id]
+
+    def remove_strays(self) -> int:
+        """Removes records that were not written to their end; returns how many there were."""
+        strays = [path for path in own_names(self._storage.batches) if path.suffix == ".partial"]
+        for path in strays:
+            path.unlink()
+        return len(strays)
 
     def _path(self, job: Job) -> Path:
         return self._storage.batches / f"{job.id}.json"

@@ -13,6 +13,7 @@ from typing import Any
 from maskdial.batches.answers import Answers, Expired
 from maskdial.batches.batch import Batch
 from maskdial.batches.files import FileStore, StoredFile
+from maskdial.batches.folder import own_names
 from maskdial.batches.jobs import Job, JobStore
 from maskdial.batches.lines import open_input
 from maskdial.batches.output import Files, Journal, errors_path, journal_path
@@ -265,13 +266,17 @@ class Worker:
     def remove_strays(self) -> None:
         """Removes what a server that was killed has left and nobody needs; before the start."""
         unfinished = self._jobs.unfinished()
-        self._files.remove_strays(
+        num_removed = self._files.remove_strays(
             file_id for job in unfinished for file_id in (job.output_id, job.error_id)
         )
+        num_removed += self._jobs.remove_strays()
         wanted = {job.id for job in unfinished}
-        for folder in self._storage.work.iterdir():
+        for folder in own_names(self._storage.work):
             if folder.name not in wanted:
                 shutil.rmtree(folder, ignore_errors=True)
+                num_removed += 1
+        if num_removed:
+            _log.info("removed %d files and folders that a server had not finished", num_removed)
 
 
 def _lane(job: Job) -> tuple[str, str]:
