@@ -166,15 +166,16 @@ class BatchesReply(TypedDict):
 async def upload_file(request: Request) -> Response:
     """Keeps a file of requests for a batch."""
     service, owner = service_of(request), owner_of(request)
-    service.check_room()
     file_id = new_file_id()
     partial = service.files.path(f"{file_id}.partial")
     limit = server_context(request).config.batch_max_file_bytes
-    async with receive_upload(request, service.storage, partial, limit) as upload:
-        expiry = _read_form(upload.fields)
-        service.check_room(upload.num_bytes)
-        name = upload.filename or "file"
-        file = await service.add_file(partial, file_id, owner, name, expiry)
+    with service.room.growing(owner) as growing:
+        async with receive_upload(
+            request, service.storage, partial, limit, growing.grow_to
+        ) as upload:
+            expiry = _read_form(upload.fields)
+            name = upload.filename or "file"
+            file = await service.add_file(partial, file_id, owner, name, expiry)
     return json_reply(_describe(file))
 
 

@@ -44,9 +44,8 @@ class Storage:
         working = loop.run_in_executor(self._thread, lambda: _explained(work))
         return await asyncio.shield(working)
 
-    async def save(self, path: Path, record: object) -> None:
+    async def save(self, path: Path, content: bytes) -> None:
         """Writes a record, as a whole."""
-        content = json.dumps(record).encode()
         await self.run(lambda: write_whole(path, content))
 
     def close(self) -> None:
@@ -55,8 +54,8 @@ class Storage:
         os.close(self._lock)
 
 
-def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """The records in a folder.
+def records(folder: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The records in a folder, and how many bytes each has.
 
     Raises:
         ConfigError: one cannot be read.
@@ -65,9 +64,15 @@ def records(folder: Path) -> Iterator[dict[str, Any]]:
         if path.suffix != ".json":
             continue
         try:
-            yield json.loads(path.read_bytes())
+            content = path.read_bytes()
+            yield json.loads(content), len(content)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; repair or remove it") from error
+
+
+def encode_record(record: object) -> bytes:
+    """A record as it is written. Texts are in UTF-8: their escapes would be six times as long."""
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def new_id(prefix: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from maskdial.batches.files import FileStore, new_file_id
 from maskdial.batches.folder import own_names
 from maskdial.batches.jobs import JobStore
+from maskdial.batches.room import Room
 from maskdial.batches.storage import Storage, new_id
 from maskdial.errors import ConfigError
 
@@ -24,7 +25,8 @@ def clean(folder: Path) -> int:
     """Opens a folder as a server does that starts; returns how many strays it has removed."""
     storage = Storage(folder)
     try:
-        return FileStore(storage).remove_strays(()) + JobStore(storage).remove_strays()
+        files, jobs = FileStore(storage, Room(2**30)), JobStore(storage, Room(2**30))
+        return files.remove_strays(()) + jobs.remove_strays()
     finally:
         storage.close()
 
