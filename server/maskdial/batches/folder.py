@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,12 +77,10 @@ def own_names(folder: Path) -> Iterator[Path]:
     """What is in one of the folders of a folder that `claim` has taken, and has a name that only a
     server gives: regular files, and in ``work`` folders. No link is either.
     """
-    of_kind = stat.S_ISDIR if folder.name == "work" else stat.S_ISREG
+    of_kind = os.DirEntry.is_dir if folder.name == "work" else os.DirEntry.is_file
     with os.scandir(folder) as entries:
         for entry in entries:
-            if _OWN[folder.name].fullmatch(entry.name) is None:
-                continue
-            if of_kind(entry.stat(follow_symlinks=False).st_mode):
+            if _OWN[folder.name].fullmatch(entry.name) and of_kind(entry, follow_symlinks=False):
                 yield folder / entry.name
 
 
