@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from maskdial.batches.requests import BatchReply, Requests
 from maskdial.batches.room import LEAST_BYTES
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import held
+from tests.http.process import Process
 from tests.http.test_batch_api import begin, classify, encode, finish, lines_of
 from tests.servers import engine_of, wait_for
 
@@ -346,3 +349,22 @@ def test_a_line_that_finds_no_room_is_asked_again_after_longer_and_longer(
     assert batch.request_counts.completed == 1
     assert pauses[:4] == [0.05, 0.1, 0.2, 0.4]
     assert (len(pauses), pauses[-1]) == (12, 15.0)
+
+
+@pytest.mark.slow
+def test_a_download_is_finished_before_a_shutdown(tmp_path: Path) -> None:
+    process = Process("--batch-dir", str(tmp_path / "batches"))
+    content = b"0123456789abcdef" * 2_500_000
+    with contextlib.closing(process):
+        process.wait_until_ready()
+        file = process.http.post(
+            "/v1/files", data={"purpose": "batch"}, files={"file": ("a", content)}
+        ).json()
+        with process.http.stream("GET", f"/v1/files/{file['id']}/content") as reply:
+            parts = reply.iter_bytes()
+            received = [next(parts)]
+            process.process.send_signal(signal.SIGTERM)
+            time.sleep(3)  # an idle server has ended by then
+            received += parts
+        assert b"".join(received) == content
+        assert process.process.wait(60) == 0

@@ -104,7 +104,8 @@ class Guard:
             if route is None:
                 # No such route reads a body; those that wait for the client to leave expect a
                 # message, not an error.
-                await self._app(scope, receive, exchange.send)
+                with self._lifecycle.replying():
+                    await self._app(scope, receive, exchange.send)
             elif self._tracing is None:
                 await self._answer(route, exchange, scope, key)
             else:
