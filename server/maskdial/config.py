@@ -481,6 +481,13 @@ class Config(BaseModel):
     responses_max_age: float = Field(
         2_592_000.0, gt=0, le=1e9, description="seconds after which a stored response is dropped"
     )
+    responses_max_bytes: int = Field(
+        2**30,
+        ge=2**20,
+        le=_MAX_BYTES,
+        description="maximum size of all stored responses; beyond that, the oldest of the key that "
+        "has most are dropped",
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "

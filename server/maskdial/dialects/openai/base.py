@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
+from maskdial.bounds import Size
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TaskBody, TokenId, Wire
 
@@ -23,6 +24,16 @@ _HABITS = frozenset(
         "user",
     }
 )
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Size(0, 64, "characters")],
+        Annotated[str, Size(0, 512, "characters")],
+    ],
+    Size(0, 16, "pairs"),
+]
+"""What a client may have kept with an object, with OpenAI's bounds."""
 
 
 class Lenient(Wire):

@@ -10,7 +10,7 @@ from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import FieldError, example
-from maskdial.dialects.openai.base import Lenient, Unsupported
+from maskdial.dialects.openai.base import Lenient, Metadata, Unsupported
 from maskdial.dialects.openai.sampling import SamplingBody
 from maskdial.dialects.responses.items import Input, Item, conversation
 from maskdial.dialects.responses.tools import Choice, Tools, to_choice
@@ -84,7 +84,7 @@ class ResponsesBody(SamplingBody):
     )
     stream: bool | None = Field(None, description="Reply with server-sent events. Default: false.")
     text: TextOptions = Field(default_factory=TextOptions)
-    metadata: dict[str, str] | None = Field(None, description="Returned unchanged.")
+    metadata: Metadata | None = Field(None, description="Any 16 pairs, which are returned.")
     include: list[str] | None = Field(
         None,
         description=f"With {_LOGPROBS}, each token of the text is described. Other values are "
