@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.adapter import AdapterHead
 from maskdial.errors import BundleError, InferenceError
-from maskdial.runtime.contained import check_contained
 
 _FATAL_ONLY = 4
 
@@ -36,6 +35,8 @@ class Head:
         self.settings = settings
         self.num_bytes = len(content)
         self._name = name
+        from maskdial.kernels.contained import check_contained  # needs onnx, which is optional
+
         check_contained(content, f"adapter {name!r}: its head")
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1  # it has less to do than threads take to begin

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from maskdial.bundle.adapter import AdapterHead
 from maskdial.errors import BundleError
-from maskdial.runtime.contained import check_contained
+from maskdial.kernels.contained import check_contained
 from maskdial.runtime.head import Head
 
 COLUMNS = 4

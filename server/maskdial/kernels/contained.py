@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import onnx
+
 from maskdial.errors import BundleError
 
 _ORT_FORMAT = b"ORTM"  # ONNX Runtime takes bytes with this at the fifth place for its own format
@@ -22,8 +24,6 @@ def check_contained(content: bytes, what: str) -> None:
     Raises:
         BundleError: it has, or it is not ONNX.
     """
-    import onnx  # optional
-
     try:
         if content[4:8] == _ORT_FORMAT:
             raise ValueError("it is in ONNX Runtime's own format")
