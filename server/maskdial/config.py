@@ -109,6 +109,7 @@ _Off = Unset("off")
 _None = Unset("none")
 
 _Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
+_Host = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+)$", max_length=253)]
 _Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
 
 # Event loops count milliseconds, NumPy and ONNX Runtime 64 bits: what is computed from the largest
@@ -174,6 +175,12 @@ class Config(BaseModel):
             description="origin whose web pages may use the API, such as https://example.org; *: "
             "any. Default: only pages that this server delivers",
         )
+    )
+    allowed_hosts: Annotated[tuple[_Host, ...], Repeated("allowed_host", "NAME")] = Field(
+        (),
+        description="name by which a server without keys may be called that listens on this "
+        "machine alone, as behind a proxy; *: any. Default: addresses, names without a dot, and "
+        "those below .localhost and .internal, as no web page has them",
     )
     models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
         {},
@@ -508,7 +515,7 @@ class Config(BaseModel):
                 )
         return ",".join(names)
 
-    @field_validator("api_keys", "cors_allow_origins", mode="before")
+    @field_validator("api_keys", "cors_allow_origins", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Accepts a comma-separated string (variables)."""
