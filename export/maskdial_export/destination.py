@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,8 @@ from maskdial_export.errors import ExportError, io_reason
 if sys.platform != "win32":
     import fcntl
 
-_SUFFIX = ".partial"
+_SUFFIX = ".maskdial-export"
+_RANDOM = re.compile(r"[a-z0-9_]{8}")  # of tempfile's names
 
 
 @contextmanager
@@ -77,8 +79,12 @@ def _replace(folder: Path, dest: Path) -> None:
 
 
 def _remove_stale(dest: Path) -> None:
-    """Removes temporary folders that no running export holds."""
-    for folder in dest.parent.glob(f".{glob.escape(dest.name)}.*{_SUFFIX}"):
+    """Removes temporary folders of exports to ``dest`` that no running one holds."""
+    prefix = f".{dest.name}."
+    for folder in dest.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
+        random = folder.name.removeprefix(prefix).removesuffix(_SUFFIX)
+        if not _RANDOM.fullmatch(random) or folder.is_symlink() or not folder.is_dir():
+            continue
         lock = _lock(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -72,7 +72,9 @@ def create_app(
     tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)
     responses = None
     if config.responses_store is not None:
-        responses = ResponseStore(config.responses_store, config.responses_max_age)
+        responses = ResponseStore(
+            config.responses_store, config.responses_max_age, config.responses_max_bytes
+        )
     app.state.context = context = ServerContext(
         config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing, responses
     )

@@ -109,6 +109,7 @@ _Off = Unset("off")
 _None = Unset("none")
 
 _Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
+_Host = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+)$", max_length=253)]
 _Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
 
 # Event loops count milliseconds, NumPy and ONNX Runtime 64 bits: what is computed from the largest
@@ -174,6 +175,12 @@ class Config(BaseModel):
             description="origin whose web pages may use the API, such as https://example.org; *: "
             "any. Default: only pages that this server delivers",
         )
+    )
+    allowed_hosts: Annotated[tuple[_Host, ...], Repeated("allowed_host", "NAME")] = Field(
+        (),
+        description="name by which a server without keys may be called that listens on this "
+        "machine alone, as behind a proxy; *: any. Default: addresses, names without a dot, and "
+        "those below .localhost and .internal, as no web page has them",
     )
     models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
         {},
@@ -363,8 +370,9 @@ class Config(BaseModel):
         10 * 2**30,
         ge=2**20,
         le=_MAX_BYTES,
-        description="maximum size of all files in --batch-dir; beyond that, uploads and batches "
-        "get 429. Results of batches that run are not stopped by it",
+        description="maximum size of all files in --batch-dir, of which a key has at most half of "
+        "what the others leave; beyond that, uploads and batches get 429. Results of batches that "
+        "run are not stopped by it",
     )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
@@ -486,6 +494,13 @@ class Config(BaseModel):
     responses_max_age: float = Field(
         2_592_000.0, gt=0, le=1e9, description="seconds after which a stored response is dropped"
     )
+    responses_max_bytes: int = Field(
+        2**30,
+        ge=2**20,
+        le=_MAX_BYTES,
+        description="maximum size of all stored responses; beyond that, the oldest of the key that "
+        "has most are dropped",
+    )
     otlp_endpoint: Annotated[str | None, Field(pattern=r"^https?://"), _None] = Field(
         None,
         description="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP, "
@@ -506,7 +521,7 @@ class Config(BaseModel):
                 )
         return ",".join(names)
 
-    @field_validator("api_keys", "cors_allow_origins", mode="before")
+    @field_validator("api_keys", "cors_allow_origins", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Accepts a comma-separated string (variables)."""

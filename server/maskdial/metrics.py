@@ -25,6 +25,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 import maskdial
@@ -165,6 +166,7 @@ class Metrics:
     """All metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
+        self._names: set[str] = set()  # under which models are served
         self._requested: set[tuple[str, str]] = set()  # routes with models
         self._loaded: set[str] = set()  # names
         self._key_names: set[str] = set()
@@ -262,6 +264,11 @@ class Metrics:
         self._model_unloads = counter("model_unloads", "Unloads by their cause", "model", "reason")
         build_info = gauge("build_info", "Always 1", "version")
         build_info.labels(maskdial.__version__).set(1)
+        self._of_models = [
+            (each, each._labelnames.index("model"))
+            for each in self.__dict__.values()
+            if isinstance(each, MetricWrapperBase) and "model" in each._labelnames
+        ]
 
     def declare(self, model: str) -> ModelMetrics:
         """Makes the series of a model that generates exist, and an engine's shares of them.
@@ -297,6 +304,7 @@ class Metrics:
         return PassMetrics(**self._of_passes(model))
 
     def _of_passes(self, model: str) -> dict[str, Any]:
+        self._names.add(model.partition(":")[0])
         return {
             "queue_size": Share(self._queue_size.labels(model)),
             "requests_running": Share(self._requests_running.labels(model)),
@@ -316,8 +324,10 @@ class Metrics:
     def count_request(self, route: str, model: str, outcome: str, seconds: float) -> None:
         """Counts a request to a task route that has ended, after so many seconds.
 
-        One that is refused before its model is known has the empty model.
+        One that is refused before its model is known has the empty model, as has one whose model
+        is gone when it ends.
         """
+        model = self._known(model)
         if (route, model) not in self._requested:
             self._requested.add((route, model))
             for each in _WATCHED:
@@ -327,7 +337,10 @@ class Metrics:
 
     def count_batch_request(self, model: str, outcome: str) -> None:
         """Counts a request of a batch that has its answer, if need be of the empty model."""
-        self._batch_requests.labels(model, outcome).inc()
+        self._batch_requests.labels(self._known(model), outcome).inc()
+
+    def _known(self, model: str) -> str:
+        return model if model.partition(":")[0] in self._names else ""
 
     def set_batches(self, counts: Mapping[str, int]) -> None:
         """Sets how many batches there are in each state."""
@@ -348,17 +361,22 @@ class Metrics:
 
     def declare_name(self, model: str) -> None:
         """Makes the state of a name exist that models are served under."""
+        self._names.add(model)
         self.set_state(model, "unloaded")
 
     def forget_name(self, model: str) -> None:
-        """Drops the series of that name."""
+        """Drops all series of that name, and of its engines: names come and go."""
+        self._names.discard(model)
         self._loaded.discard(model)
-        for state in get_args(ModelState):
-            self._model_state.remove(model, state)
-        for outcome in get_args(LoadOutcome):
-            self._model_loads.remove(model, outcome)
-        for reason in get_args(UnloadReason):
-            self._model_unloads.remove(model, reason)
+        self._requested = {each for each in self._requested if each[1].partition(":")[0] != model}
+        for metric, place in self._of_models:
+            gone = [
+                labels
+                for labels in list(metric._metrics)
+                if labels[place].partition(":")[0] == model
+            ]
+            for labels in gone:
+                metric.remove(*labels)
 
     def set_state(self, model: str, state: ModelState) -> None:
         """Sets a model's state."""
@@ -367,6 +385,8 @@ class Metrics:
 
     def count_load(self, model: str, outcome: LoadOutcome) -> None:
         """Counts a load that has ended; a name's first makes its other series exist at zero."""
+        if model not in self._names:
+            return
         if model not in self._loaded:
             self._loaded.add(model)
             for each in get_args(LoadOutcome):
@@ -377,6 +397,8 @@ class Metrics:
 
     def count_unload(self, model: str, reason: UnloadReason) -> None:
         """Counts a version that takes no more requests."""
+        if model not in self._names:
+            return
         self._model_unloads.labels(model, reason).inc()
 
     def render(self) -> bytes:

@@ -35,9 +35,15 @@ class CachedModel:
 
 
 def cache_folder() -> Path:
-    """Where the cache is: ``MASKDIAL_CACHE``, or ``maskdial`` where the system has its caches."""
+    """Where the cache is: ``MASKDIAL_CACHE``, or ``maskdial`` where the system has its caches.
+
+    Raises:
+        ConfigError: the variable is empty.
+    """
     given = os.environ.get(VARIABLE)
-    if given:
+    if given is not None:
+        if not given:
+            raise ConfigError(f"{VARIABLE} is empty; set it to a folder, or unset it")
         return Path(given)
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "maskdial"
@@ -75,6 +81,11 @@ def remove(name: str) -> None:
         raise ConfigError(
             f"there is no {shortened(name)!r} in the cache {cache_folder()}; 'maskdial models' "
             "lists what is there"
+        )
+    if found.folder.resolve() != cache_folder().resolve() / name:
+        raise ConfigError(
+            f"{found.folder} is a link to {found.folder.resolve()}, which is not of the cache; "
+            "remove the link yourself"
         )
     try:
         shutil.rmtree(found.folder)

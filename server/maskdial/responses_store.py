@@ -5,18 +5,26 @@ import json
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, UnavailableError
 
 T = TypeVar("T")
 
 _PURGE_SECONDS = 60.0
 _UNFINISHED = ("queued", "in_progress")
+_LOST = {
+    "code": "server_error",
+    "message": "the server ended before the response did, or could not store it",
+}
+_UNSTORED = 'try again later, or send "store": false'
+_ROW_BYTES = 512  # beside the texts of a row: its id, its places in two indexes
+_COLUMNS = ["id", "owner", "expires", "status", "response", "items"]
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
@@ -27,7 +35,9 @@ CREATE TABLE IF NOT EXISTS responses (
     items TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_expires ON responses (expires);
+CREATE INDEX IF NOT EXISTS responses_owner ON responses (owner, expires);
 """
+_SIZE = f"LENGTH(response) + LENGTH(items) + {_ROW_BYTES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +54,32 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Keeps responses for a time. One server uses a file at a time.
+    """Keeps responses for a time, as far as there is room. One server uses a file at a time.
+
+    Where there is none, the oldest responses of the owner that has most make room, whoever needs
+    it: nobody can take it from all others.
 
     Args:
         path: of the file, which is made if there is none; only its owner may read it.
         max_age: seconds after which a response is dropped.
+        max_bytes: of all responses.
 
     Attributes:
         running: the tasks of responses that are written in the background, by their ids.
 
     Raises:
-        ConfigError: the file cannot be used.
+        ConfigError: the file cannot be used, or is of something else.
     """
 
-    def __init__(self, path: Path, max_age: float) -> None:
+    def __init__(self, path: Path, max_age: float, max_bytes: int) -> None:
         self._max_age = max_age
+        self._max_bytes = max_bytes
         self._next_purge = 0.0
         self.running: dict[str, asyncio.Task[None]] = {}
         # SQLite's calls wait for the disk; one after the other, so that they need no lock.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses-store")
         try:
-            self._database = self._thread.submit(_open, path).result()
+            self._database, self._sizes = self._thread.submit(_open, path).result()
         except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
             raise ConfigError(
@@ -81,45 +96,54 @@ class ResponseStore:
             owner: who may use it.
             response: as the API writes it.
             items: of its conversation before its output.
-        """
-        now = time.time()
-        row = (
-            response["id"],
-            owner,
-            now + self._max_age,
-            response["status"],
-            json.dumps(response),
-            json.dumps(items),
-        )
 
-        def write(database: sqlite3.Connection) -> None:
+        Raises:
+            UnavailableError: it cannot be stored, as the disk is full.
+        """
+        now, response_id = time.time(), response["id"]
+        texts = json.dumps(response), json.dumps(items)
+        row = (response_id, owner, now + self._max_age, response["status"], *texts)
+        num_bytes = sum(map(len, texts)) + _ROW_BYTES
+        if num_bytes > self._max_bytes:
+            raise UnavailableError(
+                f"the response has {num_bytes:,} bytes, and all that are stored may have "
+                f"{self._max_bytes:,} (--responses-max-bytes); {_UNSTORED}"
+            )
+
+        def write(database: sqlite3.Connection, sizes: Counter[str]) -> None:
             if now >= self._next_purge:
                 self._next_purge = now + _PURGE_SECONDS
-                database.execute("DELETE FROM responses WHERE expires <= ?", (now,))
-            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+                _drop(database, sizes, "expires <= ?", now)
+            _drop(database, sizes, "id = ?", response_id)
+            while (excess := sizes.total() + num_bytes - self._max_bytes) > 0:
+                ((largest, _),) = sizes.most_common(1)
+                _drop_oldest(database, sizes, largest, excess)
+            database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+            sizes[owner] += num_bytes
 
         await self._do(write)
 
     async def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """A response of its owner; None if there is none, or no more."""
 
-        def read(database: sqlite3.Connection) -> StoredResponse | None:
+        def read(database: sqlite3.Connection, _: object) -> StoredResponse | None:
             found = database.execute(
                 "SELECT response, items FROM responses WHERE id = ? AND owner = ? AND expires > ?",
                 (response_id, owner, time.time()),
             ).fetchone()
             return None if found is None else StoredResponse(*map(json.loads, found))
 
-        return await self._do(read)
+        is_running = response_id in self.running
+        found = await self._do(read)
+        if found is None or is_running or found.status not in _UNFINISHED:
+            return found
+        return StoredResponse(found.response | {"status": "failed", "error": _LOST}, found.items)
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Drops a response of its owner; False if there is none."""
 
-        def drop(database: sqlite3.Connection) -> bool:
-            found = database.execute(
-                "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
-            )
-            return found.rowcount > 0
+        def drop(database: sqlite3.Connection, sizes: Counter[str]) -> bool:
+            return _drop(database, sizes, "id = ? AND owner = ?", response_id, owner)
 
         return await self._do(drop)
 
@@ -132,41 +156,79 @@ class ResponseStore:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=False)
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _do(self, work: Callable[[sqlite3.Connection, Counter[str]], T]) -> T:
+        """Does work in a transaction. The sizes that it changes are those of a copy until then.
+
+        Raises:
+            UnavailableError: SQLite cannot do it.
+        """
+
         def transact() -> T:
-            with self._database:
-                return work(self._database)
+            sizes = self._sizes.copy()
+            try:
+                with self._database:
+                    result = work(self._database, sizes)
+            except sqlite3.Error as error:
+                raise UnavailableError(
+                    f"the store of responses cannot be used: {error}; {_UNSTORED}"
+                ) from error
+            self._sizes = sizes
+            return result
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, transact)
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path) -> tuple[sqlite3.Connection, Counter[str]]:
+    """The database, and how many bytes each owner has in it."""
     # The file holds conversations: SQLite would let the umask decide who reads it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     database = sqlite3.connect(path, timeout=1, check_same_thread=False)
     try:
+        _check_own(database)
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA secure_delete = ON")
         database.executescript(_SCHEMA)
-        _fail_unfinished(database)
+        sizes = database.execute(f"SELECT owner, SUM({_SIZE}) FROM responses GROUP BY owner")
+        return database, Counter(dict(sizes.fetchall()))
     except sqlite3.Error:
         database.close()
         raise
-    return database
 
 
-def _fail_unfinished(database: sqlite3.Connection) -> None:
-    """Responses that were being written when the server ended are never finished."""
-    error = {"code": "server_error", "message": "the server ended before the response did"}
-    marks = ", ".join("?" * len(_UNFINISHED))
-    with database:
-        rows = database.execute(
-            f"SELECT id, response FROM responses WHERE status IN ({marks})", _UNFINISHED
-        ).fetchall()
-        for response_id, content in rows:
-            failed = json.loads(content) | {"status": "failed", "error": error}
-            database.execute(
-                "UPDATE responses SET status = 'failed', response = ? WHERE id = ?",
-                (json.dumps(failed), response_id),
-            )
+def _check_own(database: sqlite3.Connection) -> None:
+    """Raises sqlite3.Error: the file is of another program, whose tables are not to be changed."""
+    tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    columns = [row[1] for row in database.execute("PRAGMA table_info(responses)")]
+    if tables and (tables != [("responses",)] or columns != _COLUMNS):
+        raise sqlite3.DatabaseError("it is a database of something else; name a new file")
+
+
+def _drop(database: sqlite3.Connection, sizes: Counter[str], where: str, *values: object) -> bool:
+    """Drops responses; whether there were any."""
+    dropped = database.execute(
+        f"DELETE FROM responses WHERE {where} RETURNING owner, {_SIZE}", values
+    ).fetchall()
+    for owner, num_bytes in dropped:
+        sizes[owner] -= num_bytes
+        if not sizes[owner]:
+            del sizes[owner]
+    return bool(dropped)
+
+
+def _drop_oldest(
+    database: sqlite3.Connection, sizes: Counter[str], owner: str, excess: int
+) -> None:
+    """Drops the oldest responses of an owner, as many as have so many bytes, or all."""
+    found = database.execute(
+        f"SELECT id, {_SIZE} FROM responses WHERE owner = ? ORDER BY expires, id", (owner,)
+    )
+    chosen = []
+    for response_id, num_bytes in found:
+        chosen.append(response_id)
+        excess -= num_bytes
+        if excess <= 0:
+            break
+    found.close()
+    for response_id in chosen:
+        _drop(database, sizes, "id = ?", response_id)

@@ -408,14 +408,21 @@ def test_terminated(checkpoint: New, bundles: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_killed_exports_are_cleaned_up_by_the_next_one(bundles: Path) -> None:
-    left = bundles / ".bundle.abc.partial"
-    other = bundles / ".other.abc.partial"
-    for folder in (left, other):
+    with new_folder(bundles / "bundle") as made:
+        left = bundles / made.name
+    # Of another export, and of nobody's that has a name like it.
+    others = [made.name.replace("bundle", "other"), made.name.replace("bundle", "bundle.v2")]
+    others += [".bundle.notes.maskdial-export", ".bundle.abcdefgh.partial"]
+    folders = [left, *(bundles / name for name in others)]
+    for folder in folders:
         folder.mkdir()
         (folder / "model.onnx.data").touch()
+    link = bundles / left.name.replace(left.name.split(".")[2], "linked__")
+    link.symlink_to(folders[1])
     with new_folder(bundles / "bundle"):
         assert not left.exists()
-        assert other.exists()
+        assert all((folder / "model.onnx.data").exists() for folder in folders[1:])
+        assert link.is_symlink()
 
 
 def test_running_exports_are_left_alone(bundles: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from maskdial.http.keys import key_name
 from maskdial.logs import JsonFormatter
 from maskdial.registry.catalog import STARTER_FOLDER
 
@@ -64,7 +65,7 @@ def test_what_a_line_says(server: Any, lines: Lines) -> None:
         "route": "/classify",
         "model": "sentiment",
         "client": "127.0.0.1",
-        "key": "key-1",
+        "key": key_name("top secret"),
         "status": 200,
         "outcome": "ok",
     }

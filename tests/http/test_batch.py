@@ -224,7 +224,10 @@ def test_columns_of_csv_and_parquet(tmp_path: Path, batch: Callable[..., Any]) -
 
 
 def test_what_cannot_begin_says_why_in_a_sentence(
-    tmp_path: Path, batch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    batch: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"inputs": "x"}])
 
@@ -240,6 +243,14 @@ def test_what_cannot_begin_says_why_in_a_sentence(
     assert "--column are" in refused("--column", "a").replace("--id-column ", "--column ")
     assert "is not JSON" in refused("--parameters", "{")
     assert "is there already; go on with it by --resume" in refused("--task", "classify")
+    for mine in (tmp_path / "new.jsonl.errors.jsonl", tmp_path / "new.jsonl.journal"):
+        mine.write_bytes(b"mine\n")  # of somebody, and of no run
+        for choice in ((), ("--resume",)):
+            arguments = ["batch", str(source), str(tmp_path / "new.jsonl"), "--task", "classify"]
+            assert cli.main([*arguments, *choice]) == 1
+            assert f"{mine} is there already, and of no run to" in capsys.readouterr().err
+        assert mine.read_bytes() == b"mine\n"
+        mine.unlink()
     assert batch(source, "--task", "classify", "--overwrite") == (0, "")
     assert "had another task" in refused("--task", "score", "--resume")
     assert "IN and OUT are the same file" in refused("--overwrite", given=tmp_path / "out.jsonl")

@@ -316,7 +316,7 @@ def test_bad_requests_are_one_sentence(alice: openai.OpenAI, server: Any) -> Non
         assert batch(completion_window="8d")[1] == "completion_window"
         assert batch(completion_window="0h")[1] == "completion_window"
         assert batch(metadata={str(n): "x" for n in range(17)})[0] == (
-            "metadata: must have at most 16 pairs"
+            "metadata: must have at most 16 pairs, not 17"
         )
         assert batch(metadata={"a": "x" * 513})[1] == "metadata.a"
         assert batch(output_expires_after={"anchor": "created_at", "seconds": 1})[1] == (

@@ -12,10 +12,11 @@ from starlette.routing import BaseRoute
 from maskdial.app import create_app
 from maskdial.config import Config
 from maskdial.errors import ConfigError
-from maskdial.http.keys import Keys, _network, address_of
+from maskdial.http.keys import Keys, _network, address_of, key_name
 from maskdial.registry.catalog import STARTER_FOLDER
 
 OPEN = ("/", "/docs", "/health", "/health/live", "/health/ready", "/ping", "/metrics")
+SECRET = key_name("secret")
 KEYS: dict[str, Any] = {"api_keys": ["key of bob", "key,2"], "admin_key": "root"}
 METRICS_KEY: dict[str, Any] = {"metrics_key": "scraper"}
 
@@ -132,7 +133,7 @@ def test_requests_are_counted_by_the_names_of_keys(http: httpx.Client) -> None:
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if "key_requests_total{" in line)
     name = "maskdial_key_requests_total"
     assert float(lines[f'{name}{{key="alice",outcome="ok"}}']) >= 1
-    assert float(lines[f'{name}{{key="key-2",outcome="validation"}}']) >= 1
+    assert float(lines[f'{name}{{key="{key_name("key,2")}",outcome="validation"}}']) >= 1
     assert "two:2" not in text
     refused = 'maskdial_requests_total{model="",outcome="unauthorized",route="/classify"}'
     assert refused in text
@@ -186,7 +187,7 @@ def test_the_file_is_read_again(server: Any, http: httpx.Client, key_file: Path)
         ("admin:secret", "reserved"),
         ("metrics:secret", "reserved"),
         ("key-1:secret", "'key-1' is a reserved name"),
-        ("key-20:secret", "reserved"),
+        (f"{key_name('mine')}:secret", "reserved"),
         ("a:none", "anybody would guess"),
         ("a:secret\nb:secret", "'a' and 'b' have the same key"),
     ],
@@ -203,13 +204,12 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: 
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"api_keys": ["secret"], "admin_key": "secret"}, "'key-1' and 'admin'"),
-        ({"api_keys": ["a", "secret"], "metrics_key": "secret"}, "'key-2' and 'metrics'"),
+        ({"api_keys": ["secret"], "admin_key": "secret"}, f"'{SECRET}' and 'admin'"),
+        ({"api_keys": ["a", "secret"], "metrics_key": "secret"}, f"'{SECRET}' and 'metrics'"),
         ({"admin_key": "secret", "metrics_key": "secret"}, "'admin' and 'metrics'"),
-        ({"api_keys": ["secret", "a", "secret"]}, "'key-1' and 'key-3'"),
         ({"file": "alice:secret", "admin_key": "secret"}, "'alice' and 'admin'"),
         ({"file": "alice:secret", "metrics_key": "secret"}, "'alice' and 'metrics'"),
-        ({"file": "alice:secret", "api_keys": ["secret"]}, "'alice' and 'key-1'"),
+        ({"file": "alice:secret", "api_keys": ["secret"]}, f"'alice' and '{SECRET}'"),
     ],
 )
 def test_a_key_has_one_owner(settings: dict[str, Any], names: str, tmp_path: Path) -> None:

@@ -134,9 +134,25 @@ PREFLIGHT = ORIGIN | {
 
 def test_other_origins_are_refused_by_default(started: Callable[..., Any]) -> None:
     url = started().url
-    assert httpx.options(f"{url}/classify", headers=PREFLIGHT).status_code == 405
+    assert httpx.options(f"{url}/classify", headers=PREFLIGHT).status_code == 403
     reply = httpx.post(f"{url}/classify", json={"inputs": "good"}, headers=ORIGIN)
+    assert reply.status_code == 403
+    assert reply.json() == {
+        "error": "web pages of 'https://example.org' may not use this server, which has no keys; "
+        "allow them with --cors-allow-origin, or set keys",
+        "error_type": "forbidden",
+    }
     assert "access-control-allow-origin" not in reply.headers
+    own = httpx.post(f"{url}/classify", json={"inputs": "good"}, headers={"origin": url})
+    assert own.status_code == 200
+    # A name of the page's that leads here by now: its replies could be read
+    for path in ("/models", "/v1/models", "/"):
+        reply = httpx.get(f"{url}{path}", headers={"host": "rebound.example.org:8000"})
+        assert reply.status_code == 403
+        assert "'rebound.example.org:8000' is no name of this server" in reply.text
+    allowed = started(allowed_hosts=["llm.example.org"]).url
+    headers = {"host": "llm.example.org", "origin": "https://llm.example.org"}
+    assert httpx.get(f"{allowed}/models", headers=headers).status_code == 200
 
 
 def test_origins_that_may_use_the_api(started: Callable[..., Any]) -> None:

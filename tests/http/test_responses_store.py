@@ -1,6 +1,7 @@
 """Stored responses: the unmodified SDK retrieves, continues, deletes and cancels them."""
 
 import asyncio
+import contextlib
 import sqlite3
 import stat
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, UnavailableError
 from maskdial.responses_store import ResponseStore
 
 KING = "Tell me of a king."
@@ -181,7 +182,7 @@ def test_the_file_outlives_its_server(
         made = client.responses.create(input=KING, **ASK)
         queued = client.responses.create(input=KING, background=True, **LONG)
     with pytest.raises(ConfigError, match="one server uses it at a time"):
-        ResponseStore(tmp_path / "other.db", 60)
+        ResponseStore(tmp_path / "other.db", 60, 2**20)
     server.stop()
     server = start_server(**settings)
     with client_of(server, "none") as client:
@@ -195,7 +196,7 @@ def test_responses_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def _expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ResponseStore(tmp_path / "a.db", 60)
+    store = ResponseStore(tmp_path / "a.db", 60, 2**20)
     response = {"id": "resp_1", "status": "completed"}
     await store.save("", response, [])
     assert await store.find("resp_1", "") is not None
@@ -213,10 +214,10 @@ def test_what_was_unfinished_has_failed(tmp_path: Path) -> None:
 
 
 async def _leave_unfinished(tmp_path: Path) -> None:
-    store = ResponseStore(tmp_path / "a.db", 60)
+    store = ResponseStore(tmp_path / "a.db", 60, 2**20)
     await store.save("k", {"id": "resp_1", "status": "queued", "error": None}, [])
     await store.close()
-    store = ResponseStore(tmp_path / "a.db", 60)
+    store = ResponseStore(tmp_path / "a.db", 60, 2**20)
     found = await store.find("resp_1", "k")
     assert found is not None
     assert found.status == "failed"
@@ -228,7 +229,131 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database " * 100, encoding="utf-8")
     for path in (tmp_path / "text", tmp_path / "missing" / "a.db", tmp_path):
         with pytest.raises(ConfigError, match="cannot be used"):
-            ResponseStore(path, 60)
+            ResponseStore(path, 60, 2**20)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "photos (id INTEGER, place TEXT)",
+        "responses (id TEXT, answer TEXT)",
+        "responses (id TEXT PRIMARY KEY, owner, expires, status, response, items, mine)",
+    ],
+)
+def test_a_database_of_something_else_is_left_as_it_is(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "theirs.db"
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"CREATE TABLE {table}")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="it is a database of something else; name a new file"):
+        ResponseStore(path, 60, 2**20)
+    assert path.read_bytes() == before
+
+
+def test_the_oldest_of_the_owner_that_has_most_make_room(tmp_path: Path) -> None:
+    asyncio.run(_fill(tmp_path / "a.db"))
+
+
+async def _fill(path: Path) -> None:
+    async def save(store: ResponseStore, owner: str, number: int, size: int = 100_000) -> None:
+        response = {"id": f"{owner}{number:02}", "status": "completed", "text": "x" * size}
+        await store.save(owner, response, [])
+
+    async def kept(store: ResponseStore) -> list[str]:
+        names = [f"{owner}{number:02}" for owner in "abc" for number in range(30)]
+        return [name for name in names if await store.find(name, name[0])]
+
+    store = ResponseStore(path, 60, 2**20)
+    for number in range(30):
+        await save(store, "a", number)
+    assert await kept(store) == [f"a{number}" for number in range(20, 30)]
+    for number in range(7):
+        await save(store, "b", number)
+    await save(store, "c", 0)
+    await save(store, "b", 6)  # again, which takes no more
+    found = await kept(store)
+    assert [sum(name[0] == owner for name in found) for owner in "abc"] == [4, 5, 1]
+    assert "b06" in found
+    assert "a29" in found
+    with pytest.raises(UnavailableError, match="bytes, and all that are stored may have 1,048,576"):
+        await save(store, "c", 1, 2**20)
+    assert await kept(store) == found
+    sizes = store._sizes
+    await store.delete("b06", "b")
+    await store.close()
+    store = ResponseStore(path, 60, 2**20)
+    assert store._sizes["a"] == sizes["a"]
+    assert store._sizes["b"] == store._sizes["c"] * 4
+    await store.close()
+
+
+def test_a_full_disk_loses_no_text(
+    server: Any, alice: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response that cannot be stored is told to its client all the same, and says so."""
+    store = server.server.config.app.state.context.responses
+    before = alice.responses.create(input=KING, **ASK)
+    database, is_full = store._database, True
+
+    class Full:
+        def __enter__(self) -> None:
+            database.__enter__()
+
+        def __exit__(self, *error: Any) -> Any:
+            return database.__exit__(*error)
+
+        def execute(self, statement: str, values: Any) -> Any:
+            if is_full and statement.startswith("INSERT"):
+                raise sqlite3.OperationalError("database or disk is full")
+            return database.execute(statement, values)
+
+        def close(self) -> None:
+            database.close()
+
+    monkeypatch.setattr(store, "_database", Full())
+    made = alice.responses.create(input=KING, **ASK)
+    assert made.output_text == before.output_text
+    assert made.model_dump()["store"] is False
+    (*_, last) = alice.responses.create(input=KING, stream=True, **ASK)
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == before.output_text
+    assert last.response.model_dump()["store"] is False
+    with pytest.raises(openai.InternalServerError) as caught:
+        alice.responses.create(input=KING, background=True, **ASK)
+    assert caught.value.status_code == 503
+    assert 'database or disk is full; try again later, or send "store": false' in str(caught.value)
+    assert alice.responses.retrieve(before.id) == before
+    for response_id in (made.id, last.response.id):
+        with pytest.raises(openai.NotFoundError):
+            alice.responses.retrieve(response_id)
+
+    is_full = False
+    queued = alice.responses.create(input=KING, background=True, **ASK)
+    is_full = True  # before it has ended, or after
+    deadline = time.monotonic() + 60
+    while queued.id in store.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    found = alice.responses.retrieve(queued.id)
+    assert found.status in ("failed", "incomplete")
+    if found.status == "failed":
+        assert found.error is not None
+        assert "or could not store it" in found.error.message
+
+
+def test_metadata_has_bounds(alice: openai.OpenAI) -> None:
+    for metadata, words in (
+        (
+            {str(number): "x" for number in range(17)},
+            "metadata: must have at most 16 pairs, not 17",
+        ),
+        ({"a": "x" * 513}, "must have at most 512 characters, not 513"),
+        ({"a" * 65: "x"}, "must have at most 64 characters, not 65"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            alice.responses.create(input=KING, metadata=metadata, **ASK)
+    kept = {str(number): "x" * 512 for number in range(16)}
+    assert alice.responses.create(input=KING, metadata=kept, **ASK).metadata == kept
 
 
 def test_only_its_owner_reads_the_file(file: Path, server: Any) -> None:

@@ -53,6 +53,15 @@ def test_a_server_whose_queue_is_full_is_not_replaced(folder: Path) -> None:
             UnixSocket(path)
 
 
+def test_a_link_is_not_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(folder / "theirs"))
+    (folder / "s").symlink_to(folder / "theirs")
+    with pytest.raises(ConfigError, match="is no socket; remove it, or use another"):
+        UnixSocket(folder / "s")
+    assert (folder / "s").is_symlink()
+
+
 def test_what_a_dead_server_has_left_is_replaced(folder: Path) -> None:
     path = folder / "s"
     with socket.socket(socket.AF_UNIX) as dead:

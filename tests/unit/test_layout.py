@@ -70,7 +70,17 @@ EXPORT_ONLY = ("torch", "transformers", "onnx", "onnxscript", "maskdial_export")
 REWRITERS = tuple(
     f"maskdial.kernels.{name}"
     for name in (
-        *("adapt", "fuse", "graph", "prune", "recurrent", "rewrite", "varlen", "webgpu"),
+        *(
+            "adapt",
+            "contained",
+            "fuse",
+            "graph",
+            "prune",
+            "recurrent",
+            "rewrite",
+            "varlen",
+            "webgpu",
+        ),
         "webgpu_attention",
     )
 )

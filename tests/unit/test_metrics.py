@@ -101,6 +101,40 @@ def test_a_bundle_that_was_never_loaded_has_a_state_only() -> None:
     assert names(metrics, model="m", outcome="ok")
 
 
+def test_names_that_come_and_go_leave_nothing() -> None:
+    """Adapters are loaded under any names, and requests end after their adapter is gone."""
+    metrics = Metrics()
+    metrics.declare_name("base")
+    metrics.declare("base")
+    metrics.declare("base:full")
+    metrics.count_request("/generate", "base", "ok", 0.5)
+    metrics.count_request("/generate", "", "validation", 0.5)
+    before = metrics.render().count(b"\n")
+    for number in range(50):
+        name = f"base{number}"
+        metrics.declare_name(name)
+        metrics.declare(name)
+        metrics.declare_masked(f"{name}:full")
+        metrics.count_load(name, "ok")
+        metrics.count_request("/generate", name, "ok", 0.5)
+        metrics.count_request("/fill-mask", f"{name}:full", "ok", 0.5)
+        metrics.count_batch_request(name, "ok")
+        metrics.count_unload(name, "request")
+        metrics.forget_name(name)
+        assert not names(metrics, model=name)
+        metrics.count_request("/generate", name, "validation", 0.5)
+        metrics.count_batch_request(name, "validation")
+        metrics.count_load(name, "failed")
+        metrics.count_unload(name, "room")
+        assert not names(metrics, model=name)
+        assert not names(metrics, model=f"{name}:full")
+    # One of batches, of the empty model
+    assert metrics.render().count(b"\n") <= before + 3
+    labels = {"route": "/generate", "model": "", "outcome": "validation"}
+    assert metrics.registry.get_sample_value("maskdial_requests_total", labels) == 51
+    assert names(metrics, model="base:full")
+
+
 def test_a_page_of_many_models_and_keys_is_small() -> None:
     """16 models had 2.9 MB, whoever asked for them, and 10,000 keys 22 MB."""
     metrics = Metrics()

@@ -120,3 +120,24 @@ def test_only_bundles_are_listed_and_removed(
     for name in ("acme/other", "acme", "..", "../..", "/"):
         assert cli.main(["models", "--remove", name]) == 1
     assert (cache / "acme" / "other").is_dir()
+
+
+@pytest.mark.parametrize("linked", ["acme", "acme/taste"])
+def test_what_a_link_leads_to_is_not_removed(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], linked: str
+) -> None:
+    mine = tmp_path / "mine" / "taste"
+    shutil.copytree(STARTER_FOLDER / "sentiment", mine)
+    (cache / linked).parent.mkdir(parents=True)
+    (cache / linked).symlink_to(mine.parent if linked == "acme" else mine)
+    assert cli.main(["models", "--remove", NAME]) == 1
+    assert "is a link to" in capsys.readouterr().err
+    assert (mine / "maskdial.json").is_file()
+
+
+def test_an_empty_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MASKDIAL_CACHE", "")
+    assert cli.main(["models"]) == 1
+    assert "MASKDIAL_CACHE is empty; set it to a folder, or unset it" in capsys.readouterr().err

@@ -21,7 +21,13 @@ from maskdial.dialects.native import tasks
 from maskdial.dialects.native.fill_mask_bodies import ScoreBody
 from maskdial.dialects.native.masked_body import MaskedBody
 from maskdial.engine.timing import Deadline
-from maskdial.errors import ConfigError, MaskdialError, UnavailableError, ValidationError
+from maskdial.errors import (
+    ConfigError,
+    MaskdialError,
+    UnavailableError,
+    ValidationError,
+    shortened,
+)
 from maskdial.http.replies import encode_json, error_content
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
@@ -167,9 +173,11 @@ class Answers:
             return 'url must be the path of a task, such as "/v1/embeddings"'
         if content["body"].get("stream"):
             return "body.stream: a batch has whole replies; leave it out"
+        if content["body"].get("background"):
+            return "body.background: all lines of a batch are in the background; leave it out"
         for name in content:
             if name not in _ENVELOPE:
-                return f"{json.dumps(name)}: unknown field"
+                return f"{json.dumps(shortened(name))}: unknown field"
         return ""
 
     def _key(self, line: Line) -> str | None:
@@ -242,7 +250,7 @@ class Answers:
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> BatchReply:
         reply = await self._requests.post(path, encode_json(body))
-        if reply.status == UnavailableError.status:
+        if reply.comes_later:
             raise UnavailableError(_sentence_of(_json_of(reply.body)))
         return reply
 

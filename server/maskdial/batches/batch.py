@@ -2,19 +2,16 @@
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
 
 from maskdial.batches.answers import Answer, Answers
 from maskdial.batches.lines import Input, Line, Position
 from maskdial.batches.output import Journal, Output
+from maskdial.batches.thread import in_thread
 from maskdial.errors import ConfigError
-
-T = TypeVar("T")
 
 _READ = 512
 """Lines that are read, and put in order of length, at a time."""
@@ -115,13 +112,13 @@ class Batch:
         Raises:
             ConfigError: the input is not what it was, or the results cannot be written.
         """
-        await _in_thread(self._skip)
+        await in_thread(self._skip)
         reading: asyncio.Future[bool] | None = None
         more = True
         try:
             while more or self._waiting:
                 if more and reading is None and self._has_room:
-                    reading = _in_thread(self._read)
+                    reading = in_thread(self._read)
                     reading.add_done_callback(lambda _: self._changed.set())
                 is_stuck = not await self._wait()
                 if self._fault is not None:
@@ -232,36 +229,9 @@ class Batch:
         last = self._last
         number, fingerprint = (0, "") if last is None else (last.number, last.fingerprint)
         flush = partial(self._output.checkpoint, number, fingerprint, complete=complete)
-        flushing = _in_thread(flush)
+        flushing = in_thread(flush)
         try:
             await asyncio.shield(flushing)
         except asyncio.CancelledError:
             await asyncio.wait({flushing})
             raise
-
-
-def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
-    """The result of work that may wait for a pipe forever: the process can end all the same."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(cast(T, result))
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(finish, result, error)
-
-    threading.Thread(target=run, name="maskdial-reader", daemon=True).start()
-    return future

@@ -1,6 +1,5 @@
 """FileStore: what clients have uploaded, and what their batches have given."""
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -8,17 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from maskdial.batches.folder import own_names
 from maskdial.batches.output import write_whole
-from maskdial.batches.storage import Storage, new_id, records
-from maskdial.errors import ConfigError, NotFoundError, OverloadedError
+from maskdial.batches.room import Room, counted
+from maskdial.batches.storage import Storage, encode_record, new_id, records
+from maskdial.errors import ConfigError, NotFoundError, UnavailableError
 
 Purpose = Literal["batch", "batch_output"]
 
 EXPIRY_SECONDS = 30 * 86_400
 """After so long a file is removed, unless it says otherwise; as OpenAI's."""
-
-LEAST_BYTES = 65_536
-"""A file, or a batch, counts as so many bytes at least: there cannot be any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +41,28 @@ class FileStore:
 
     Args:
         storage: the folder.
+        room: in which they count.
         clock: gives seconds since 1970.
 
     Raises:
         ConfigError: a record cannot be read.
     """
 
-    def __init__(self, storage: Storage, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, storage: Storage, room: Room, clock: Callable[[], float] = time.time
+    ) -> None:
         self._storage = storage
+        self._room = room
         self._clock = clock
+        self._files: dict[str, StoredFile] = {}
+        there = {path.name for path in own_names(storage.files)}
         try:
-            found = [StoredFile(**record) for record in records(storage.files)]
+            for record, _ in records(storage.files):
+                file = StoredFile(**record)
+                if file.id in there:
+                    self.note(file)
         except TypeError as error:
             raise ConfigError(f"a record in {storage.files} is of another version") from error
-        self._files = {file.id: file for file in found if self.path(file.id).exists()}
-
-    @property
-    def num_bytes(self) -> int:
-        """What all of them count as."""
-        return sum(max(file.num_bytes, LEAST_BYTES) for file in self._files.values())
 
     def path(self, file_id: str) -> Path:
         """Where its content is."""
@@ -123,48 +124,55 @@ class FileStore:
             source.replace(path)
         size = path.stat().st_size
         file = StoredFile(file_id, owner, size, now, now + expiry, filename, purpose)
-        write_whole(_record_path(path), json.dumps(asdict(file)).encode())
+        write_whole(_record_path(path), encode_record(asdict(file)))
         return file
 
     def note(self, file: StoredFile) -> None:
         """Has a file count that was taken into the folder."""
+        if file.id not in self._files:
+            self._room.take(file.owner, counted(file.num_bytes))
         self._files[file.id] = file
 
     async def delete(self, file: StoredFile) -> None:
-        """Removes a file."""
+        """Removes a file.
+
+        Raises:
+            UnavailableError: it cannot be removed.
+        """
         path = self.path(file.id)
 
         def remove() -> None:
             _record_path(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
-        await self._storage.run(remove)
-        self._files.pop(file.id, None)
+        # At once, so that no batch begins with it meanwhile.
+        if self._files.pop(file.id, None) is None:
+            return
+        self._room.give_back(file.owner, counted(file.num_bytes))
+        try:
+            await self._storage.run(remove)
+        except UnavailableError:
+            self.note(file)
+            raise
 
-    def remove_strays(self, wanted: Iterable[str]) -> None:
+    def remove_strays(self, wanted: Iterable[str]) -> int:
         """Removes what is no file: the beginnings of uploads that never ended, before a restart.
 
         Args:
             wanted: ids of files that are about to become some.
+
+        Returns:
+            How many there were.
         """
         known = {*self._files, *wanted}
-        for path in self._storage.files.iterdir():
-            if path.name.removesuffix(".json") not in known:
-                path.unlink()
-
-
-def check_room(num_bytes: int, limit: int) -> None:
-    """Refuses what does not fit into the folder.
-
-    Raises:
-        OverloadedError: it does not.
-    """
-    if num_bytes > limit:
-        raise OverloadedError(
-            f"the server's files have {limit:,} bytes together at most (--batch-max-dir-bytes); "
-            "delete some, or wait until some expire",
-            retry_after=60,
-        )
+        strays = [
+            path
+            for path in own_names(self._storage.files)
+            if path.name.removesuffix(".json") not in known
+        ]
+        for path in strays:
+            path.unlink()
+        return len(strays)
 
 
 def new_file_id() -> str:

@@ -1,6 +1,7 @@
 """JobStore: OpenAI's batches, as what they are asked for and how far they are."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from maskdial.batches.folder import own_names
 from maskdial.batches.output import Journal, journal_path
-from maskdial.batches.storage import Storage, records
-from maskdial.errors import ConfigError, NotFoundError
+from maskdial.batches.room import Room, counted
+from maskdial.batches.storage import Storage, encode_record, records
+from maskdial.errors import ConfigError, NotFoundError, UnavailableError
 
 Status = Literal[
     "validating",
@@ -91,20 +94,25 @@ class JobStore:
         ConfigError: a record cannot be read.
     """
 
-    def __init__(self, storage: Storage, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, storage: Storage, room: Room, clock: Callable[[], float] = time.time
+    ) -> None:
         self._storage = storage
+        self._room = room
         self._clock = clock
+        self._jobs: dict[str, Job] = {}
+        self._counted: dict[str, int] = {}
+        self._num_moves: Counter[Job] = Counter()  # that are under way
         try:
-            found = [Job(**record) for record in records(storage.batches)]
+            for record, num_bytes in records(storage.batches):
+                job = Job(**record)
+                self._jobs[job.id] = job
+                self._count(job, num_bytes)
         except TypeError as error:
             raise ConfigError(f"a record in {storage.batches} is of another version") from error
-        self._jobs = {job.id: job for job in found}
         for job in self.unfinished():
             if (journal := Journal.read(journal_path(self.results(job)))) is not None:
                 job.count(journal)
-
-    def __len__(self) -> int:
-        return len(self._jobs)
 
     def results(self, job: Job) -> Path:
         """Where the results of a batch are written."""
@@ -137,28 +145,67 @@ class JobStore:
                 yield job
 
     async def add(self, job: Job) -> None:
-        """Takes a batch; it is on the disk then."""
+        """Takes a batch; it is on the disk then, also if the caller is cancelled.
+
+        Raises:
+            UnavailableError: it cannot be written.
+        """
         self._jobs[job.id] = job
         try:
-            await self.save(job)
-        except BaseException:
+            await self._save(job)
+        except UnavailableError:
             del self._jobs[job.id]
+            self._room.give_back(job.owner, self._counted.pop(job.id))
             raise
 
     async def move(self, job: Job, status: Status) -> None:
-        """Changes a batch's status."""
+        """Changes a batch's status.
+
+        Raises:
+            UnavailableError: it cannot be written, and so is not changed.
+        """
+        before = job.status
         job.status = status
         job.times[f"{status}_at"] = int(self._clock())
-        await self.save(job)
+        self._num_moves[job] += 1
+        try:
+            await self._save(job)
+        except UnavailableError:
+            if job.status == status:  # it was not changed again meanwhile
+                job.status = before
+                del job.times[f"{status}_at"]
+            raise
+        finally:
+            self._num_moves[job] -= 1
+            if not self._num_moves[job]:
+                del self._num_moves[job]
 
-    async def save(self, job: Job) -> None:
-        """Writes what is known of a batch."""
-        await self._storage.save(self._path(job), asdict(job))
+    def is_moving(self, job: Job) -> bool:
+        """Whether its status is not on the disk yet."""
+        return job in self._num_moves
 
     async def forget(self, job: Job) -> None:
         """Removes a batch that has ended."""
         await self._storage.run(lambda: self._path(job).unlink(missing_ok=True))
         del self._jobs[job.id]
+        self._room.give_back(job.owner, self._counted.pop(job.id))
+
+    async def _save(self, job: Job) -> None:
+        content = encode_record(asdict(job))
+        self._count(job, len(content))
+        await self._storage.save(self._path(job), content)
+
+    def _count(self, job: Job, num_bytes: int) -> None:
+        self._room.give_back(job.owner, self._counted.get(job.id, 0))
+        self._counted[job.id] = counted(0, num_bytes)
+        self._room.take(job.owner, self._counted[job.id])
+
+    def remove_strays(self) -> int:
+        """Removes records that were not written to their end; returns how many there were."""
+        strays = [path for path in own_names(self._storage.batches) if path.suffix == ".partial"]
+        for path in strays:
+            path.unlink()
+        return len(strays)
 
     def _path(self, job: Job) -> Path:
         return self._storage.batches / f"{job.id}.json"

@@ -7,14 +7,16 @@ import abc
 import csv
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from maskdial.errors import ConfigError, shortened
+from maskdial.dialects.body import check_shape
+from maskdial.errors import ConfigError, ValidationError, shortened
 from maskdial.extras import how_to_install
 
 Format = Literal["jsonl", "csv", "parquet"]
@@ -80,12 +82,15 @@ class Input(abc.ABC):
     Attributes:
         size: its bytes, or rows; None if that is not known.
         done: how many of them were read.
+        before_line: called in the reading thread before each line of a file that is read by the
+            line, blank ones and parts of long ones included; what it raises ends the reading.
     """
 
     size: int | None = None
     done: int = 0
 
     def __init__(self) -> None:
+        self.before_line: Callable[[], object] = lambda: None
         self._digest = hashlib.blake2b(digest_size=16)
         self._number = 0
 
@@ -105,7 +110,7 @@ class Input(abc.ABC):
 class _Bytes(Input):
     """A file that is read by the line."""
 
-    def __init__(self, file: BinaryIO, name: str, max_bytes: int) -> None:
+    def __init__(self, file: BufferedReader, name: str, max_bytes: int) -> None:
         super().__init__()
         self._file = file
         self._name = name
@@ -120,11 +125,11 @@ class _Bytes(Input):
 
     def _raw_lines(self) -> Iterator[bytes | int]:
         """The lines; of one that is too long, how many bytes it has."""
-        while raw := self._file.readline(self._max_bytes + 2):
+        while raw := self._next(self._max_bytes + 2):
             self._read(raw)
             length = len(raw)
             while not raw.endswith(b"\n") and length > self._max_bytes:
-                raw = self._file.readline(_SKIP_BYTES)
+                raw = self._next(_SKIP_BYTES)
                 if not raw:
                     break
                 self._read(raw)
@@ -136,6 +141,10 @@ class _Bytes(Input):
                 yield raw
         if self._is_regular and os.fstat(self._file.fileno()).st_size < self.done:
             raise ConfigError(f"{self._name} has become shorter while it was read")
+
+    def _next(self, most: int) -> bytes:
+        self.before_line()
+        return self._file.readline(most)
 
     def _read(self, raw: bytes) -> None:
         self._digest.update(raw)
@@ -161,9 +170,14 @@ class JsonLines(_Bytes):
                 continue
             text = raw.removeprefix(_BOM).strip() if self._number == 1 else raw.strip()
             if not text:
+                self._skip_blank_lines()
                 continue
             try:
+                check_shape(text, "the line")
                 content = from_json(text, allow_inf_nan=False)
+            except ValidationError as error:
+                yield self._line(None, error.message)
+                continue
             except ValueError as error:
                 yield self._line(None, f"the line is not valid JSON: {error}")
                 continue
@@ -171,6 +185,15 @@ class JsonLines(_Bytes):
                 yield self._line(content, size=len(text))
             else:
                 yield self._line(None, "the line must be a JSON object")
+
+    def _skip_blank_lines(self) -> None:
+        """Skips those that are in the buffer: a file may have a hundred million of them."""
+        content = self._file.peek()
+        num_blank = len(content) - len(content.lstrip())
+        if end := content.rfind(b"\n", 0, num_blank) + 1:
+            raw = self._file.read(end)
+            self._read(raw)
+            self._number += raw.count(b"\n")
 
 
 class _TooLongError(Exception):
@@ -181,7 +204,7 @@ class CsvRows(_Bytes):
     """A column of a CSV file with a header, as the ``inputs`` of requests."""
 
     def __init__(
-        self, file: BinaryIO, name: str, max_bytes: int, column: str, id_column: str | None
+        self, file: BufferedReader, name: str, max_bytes: int, column: str, id_column: str | None
     ) -> None:
         super().__init__(file, name, max_bytes)
         self._columns = [column, *([] if id_column is None else [id_column])]
@@ -310,9 +333,7 @@ def open_input(
         return ParquetRows(Path(path), column, id_column)
     name = "/dev/stdin" if path == "-" else path
     try:
-        file: BinaryIO = (
-            open(0, "rb", closefd=False) if path == "-" else open(path, "rb")  # noqa: SIM115
-        )
+        file = open(0, "rb", closefd=False) if path == "-" else open(path, "rb")  # noqa: SIM115
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
     if column is None:

@@ -132,6 +132,8 @@ class Files:
             raise ConfigError(
                 f"{path} is there already; go on with it by --resume, or replace it by --overwrite"
             )
+        if not (exists or overwrite):
+            self._check_beside()
         self.journal = Journal(options)
         if exists and resume:
             self.journal = self._read_journal(options)
@@ -190,6 +192,20 @@ class Files:
             os.close(file)
         if not self.journal.error_bytes:
             self.errors.unlink(missing_ok=True)
+
+    def _check_beside(self) -> None:
+        """Refuses files beside results that are not there, unless a run to them has left these."""
+        try:
+            if Journal.read(self._journal_path) is not None:
+                return
+        except ConfigError:  # it is no journal
+            pass
+        for each in (self.errors, self._journal_path):
+            if each.exists():
+                raise ConfigError(
+                    f"{each} is there already, and of no run to {self.path}; move it away, or "
+                    "replace it by --overwrite"
+                )
 
     def _flush(self, failed: bool) -> tuple[int, int]:
         """The bytes and the lines that were pending."""

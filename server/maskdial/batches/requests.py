@@ -13,10 +13,16 @@ from starlette.types import Message
 
 from maskdial import dialects
 from maskdial.engine.fairness import ClientUsage, usage_of_request
-from maskdial.errors import InternalError, MaskdialError, OverloadedError, UnavailableError
+from maskdial.errors import (
+    InternalError,
+    MaskdialError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from maskdial.http.context import ServerContext
 from maskdial.http.in_process import Reply, headers_of, receiving, scope_of
-from maskdial.http.lifecycle import Lifecycle
+from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.route import TaskRoute
 
 _log = logging.getLogger("maskdial.requests")
@@ -25,6 +31,8 @@ _MAX_OPEN = 64  # what several passes of short texts hold
 _MAX_OPEN_BESIDE = 2  # one is prepared while another is computed
 _QUIET_SECONDS = 0.25
 _LOOK_SECONDS = 0.05
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 15.0  # seconds before a line is asked again
+_MAX_TRIES = 40  # of a line that is unavailable and its model is not: eight minutes
 
 
 @dataclass(slots=True)
@@ -32,11 +40,13 @@ class BatchReply(Reply):
     """A reply to a line.
 
     ``model`` is the name of the one that was meant, empty if that is not known; ``outcome`` is
-    ``ok``, or the type of the error.
+    ``ok``, or the type of the error. ``comes_later`` says that it is none yet: the server cannot
+    answer now.
     """
 
     model: str = ""
     outcome: str = "ok"
+    comes_later: bool = False
 
 
 class Requests:
@@ -111,6 +121,7 @@ class Requests:
             if (lease := state.pop("lease", None)) is not None:
                 lease.release()
         reply.body, reply.model = b"".join(parts), state.get("model", "")
+        reply.comes_later = reply.status == UnavailableError.status
         return reply
 
 
@@ -156,7 +167,9 @@ class Pace:
 class BackgroundRequests(Requests):
     """Requests of a batch, for which the engines have what is left.
 
-    One that has to make way is asked again.
+    One that has to make way, or finds no room, is asked again, after pauses that grow. So is one
+    that is unavailable although its model is not, such as one whose template ends its process; in
+    the end, that is its answer.
 
     Args:
         app: the application.
@@ -170,14 +183,35 @@ class BackgroundRequests(Requests):
         self._pace = pace
 
     async def post(self, path: str, body: bytes) -> BatchReply:
+        num_tries, pause = 0, _FIRST_PAUSE
         while True:
             async with self._pace.admitted():
                 reply = await super().post(path, body)
-            if reply.status != OverloadedError.status:
+            num_tries += 1
+            if reply.comes_later:
+                if not self._is_up(reply.model):
+                    return reply
+                if num_tries == _MAX_TRIES:
+                    reply.comes_later = False
+                    break
+            elif reply.status != OverloadedError.status:
                 break
-        if reply.status != UnavailableError.status:  # it is asked again
-            self.context.metrics.count_batch_request(reply.model, reply.outcome)
+            await _pause(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        self.context.metrics.count_batch_request(reply.model, reply.outcome)
         return reply
+
+    def _is_up(self, model: str) -> bool:
+        """Whether a model answers others."""
+        if self.context.lifecycle.phase is not Phase.SERVING or not model:
+            return False
+        try:
+            return self.context.models.entry(model).state == "ready"
+        except NotFoundError:
+            return False
+
+
+_pause = asyncio.sleep
 
 
 def _internal(request_id: str) -> InternalError:

@@ -14,9 +14,10 @@ from maskdial.batches.files import StoredFile, new_file_id
 from maskdial.batches.jobs import LineError, Status
 from maskdial.batches.service import owner_of, service_of
 from maskdial.batches.upload import receive_upload
-from maskdial.bounds import Range, Size
+from maskdial.bounds import Range
 from maskdial.dialects.body import example, read_body
 from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.openai.base import Metadata
 from maskdial.dialects.openai.errors import error_reply
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import NotFoundError, ValidationError, shortened
@@ -27,16 +28,11 @@ from maskdial.http.route import Route, TaskRoute
 T = TypeVar("T")
 
 _LEAST_EXPIRY, _MOST_EXPIRY = 3600, 30 * 86_400  # seconds, as OpenAI
-_MAX_METADATA = 16
 _WINDOW = re.compile(r"([1-9]\d{0,2})([hd])")
 _MAX_WINDOW = 7 * 86_400
 _PAGE, _MAX_PAGE = 20, 100
 _FILES_PAGE = 10_000
 _FORM_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
-
-_Metadata = dict[
-    Annotated[str, Size(0, 64, "characters")], Annotated[str, Size(0, 512, "characters")]
-]
 
 
 class ExpiresAfter(Lenient):
@@ -67,7 +63,7 @@ class BatchBody(Lenient):
         description="After so long, lines that have no answer fail: hours (`24h`) or days (`7d`), "
         "seven days at most."
     )
-    metadata: _Metadata | None = Field(None, description="Any 16 pairs, which replies repeat.")
+    metadata: Metadata | None = Field(None, description="Any 16 pairs, which replies repeat.")
     output_expires_after: ExpiresAfter | None = Field(
         None, description="When the files of results are removed. Default: after 30 days."
     )
@@ -166,15 +162,16 @@ class BatchesReply(TypedDict):
 async def upload_file(request: Request) -> Response:
     """Keeps a file of requests for a batch."""
     service, owner = service_of(request), owner_of(request)
-    service.check_room()
     file_id = new_file_id()
     partial = service.files.path(f"{file_id}.partial")
     limit = server_context(request).config.batch_max_file_bytes
-    async with receive_upload(request, service.storage, partial, limit) as upload:
-        expiry = _read_form(upload.fields)
-        service.check_room(upload.num_bytes)
-        name = upload.filename or "file"
-        file = await service.add_file(partial, file_id, owner, name, expiry)
+    with service.room.growing(owner) as growing:
+        async with receive_upload(
+            request, service.storage, partial, limit, growing.grow_to
+        ) as upload:
+            expiry = _read_form(upload.fields)
+            name = upload.filename or "file"
+            file = await service.add_file(partial, file_id, owner, name, expiry)
     return json_reply(_describe(file))
 
 
@@ -214,10 +211,6 @@ async def create_batch(request: Request) -> Response:
     """Answers a file of requests while the server has nothing else to do."""
     service = service_of(request)
     body = await read_body(BatchBody, await request.body())
-    if body.metadata is not None and len(body.metadata) > _MAX_METADATA:
-        raise ValidationError(
-            f"metadata: must have at most {_MAX_METADATA} pairs", field="metadata"
-        )
     expiry = body.output_expires_after
     job = await service.create(
         owner_of(request),

@@ -10,14 +10,13 @@ from fastapi import FastAPI, Request
 
 from maskdial.batches.files import (
     EXPIRY_SECONDS,
-    LEAST_BYTES,
     FileStore,
     StoredFile,
-    check_room,
     new_file_id,
 )
 from maskdial.batches.jobs import Job, JobStore
 from maskdial.batches.requests import BackgroundRequests, Pace
+from maskdial.batches.room import LEAST_BYTES, Room
 from maskdial.batches.storage import Storage, new_id
 from maskdial.batches.worker import Worker
 from maskdial.errors import ForbiddenError, OverloadedError, ValidationError
@@ -42,10 +41,10 @@ class BatchService:
     def __init__(self, app: FastAPI, folder: Path, clock: Callable[[], float] = time.time) -> None:
         context: ServerContext = app.state.context
         self._clock = clock
-        self._max_bytes = context.config.batch_max_dir_bytes
+        self.room = Room(context.config.batch_max_dir_bytes)
         self.storage = Storage(folder)
-        self.files = FileStore(self.storage, clock)
-        self.jobs = JobStore(self.storage, clock)
+        self.files = FileStore(self.storage, self.room, clock)
+        self.jobs = JobStore(self.storage, self.room, clock)
         pace = Pace(context.lifecycle)
         requests = lru_cache(maxsize=None)(lambda owner: BackgroundRequests(app, owner, pace))
         self.task_paths = requests("").task_paths
@@ -64,15 +63,6 @@ class BatchService:
             await asyncio.wait({self._working})
         await asyncio.to_thread(self.storage.close)
 
-    def check_room(self, num_bytes: int = LEAST_BYTES) -> None:
-        """Refuses what does not fit into the folder any more.
-
-        Raises:
-            OverloadedError: it does not.
-        """
-        used = self.files.num_bytes + LEAST_BYTES * len(self.jobs)
-        check_room(used + max(num_bytes, LEAST_BYTES), self._max_bytes)
-
     async def add_file(
         self, source: Path, file_id: str, owner: str, filename: str, expiry: int | None
     ) -> StoredFile:
@@ -85,9 +75,14 @@ class BatchService:
             purpose="batch",
             expiry=EXPIRY_SECONDS if expiry is None else expiry,
         )
-        file = await self.storage.run(keep)
-        self.files.note(file)
-        return file
+
+        async def take() -> StoredFile:
+            file = await self.storage.run(keep)
+            self.files.note(file)
+            return file
+
+        # A client that leaves meanwhile has it kept, so it counts as well.
+        return await asyncio.shield(asyncio.ensure_future(take()))
 
     async def delete_file(self, file: StoredFile) -> None:
         """Removes a file.
@@ -138,7 +133,7 @@ class BatchService:
                 f"{_MAX_UNFINISHED} batches have not ended; wait for one, or cancel one",
                 retry_after=60,
             )
-        self.check_room()
+        self.room.check(owner, LEAST_BYTES)
         now = int(self._clock())
         job = Job(
             id=new_id("batch_"),

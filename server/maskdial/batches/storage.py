@@ -1,15 +1,7 @@
-"""Storage: the folder of the Batch API, which one server has at a time.
-
-lock              held by that server
-files/ID          what was uploaded, or what a batch has given
-files/ID.json     what is known of it; a file without that does not count
-batches/ID.json   a batch
-work/ID/          the results of a batch that is not finished, and their journal
-"""
+"""Storage: the folder of the Batch API, which one server has at a time, and who writes to it."""
 
 import asyncio
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -19,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from maskdial.batches.folder import claim, own_names
 from maskdial.batches.output import write_whole
 from maskdial.errors import ConfigError, UnavailableError
 
@@ -29,30 +22,14 @@ class Storage:
     """The folder, and the thread that writes to it, one thing after the other.
 
     Raises:
-        ConfigError: it cannot be written, or another server has it.
+        ConfigError: it is not one of batches, cannot be written, or another server has it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.files, self.batches, self.work = (
             folder / name for name in ("files", "batches", "work")
         )
-        try:
-            for each in (self.files, self.batches, self.work):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if not os.access(each, os.W_OK | os.X_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"the folder {folder} of --batch-dir cannot be written: {error.strerror}"
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise ConfigError(
-                f"another server has the folder {folder}; give each a --batch-dir of its own"
-            ) from error
+        self._lock = claim(folder)
         self._thread = ThreadPoolExecutor(1, "maskdial-batches")
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -67,9 +44,8 @@ class Storage:
         working = loop.run_in_executor(self._thread, lambda: _explained(work))
         return await asyncio.shield(working)
 
-    async def save(self, path: Path, record: object) -> None:
+    async def save(self, path: Path, content: bytes) -> None:
         """Writes a record, as a whole."""
-        content = json.dumps(record).encode()
         await self.run(lambda: write_whole(path, content))
 
     def close(self) -> None:
@@ -78,17 +54,25 @@ class Storage:
         os.close(self._lock)
 
 
-def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """The records in a folder.
+def records(folder: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The records in a folder, and how many bytes each has.
 
     Raises:
         ConfigError: one cannot be read.
     """
-    for path in sorted(folder.glob("*.json")):  # by their ids, so the oldest comes first
+    for path in sorted(own_names(folder)):  # by their ids, so the oldest comes first
+        if path.suffix != ".json":
+            continue
         try:
-            yield json.loads(path.read_bytes())
+            content = path.read_bytes()
+            yield json.loads(content), len(content)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; repair or remove it") from error
+
+
+def encode_record(record: object) -> bytes:
+    """A record as it is written. Texts are in UTF-8: their escapes would be six times as long."""
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def new_id(prefix: str) -> str:

@@ -1,11 +1,12 @@
 """Upload: a form with a file, which goes to the disk as it comes."""
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
@@ -125,9 +126,21 @@ class Upload:
 
 @contextlib.asynccontextmanager
 async def receive_upload(
-    request: Request, storage: Storage, path: Path, max_bytes: int
+    request: Request,
+    storage: Storage,
+    path: Path,
+    max_bytes: int,
+    grow_to: Callable[[int], object],
 ) -> AsyncIterator[Upload]:
     """Writes the file of a request to a path; it is removed if it is still there in the end.
+
+    Args:
+        request: whose body is the form.
+        storage: the folder.
+        path: in it.
+        max_bytes: the size of a file at most.
+        grow_to: is told how many bytes of it there are, before they are written; what it raises
+            ends the upload.
 
     Raises:
         ValidationError: the body is no form with a file.
@@ -138,25 +151,44 @@ async def receive_upload(
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise ValidationError(f"the body is no form; {_HOW}")
     upload = Upload(options[b"boundary"])
-    file = await storage.run(lambda: path.open("wb"))
+    # Unbuffered, or closing it would write in the event loop, perhaps to a full disk.
+    opening = asyncio.ensure_future(storage.run(lambda: path.open("wb", buffering=0)))
     try:
+        file = await asyncio.shield(opening)
         async for content in request.stream():
             upload.feed(content)
             if upload.num_bytes > max_bytes:
                 raise TooLargeError(
                     f"the file has more than {max_bytes:,} bytes (--batch-max-file-bytes)"
                 )
+            grow_to(upload.num_bytes)
             if pending := upload.take_pending(_WRITE_BYTES):
-                await storage.run(partial(file.write, pending))
+                await storage.run(partial(_write, file, pending))
         upload.check_complete()
         await storage.run(partial(_write_rest, file, upload.take_pending(0)))
         yield upload
     finally:
-        file.close()
-        await storage.run(lambda: path.unlink(missing_ok=True))
+        await asyncio.shield(asyncio.ensure_future(_discard(opening, path, storage)))
 
 
-def _write_rest(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
-    file.flush()
+def _write(file: FileIO, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _write_rest(file: FileIO, content: bytes) -> None:
+    _write(file, content)
     os.fsync(file.fileno())
+
+
+async def _discard(opening: "asyncio.Future[FileIO]", path: Path, storage: Storage) -> None:
+    """Closes and removes a file; it is opened also for a request that was cancelled meanwhile."""
+    await asyncio.wait({opening})
+
+    def remove() -> None:
+        if opening.exception() is None:
+            opening.result().close()
+        path.unlink(missing_ok=True)
+
+    await storage.run(remove)

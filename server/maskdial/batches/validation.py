@@ -1,5 +1,7 @@
 """Validation of an input file, which is refused as a whole, before any of its lines is answered."""
 
+import contextlib
+import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -11,6 +13,10 @@ from maskdial.batches.lines import Input, Line
 _MAX_ERRORS = 100
 _LINES_PER_PAUSE = 16
 _PAUSE_SECONDS = 0.0005
+
+
+class _StoppedError(Exception):
+    """Nobody waits for what is found any more."""
 
 
 @dataclass(slots=True)
@@ -31,7 +37,8 @@ class Findings:
 
 
 def validate(lines: Input, answers: Answers, endpoint: str, stop: threading.Event) -> Findings:
-    """Reads a whole file, with pauses, in which another thread gets the interpreter at once.
+    """Reads a file to its end, or to its hundredth error, with pauses, in which another thread gets
+    the interpreter at once.
 
     Args:
         lines: the file.
@@ -40,15 +47,23 @@ def validate(lines: Input, answers: Answers, endpoint: str, stop: threading.Even
         stop: ends the reading.
     """
     found = Findings()
-    for line in lines:
+    pauses = itertools.cycle((*[0.0] * (_LINES_PER_PAUSE - 1), _PAUSE_SECONDS))
+
+    def pause() -> None:
         if stop.is_set():
-            break
-        found.num_lines += 1
-        if found.num_lines % _LINES_PER_PAUSE == 0:
-            time.sleep(_PAUSE_SECONDS)
-        error = _error_of(line, answers, endpoint, found)
-        if error is not None and len(found.errors) < _MAX_ERRORS:
-            found.errors.append(error)
+            raise _StoppedError
+        if seconds := next(pauses):
+            time.sleep(seconds)
+
+    lines.before_line = pause
+    with contextlib.suppress(_StoppedError):
+        for line in lines:
+            found.num_lines += 1
+            error = _error_of(line, answers, endpoint, found)
+            if error is not None:
+                found.errors.append(error)
+                if len(found.errors) == _MAX_ERRORS:
+                    return found
     if not found.num_lines:
         found.errors.append(_error("empty_file", None, "the file has no requests"))
     return found

@@ -6,6 +6,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 from maskdial.batches.answers import Answers, Expired
 from maskdial.batches.batch import Batch
 from maskdial.batches.files import FileStore, StoredFile
+from maskdial.batches.folder import own_names
 from maskdial.batches.jobs import Job, JobStore
 from maskdial.batches.lines import open_input
 from maskdial.batches.output import Files, Journal, errors_path, journal_path
 from maskdial.batches.requests import BackgroundRequests
 from maskdial.batches.storage import Storage
+from maskdial.batches.thread import in_thread
 from maskdial.batches.validation import Findings, validate
 from maskdial.errors import ConfigError, MaskdialError, NotFoundError, UnavailableError
 from maskdial.http.context import ServerContext
@@ -27,6 +30,7 @@ from maskdial.registry.choice import ModelChoice
 _WAIT_SECONDS = 1.0
 _LOADING_SECONDS = 0.1
 _RETRY_SECONDS = 15.0
+_MAX_FAILURES = 5  # of a batch's steps, by exceptions that nobody foresaw
 _STATES = ("validating", "in_progress", "finalizing", "cancelling")
 
 _log = logging.getLogger("maskdial.batches")
@@ -66,6 +70,7 @@ class Worker:
         self._clock = clock
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._retry_at: dict[Job, float] = {}
+        self._num_failures: Counter[Job] = Counter()
         self._changed = asyncio.Event()
 
     def notice(self) -> None:
@@ -100,7 +105,9 @@ class Worker:
         self._context.metrics.set_batches(counts)
         busy = {_lane(job) for job in self._tasks}
         for job in unfinished:
-            if job in self._tasks or self._retry_at.get(job, now) > now or _lane(job) in busy:
+            if job in self._tasks or self._jobs.is_moving(job):
+                continue
+            if self._retry_at.get(job, now) > now or _lane(job) in busy:
                 continue
             busy.add(_lane(job))
             task = asyncio.create_task(self._step(job))
@@ -111,6 +118,7 @@ class Worker:
         del self._tasks[job]
         if job.has_ended:
             self._retry_at.pop(job, None)
+            self._num_failures.pop(job, None)
         self._changed.set()
 
     def interrupt(self, job: Job) -> None:
@@ -122,16 +130,42 @@ class Worker:
 
     async def _step(self, job: Job) -> None:
         try:
-            await self._carry_out(job)
-        except MaskdialError as error:
+            try:
+                await self._carry_out(job)
+            except ConfigError as error:
+                if _passes(error):
+                    raise UnavailableError(error.message) from error
+                _log.error("batch %s failed: %s", job.id, error.message)
+                await self._fail(job, "its files on the server were lost or changed; begin it anew")
+            except MaskdialError:
+                raise
+            except Exception:
+                _log.exception("a step of batch %s failed", job.id)
+                self._num_failures[job] += 1
+                if self._num_failures[job] < _MAX_FAILURES:
+                    raise
+                await self._fail(job, "internal error; search the server log for it")
+        except Exception as error:
+            why = error.message if isinstance(error, MaskdialError) else "its step will be repeated"
             if self._context.lifecycle.phase is Phase.SERVING:
-                _log.warning("batch %s waits: %s", job.id, error.message)
-        except Exception:
-            _log.exception("a step of batch %s failed; it will be repeated", job.id)
+                _log.warning("batch %s waits: %s", job.id, why)
+            self._retry_at[job] = time.monotonic() + _RETRY_SECONDS
         else:
             self._retry_at.pop(job, None)
-            return
-        self._retry_at[job] = time.monotonic() + _RETRY_SECONDS
+
+    async def _fail(self, job: Job, why: str) -> None:
+        """Ends a batch that cannot go on; what was answered is kept."""
+        job.errors = [
+            {
+                "code": "server_error",
+                "line": None,
+                "message": f"the batch cannot go on: {why}",
+                "param": None,
+            }
+        ]
+        await self._finish(job)
+        await self._jobs.move(job, "failed")
+        await self._clean(job)
 
     async def _carry_out(self, job: Job) -> None:
         if job.status == "validating":
@@ -162,14 +196,15 @@ class Worker:
                 return validate(lines, answers, job.endpoint, stop)
 
         try:
-            found = await asyncio.to_thread(read)
+            found = await in_thread(read)
         finally:
             stop.set()
-        job.total, job.model, job.errors = found.num_lines, found.model, found.errors
+        job.total, job.errors = found.num_lines, found.errors
         if not job.errors:
             try:
                 if (name := ModelChoice.of(found.model).name) is not None:
                     self._context.models.entry(name)
+                job.model = found.model  # one that is served, so no longer than names are
             except NotFoundError as error:
                 job.errors.append(
                     {
@@ -199,8 +234,6 @@ class Worker:
                     lines, "the file", answers, files, lambda *_: job.count(files.journal)
                 )
                 await batch.run()
-        except ConfigError as error:  # as the disk is full
-            raise UnavailableError(error.message) from error
         finally:
             await asyncio.wait({opening})
             if opening.exception() is None:
@@ -265,13 +298,23 @@ class Worker:
     def remove_strays(self) -> None:
         """Removes what a server that was killed has left and nobody needs; before the start."""
         unfinished = self._jobs.unfinished()
-        self._files.remove_strays(
+        num_removed = self._files.remove_strays(
             file_id for job in unfinished for file_id in (job.output_id, job.error_id)
         )
+        num_removed += self._jobs.remove_strays()
         wanted = {job.id for job in unfinished}
-        for folder in self._storage.work.iterdir():
+        for folder in own_names(self._storage.work):
             if folder.name not in wanted:
                 shutil.rmtree(folder, ignore_errors=True)
+                num_removed += 1
+        if num_removed:
+            _log.info("removed %d files and folders that a server had not finished", num_removed)
+
+
+def _passes(error: ConfigError) -> bool:
+    """Whether a batch can go on after an error: the disk is full, and not its input lost."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _lane(job: Job) -> tuple[str, str]:

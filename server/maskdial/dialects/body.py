@@ -275,8 +275,7 @@ def parse_body(schema: type[Body], content: bytes, ignored: Ignored | None = Non
     Raises:
         ValidationError: it is not JSON or violates the schema; the message names the field.
     """
-    if len(content) > _MAX_SMALL_BODY:
-        _check_shape(content)
+    check_shape(content, "the body")
     try:
         with noting(ignored):
             return schema.model_validate_json(content)
@@ -284,19 +283,26 @@ def parse_body(schema: type[Body], content: bytes, ignored: Ignored | None = Non
         raise BodyError(_describe(error), field=_field_of(error)) from error
 
 
-def _check_shape(content: bytes) -> None:
+def check_shape(content: bytes, what: str) -> None:
     """Refuses a body with thousands of lists and objects, and an object with thousands of fields,
     which would be thousands of errors: at 2 MB, pydantic takes seconds for them, and no other
     request is answered meanwhile.
+
+    Args:
+        content: JSON, to be parsed after this.
+        what: it is, for the message.
+
+    Raises:
+        ValidationError: it has too many.
     """
+    if len(content) <= _MAX_SMALL_BODY:
+        return
     # Not parsed for the count: Python's collection of garbage would take most of the time.
     if (
         _num_opened(content) > _MAX_LISTS_AND_OBJECTS
         and _num_opened(_STRING.sub(b"", content)) > _MAX_LISTS_AND_OBJECTS
     ):
-        raise ValidationError(
-            f"the body has more than {_MAX_LISTS_AND_OBJECTS:,} lists and objects"
-        )
+        raise ValidationError(f"{what} has more than {_MAX_LISTS_AND_OBJECTS:,} lists and objects")
     if content.count(b":") <= _MAX_FIELDS:
         return
     try:
@@ -308,7 +314,7 @@ def _check_shape(content: bytes) -> None:
         if isinstance(value, dict):
             if len(value) > _MAX_FIELDS:
                 raise ValidationError(
-                    f"an object in the body has {len(value):,} fields; the limit is {_MAX_FIELDS:,}"
+                    f"an object in {what} has {len(value):,} fields; the limit is {_MAX_FIELDS:,}"
                 )
             pending.extend(value.values())
         elif isinstance(value, list):

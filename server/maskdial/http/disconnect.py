@@ -30,12 +30,16 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     watch: asyncio.Task[None] | None = None
-    is_gone = False
+    is_gone = has_ended = False
 
     def leave(watch: asyncio.Task[None]) -> None:
         nonlocal is_gone
-        if not watch.cancelled():
-            watch.exception()  # otherwise asyncio logs one, as nobody retrieves it
+        if watch.cancelled():
+            return
+        watch.exception()  # otherwise asyncio logs one, as nobody retrieves it
+        # The work may have ended between the client's leaving and this call, which could not be
+        # taken back any more: the task is busy with something else by now.
+        if not has_ended:
             is_gone = True
             task.cancel()
 
@@ -52,11 +56,11 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientGoneError from None
         raise
     finally:
+        has_ended = True
         timer.cancel()
         if is_gone:
             task.uncancel()
         if watch is not None:
-            watch.remove_done_callback(leave)
             watch.cancel()
 
 

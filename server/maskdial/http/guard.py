@@ -17,6 +17,7 @@ from maskdial.http.exchange import ErrorReply, Exchange, route_path
 from maskdial.http.keys import Keys, address_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.limits import ClientLimits
+from maskdial.http.local_only import LocalOnly
 from maskdial.http.replies import error_reply
 from maskdial.http.route import TaskRoute
 from maskdial.http.tracing import Tracing
@@ -36,7 +37,7 @@ class Guard:
     Args:
         app: answers the requests to other routes.
         routes: the application's routing table; read once, so it must be complete.
-        config: has the limits of bodies.
+        config: has the limits of bodies, and who may use a server without keys.
         metrics: counts the requests to task routes.
         lifecycle: says whether they are accepted.
         keys: the clients of each route.
@@ -61,6 +62,7 @@ class Guard:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._keys = keys
+        self._local_only = LocalOnly.of(config)
         self._limits = ClientLimits(config)
         self._error_replies = error_replies
         self._tracing = tracing
@@ -97,6 +99,8 @@ class Guard:
         key = None
         scope["state"]["client"] = address_of(scope)
         try:
+            if self._local_only is not None:
+                self._local_only.check(scope)
             key = self._keys.check(scope, route_path(scope))
             scope["state"]["key"] = key or ""
             if key is not None:
@@ -104,7 +108,8 @@ class Guard:
             if route is None:
                 # No such route reads a body; those that wait for the client to leave expect a
                 # message, not an error.
-                await self._app(scope, receive, exchange.send)
+                with self._lifecycle.replying():
+                    await self._app(scope, receive, exchange.send)
             elif self._tracing is None:
                 await self._answer(route, exchange, scope, key)
             else:

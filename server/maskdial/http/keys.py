@@ -1,5 +1,6 @@
 """Keys: authentication, and the name under which a request is counted."""
 
+import hashlib
 import hmac
 import ipaddress
 import os
@@ -21,8 +22,9 @@ ADMIN = "admin"
 """The name of the admin key."""
 
 _METRICS = "metrics"
-# The last are those of --api-key.
-_RESERVED = re.compile(rf"{ADMIN}|{_METRICS}|key-\d+", re.ASCII)
+# The last are those of --api-key, by `key_name`.
+_RESERVED = re.compile(rf"{ADMIN}|{_METRICS}|key-[0-9a-f]+", re.ASCII)
+_NAME_ROUNDS = 100_000  # about 25 ms: a name is in logs, and must not tell a short key
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # The page at / and /docs with their assets, and health checks, to be read. All else asks for a key.
 _OPEN_PATHS = re.compile(r"/|/docs|/page/.*|/health|/health/(live|ready)|/ping")
@@ -49,7 +51,7 @@ class Keys:
     def __init__(self, config: Config) -> None:
         self._file = config.api_key_file
         self._given = _joined(
-            *(_hashes(f"key-{number}", key) for number, key in enumerate(config.api_keys, 1))
+            *(_hashes(key_name(key.get_secret_value()), key) for key in config.api_keys)
         )
         self._admin = _hashes(ADMIN, config.admin_key)
         self._metrics = _hashes(_METRICS, config.metrics_key)
@@ -117,6 +119,16 @@ class Keys:
                 "with --admin-key or MASKDIAL_ADMIN_KEY"
             )
         _name(scope, self._admin, kind="admin key")
+
+
+def key_name(key: str) -> str:
+    """The name of a key that was given without one.
+
+    Files, batches and stored responses belong to names, and outlive the server. So a name is of the
+    key itself, by PBKDF2 (RFC 8018), and another key never has it, as its place in a list would.
+    """
+    digest = hashlib.pbkdf2_hmac("sha256", key.encode(), b"maskdial key name", _NAME_ROUNDS, 6)
+    return f"key-{digest.hex()}"
 
 
 def address_of(scope: Scope) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from enum import Enum
 
 from maskdial.errors import UnavailableError
@@ -30,6 +31,7 @@ class Lifecycle:
         """When bodies that have not arrived are given up, in the event loop's time."""
         self.bodies: set[asyncio.Timeout] = set()
         """The timeouts of those that are being received; a shutdown shortens them."""
+        self._num_pages = 0
         self._idle_since = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -46,7 +48,7 @@ class Lifecycle:
         and their senders may be slow for as long as the grace period lasts.
 
         Returns:
-            How many are still running.
+            How many are still running, downloads and pages left out.
         """
         self.phase = Phase.DRAINING
         self.body_deadline = min(
@@ -75,6 +77,23 @@ class Lifecycle:
         self.num_requests -= 1
         if self.num_requests == 0:
             self._idle_since = time.monotonic()
+        self._note_end()
+
+    @contextlib.contextmanager
+    def replying(self) -> Iterator[None]:
+        """A reply for which no model is asked, such as a download: the drain waits for it as well,
+        but the server is no less idle.
+        """
+        self._num_pages += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_pages -= 1
+            self._note_end()
+
+    def _note_end(self) -> None:
+        if not (self.num_requests or self._num_pages):
             self._idle.set()
 
     @property

@@ -57,7 +57,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _remove_left_behind(path: Path) -> None:
     try:
-        found = path.stat()
+        found = path.lstat()  # a link is not a server's
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline
 from maskdial.errors import DeadlineError, ValidationError, shortened
@@ -17,12 +18,16 @@ from maskdial.masked.request import MaskedInput
 
 _CACHE_BYTES = 64 * 2**20
 
+_Place = tuple[str, str]
+"""The name of a key, and a label."""
+
 
 class LabelEncoder:
-    """Turns labels into vectors, and keeps those that were used last.
+    """Turns labels into vectors, and keeps those that were used last, of each key apart: how fast
+    labels are answered tells whether they were asked for before.
 
     Used on the event loop only. A vector is the same to the last bit whatever it is computed with,
-    so it does not matter whether it was kept.
+    so an answer does not depend on whether it was kept.
 
     Args:
         engine: the encoder's.
@@ -42,7 +47,7 @@ class LabelEncoder:
         self._tokenizer = tokenizer
         self._max_length = max_length
         self._room = cache_bytes
-        self._kept: OrderedDict[str, NDArray[np.float32]] = OrderedDict()
+        self._kept: OrderedDict[_Place, NDArray[np.float32]] = OrderedDict()
 
     async def vectors(self, labels: Sequence[str], deadline: Deadline) -> NDArray[np.float32]:
         """The vectors of labels, (num_labels, columns).
@@ -52,9 +57,12 @@ class LabelEncoder:
             OverloadedError: the encoder's queue has no room for them now.
             DeadlineError: the time is up.
         """
-        found = {label: self._kept[label] for label in labels if label in self._kept}
+        owner = current_usage().key
+        found = {
+            label: self._kept[owner, label] for label in labels if (owner, label) in self._kept
+        }
         for label in found:
-            self._kept.move_to_end(label)
+            self._kept.move_to_end((owner, label))
         missing = [label for label in dict.fromkeys(labels) if label not in found]
         if missing:
             seconds = tokenizing_seconds(missing)
@@ -68,7 +76,7 @@ class LabelEncoder:
                 # Copies, as a part of a pass's output would keep all of it
                 made = (result.logits.copy() for result in results)
                 found |= zip(missing[part], made, strict=True)
-            self._keep({label: found[label] for label in missing})
+            self._keep({(owner, label): found[label] for label in missing})
         return np.stack([found[label] for label in labels])
 
     def stop(self) -> None:
@@ -88,11 +96,11 @@ class LabelEncoder:
             inputs.append(MaskedInput(tuple(encoding.ids), token_type_ids=tuple(encoding.type_ids)))
         return inputs
 
-    def _keep(self, vectors: dict[str, NDArray[np.float32]]) -> None:
-        for label, vector in vectors.items():
-            if label not in self._kept:
+    def _keep(self, vectors: dict[_Place, NDArray[np.float32]]) -> None:
+        for place, vector in vectors.items():
+            if place not in self._kept:
                 self._room -= vector.nbytes
-            self._kept[label] = vector
+            self._kept[place] = vector
         while self._room < 0:
             _, dropped = self._kept.popitem(last=False)
             self._room += dropped.nbytes

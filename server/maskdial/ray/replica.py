@@ -42,7 +42,8 @@ class Replica:
         for handler in logging.getLogger("ray.serve").handlers:
             _log.addHandler(handler)  # the replica's file, whose lines have the request's id
         self._failure: MaskdialError | None = None
-        self._app = create_app(config, self._load_failed)
+        # The cluster's proxies listen, so it is for more than its own machine.
+        self._app = create_app(config.model_copy(update={"host": "0.0.0.0"}), self._load_failed)
         self._context: ServerContext = self._app.state.context
         self._server_lifespan = self._app.router.lifespan_context
         self._app.router.lifespan_context = self._lifespan

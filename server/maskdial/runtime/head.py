@@ -27,14 +27,17 @@ class Head:
         num_bytes: the size of its weights.
 
     Raises:
-        BundleError: ONNX Runtime cannot load the graph, or it is not for such hidden states or not
-            of so many labels.
+        BundleError: ONNX Runtime cannot load the graph, it has data in other files, or it is not
+            for such hidden states or not of so many labels.
     """
 
     def __init__(self, name: str, settings: AdapterHead, content: bytes, columns: int) -> None:
         self.settings = settings
         self.num_bytes = len(content)
         self._name = name
+        from maskdial.kernels.contained import check_contained  # needs onnx, which is optional
+
+        check_contained(content, f"adapter {name!r}: its head")
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1  # it has less to do than threads take to begin
         options.log_severity_level = _FATAL_ONLY  # errors are raised

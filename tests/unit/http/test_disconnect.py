@@ -112,3 +112,33 @@ def test_work_that_ends_although_it_is_cancelled() -> None:
         assert task.cancelling() == 0
 
     asyncio.run(main())
+
+
+def test_a_client_that_leaves_as_the_work_ends_cancels_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watch ends first, and its callback comes when the task does something else."""
+    monkeypatch.setattr("maskdial.http.disconnect._UNWATCHED_SECONDS", 0)
+
+    async def main() -> None:
+        client, first_event = Client(), asyncio.Event()
+
+        async def work() -> str:
+            await first_event.wait()
+            return "the first event"
+
+        async def both() -> None:
+            await client.is_watched.wait()
+            client.leaves.set()
+            first_event.set()
+
+        ending = asyncio.create_task(both())
+        assert await unless_gone(client.request, work()) == "the first event"
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await ending
+
+    asyncio.run(main())

@@ -1,13 +1,15 @@
 """Keys, without a server: which of them open what, under which names, and how they are sent."""
 
+import re
 from typing import Any
 
 import pytest
 
 from maskdial.config import Config
 from maskdial.errors import ForbiddenError, UnauthorizedError
-from maskdial.http.keys import Keys
+from maskdial.http.keys import Keys, key_name
 
+FIRST, SECOND = key_name("first"), key_name("second")
 HOW = "send it as 'Authorization: Bearer KEY' or as 'x-api-key'"
 SETTINGS: dict[str, Any] = {
     "api_keys": ["first", "second"],
@@ -29,8 +31,8 @@ def sent(**headers: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "key", "name"),
     [
-        ("/classify", "first", "key-1"),
-        ("/classify", "second", "key-2"),
+        ("/classify", "first", FIRST),
+        ("/classify", "second", SECOND),
         ("/classify", "root", "admin"),
         ("/classify", "scraper", None),
         ("/metrics", "scraper", "metrics"),
@@ -51,7 +53,7 @@ def test_a_key_opens_what_it_is_for(path: str, key: str, name: str | None) -> No
 
 @pytest.mark.parametrize("value", ["bearer first", "BEARER  first ", "Bearer first"])
 def test_the_scheme_is_bearer_in_any_case(value: str) -> None:
-    assert keys_of(**SETTINGS).check(sent(authorization=value), "/classify") == "key-1"
+    assert keys_of(**SETTINGS).check(sent(authorization=value), "/classify") == FIRST
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic first", "first", "Token first"])
@@ -63,8 +65,8 @@ def test_another_scheme_sends_no_key(value: str) -> None:
 
 def test_either_header_may_have_the_key() -> None:
     keys = keys_of(**SETTINGS)
-    assert keys.check(sent(authorization="Bearer wrong", x_api_key="second"), "/x") == "key-2"
-    assert keys.check(sent(authorization="Bearer second", x_api_key="wrong"), "/x") == "key-2"
+    assert keys.check(sent(authorization="Bearer wrong", x_api_key="second"), "/x") == SECOND
+    assert keys.check(sent(authorization="Bearer second", x_api_key="wrong"), "/x") == SECOND
 
 
 def test_only_the_admin_key_changes_the_server() -> None:
@@ -79,8 +81,16 @@ def test_only_the_admin_key_changes_the_server() -> None:
 
 
 def test_names_are_those_of_clients_and_of_the_admin() -> None:
-    assert keys_of(**SETTINGS).names == ("key-1", "key-2", "admin")
+    assert keys_of(**SETTINGS).names == (FIRST, SECOND, "admin")
     assert keys_of(admin_key="root", metrics_key="scraper").names == ()
+
+
+def test_the_name_of_a_key_is_its_own_wherever_it_is_given() -> None:
+    """What belongs to a name is on the disk, and must not become another key's."""
+    assert re.fullmatch(r"key-[0-9a-f]{12}", FIRST)
+    before, after = keys_of(api_keys=["first", "second"]), keys_of(api_keys=["second"])
+    scope = sent(x_api_key="second")
+    assert before.check(scope, "/x") == after.check(scope, "/x") == SECOND != FIRST
 
 
 def test_without_keys_of_clients_only_the_metrics_may_be_closed() -> None:

@@ -71,6 +71,22 @@ def test_a_drain_waits_for_the_running_requests() -> None:
     asyncio.run(scenario())
 
 
+def test_a_drain_waits_for_downloads_which_are_no_load() -> None:
+    async def scenario() -> None:
+        lifecycle = Lifecycle()
+        lifecycle.begin_request()
+        with lifecycle.replying():
+            assert lifecycle.idle_seconds == 0
+            lifecycle.end_request()
+            assert lifecycle.idle_seconds > 0
+            draining = asyncio.create_task(lifecycle.drain(3600))
+            await asyncio.sleep(0)
+            assert (lifecycle.num_requests, draining.done()) == (0, False)
+        assert await draining == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_drain_ends_with_its_grace_period() -> None:
     async def scenario() -> None:
         lifecycle = Lifecycle()

@@ -116,3 +116,20 @@ def test_the_labels_that_were_used_last_are_kept() -> None:
 def test_a_label_longer_than_the_encoder_reads() -> None:
     with pytest.raises(ValidationError, match="'a a a a a' has 5 tokens, and the model reads at"):
         vectors(encoder(Doubling()), "a", "a a a a a")
+
+
+def test_no_key_learns_which_labels_another_has_asked_for() -> None:
+    engine = Doubling()
+    labels = encoder(engine)
+
+    def asked(key: str, *texts: str) -> list[float]:
+        token = usage_of_request.set(ClientUsage("client", key))
+        try:
+            return vectors(labels, *texts)
+        finally:
+            usage_of_request.reset(token)
+
+    assert asked("alice", "b", "c") == asked("bob", "b", "c") == [2, 4]
+    assert engine.passes == [2, 2]
+    assert (asked("alice", "c"), asked("bob", "b")) == ([4], [2])
+    assert engine.passes == [2, 2]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from maskdial.bounds import Size
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TaskBody, TokenId
 from maskdial.dialects.lenient import Lenient
@@ -23,6 +24,16 @@ _HABITS = frozenset(
         *("models", "plugins", "provider", "route", "session_id", "trace", "transforms", "usage"),
     }
 )
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, Size(0, 64, "characters")],
+        Annotated[str, Size(0, 512, "characters")],
+    ],
+    Size(0, 16, "pairs"),
+]
+"""What a client may have kept with an object, with OpenAI's bounds."""
 
 
 class OpenAIBody(Lenient, TaskBody):

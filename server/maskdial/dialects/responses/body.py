@@ -11,7 +11,7 @@ from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Unsupported
+from maskdial.dialects.openai.base import Metadata, Unsupported
 from maskdial.dialects.openai.sampling import SamplingBody
 from maskdial.dialects.responses.items import Input, Item, conversation
 from maskdial.dialects.responses.tools import Choice, Offered, Tools, offered, to_choice
@@ -98,7 +98,7 @@ class ResponsesBody(SamplingBody):
     )
     stream: bool | None = Field(None, description="Reply with server-sent events. Default: false.")
     text: TextOptions = Field(default_factory=TextOptions)
-    metadata: dict[str, str] | None = Field(None, description="Returned unchanged.")
+    metadata: Metadata | None = Field(None, description="Any 16 pairs, which are returned.")
     include: list[str] | None = Field(
         None,
         description=f"With {_LOGPROBS}, each token of the text is described. Other values are "

@@ -164,14 +164,13 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
     completions = await generation.complete()
     ((text,),) = (completion.texts for completion in completions)
 
-    def reply() -> Response:
+    def write() -> None:
         for token in text.events:
             writer.push(token)
-        return json_reply(writer.response, headers=timing_headers(timings(completions)) | warnings)
 
-    written = await offload(reply, len(text.events) * _SECONDS_PER_TOKEN)
-    await turn.save(writer.response)
-    return written
+    await offload(write, len(text.events) * _SECONDS_PER_TOKEN)
+    await turn.save_written(writer.response)
+    return json_reply(writer.response, headers=timing_headers(timings(completions)) | warnings)
 
 
 async def _frames(generation: Generation, writer: ResponseWriter, turn: StoredTurn) -> Frames:
@@ -180,7 +179,7 @@ async def _frames(generation: Generation, writer: ResponseWriter, turn: StoredTu
         async for _, token in stream:
             events = writer.push(token)
             if writer.response:  # the last event tells that it can be retrieved
-                await turn.save(writer.response)
+                await turn.save_written(writer.response)
             for event in events:
                 yield writer.frame(event)
 

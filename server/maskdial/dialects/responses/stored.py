@@ -20,7 +20,7 @@ from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
 from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.items import Item, dumped, read_items
 from maskdial.engine.fairness import ClientUsage
-from maskdial.errors import shortened
+from maskdial.errors import UnavailableError, shortened
 from maskdial.http.context import ServerContext, server_context
 from maskdial.http.in_process import InProcess
 from maskdial.http.replies import encode_json, json_reply
@@ -99,11 +99,30 @@ class StoredTurn:
         return cls(call, read_items([*found.items, *found.response["output"]]))
 
     async def save(self, response: dict[str, Any]) -> None:
-        """Stores the response, if it is to be."""
+        """Stores the response, if it is to be.
+
+        Raises:
+            UnavailableError: it cannot be stored.
+        """
         if self.stores:
             assert self._store is not None
             content = json.loads(encode_json(response))
             await self._store.save(self._owner, content, dumped(self._items))
+
+    async def save_written(self, response: dict[str, Any]) -> None:
+        """Stores a response that was written. Where it cannot be, its client gets it all the same,
+        and is told by its ``store`` that it is nowhere else.
+
+        Raises:
+            UnavailableError: it cannot be stored, and has no client that waits for it.
+        """
+        try:
+            await self.save(response)
+        except UnavailableError as error:
+            if self.in_background:
+                raise
+            _log.warning("response %s is not stored: %s", self.id, error.message)
+            response["store"] = False
 
 
 async def begin(call: Call[ResponsesBody], turn: StoredTurn) -> Response:
@@ -161,6 +180,8 @@ async def begin(call: Call[ResponsesBody], turn: StoredTurn) -> Response:
             status, error = await write()
             if status:
                 await turn.save(queued | {"status": status, "error": error})
+        except UnavailableError as lost:
+            _log.warning("how response %s ended is not stored: %s", turn.id, lost.message)
         finally:
             store.running.pop(turn.id, None)
 

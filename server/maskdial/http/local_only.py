@@ -1,0 +1,102 @@
+"""LocalOnly: who may use a server without keys that listens on this machine alone.
+
+Its address is all that protects it, and browsers on the machine reach that as well. So a web page
+of anywhere could send it requests: to its address (a page of another origin), or to a name of the
+page's own that leads here by now (DNS rebinding), where the page may read the replies, too.
+"""
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from maskdial.config import Config
+from maskdial.errors import ForbiddenError, shortened
+
+# No page of the web has such a name. Containers call the machine host.docker.internal.
+_LOCAL_NAME = re.compile(r"[\w-]+|[\w.-]+\.(localhost|internal)", re.ASCII)
+_WEB = ("http", "https", "")  # applications and extensions have schemes of their own
+
+
+class LocalOnly:
+    """Refuses requests that web pages of elsewhere have a browser send.
+
+    Args:
+        config: says where the server listens, and who is allowed beside this machine.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._hosts = frozenset(name.lower() for name in config.allowed_hosts)
+        self._origins = frozenset(config.cors_allow_origins)
+
+    @classmethod
+    def of(cls, config: Config) -> "LocalOnly | None":
+        """That of a server; None for one that others may reach, or that has keys."""
+        has_keys = bool(config.api_keys) or config.api_key_file is not None
+        if has_keys or config.uds is not None or not _is_loopback(config.host):
+            return None
+        return cls(config)
+
+    def check(self, scope: Scope) -> None:
+        """Whether a request may be answered.
+
+        Raises:
+            ForbiddenError: it may not.
+        """
+        host = origin = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value.decode("latin-1")
+            elif name == b"origin":
+                origin = value.decode("latin-1")
+        if host and not self._is_known(host):
+            raise ForbiddenError(
+                f"{shortened(host)!r} is no name of this server, which has no keys and is for its "
+                "own machine; call it by its address, allow the name with --allowed-host, or set "
+                "keys"
+            )
+        if origin and not self._may_ask(origin):
+            raise ForbiddenError(
+                f"web pages of {shortened(origin)!r} may not use this server, which has no keys; "
+                "allow them with --cors-allow-origin, or set keys"
+            )
+
+    def _is_known(self, host: str) -> bool:
+        name = _name_of(f"//{host}")
+        return bool(name) and (
+            "*" in self._hosts
+            or name in self._hosts
+            or _LOCAL_NAME.fullmatch(name) is not None
+            or _is_address(name)
+        )
+
+    def _may_ask(self, origin: str) -> bool:
+        if "*" in self._origins or origin in self._origins:
+            return True
+        scheme = origin.partition("://")[0].lower() if "://" in origin else ""
+        if scheme not in _WEB:
+            return True
+        name = _name_of(origin)
+        # Pages of this machine, its own among them. Others may have a name without a dot, too.
+        return name in self._hosts or name.endswith(".localhost") or _is_loopback(name)
+
+
+def _name_of(url: str) -> str:
+    """The host of a URL in lower case, without a final dot; empty if it has none."""
+    try:
+        return (urlsplit(url).hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
