@@ -138,6 +138,19 @@ def test_answers_are_those_of_http(client: Client, http: httpx.Client, raw: bool
     assert list(score.shape) == [2, 1]
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_outputs_come_as_bytes_whatever_http_would_do(client: Client, written: bool) -> None:
+    """KServe's and Triton's clients send HTTP's parameters with either port."""
+    asked = request("sentiment", *TEXTS, binary_data_output=written)
+    for name in ("label", "score"):
+        output = asked.outputs.add(name=name)
+        output.parameters.add(key="binary_data").value.bool_param = written
+    found = client.call("ModelInfer", asked)
+    plain = client.call("ModelInfer", request("sentiment", *TEXTS))
+    assert found.raw_output_contents == plain.raw_output_contents
+    assert found.outputs == plain.outputs
+
+
 def test_a_stream_has_a_response_for_each_token(client: Client, http: httpx.Client) -> None:
     asked = request("hybrid", "Once upon a time", **GREEDY)
     responses = list(client.stream(asked, request("sentiment", *TEXTS)))
