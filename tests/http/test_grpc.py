@@ -189,7 +189,7 @@ def test_bad_requests_have_their_codes(client: Client) -> None:
     invalid, exhausted = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
     for bad, code, words in (
         (two, invalid, "raw_input_contents has 2 tensors, and inputs has 1"),
-        (huge, invalid, "has 1 elements; its shape says 1,152,921,504,606,846,976"),
+        (huge, invalid, "has 1,152,921,504,606,846,976 elements by its shape"),
         (numbers, invalid, "has the datatype 'FP32'"),
         (request("sentiment", "a", surprise=1), invalid, "parameters.surprise: unknown field"),
         (request("sentiment", ""), invalid, "inputs[0] must not be empty"),

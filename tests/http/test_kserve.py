@@ -175,8 +175,18 @@ ONE = binary("a b")
 REFUSED: list[tuple[Any, bytes, int | str | None, str]] = [
     ({"inputs": []}, b"", None, "inputs: must have between 1 and 16 inputs, not 0"),
     ({"inputs": [tensor("a", "b", datatype="FP32")]}, b"", None, "datatype 'FP32'; models here"),
-    ({"inputs": [tensor("a", "b", shape=[2**40])]}, b"", None, "1 elements; its shape says 1,099"),
-    ({"inputs": [tensor("a", "b", shape=[2**40, 2**40])]}, b"", None, "its shape says 1,208,925,"),
+    (
+        {"inputs": [tensor("a", "b", shape=[2**40])]},
+        b"",
+        None,
+        "1,099,511,627,776 elements by its shape",
+    ),
+    (
+        {"inputs": [tensor("a", "b", shape=[2**40, 2**40])]},
+        b"",
+        None,
+        "1,208,925,819,614,629,174,706,176 elements by its shape",
+    ),
     (
         {"inputs": [tensor("a", "b", shape=[-1])]},
         b"",
@@ -222,6 +232,16 @@ REFUSED: list[tuple[Any, bytes, int | str | None, str]] = [
     ({"inputs": [tensor("a", "b")]}, b"", 10**6, "at most the body's"),
     ({"inputs": [tensor("a", "b")]}, b"", "-1", "at most the body's"),
     ({"inputs": [tensor("a", "b")]}, b"", "9" * 5000, "at most the body's"),
+    ({"inputs": [tensor("a", "b")]}, b"", "0" * 5000, "at most the body's"),
+    (
+        {"inputs": [in_bytes("a", 2**40, 7)]},
+        ONE,
+        None,
+        "has 1,099,511,627,776 elements by its shape; an input may have 16,384",
+    ),
+    ({"inputs": [tensor("a", "b", shape=[16_385])]}, b"", None, "16,385 elements by its shape"),
+    ({"inputs": [tensor("a", "b", data=["b"] * 9)]}, b"", None, "has 9 elements; its shape says 1"),
+    ({"inputs": [in_bytes("a", 1, 14)]}, ONE * 2, None, "has more elements than the 1 of its shap"),
     ({"inputs": [tensor("a", "b")]}, b"", 3, "not valid JSON"),
 ]
 

@@ -38,6 +38,7 @@ HEADER_LENGTH = "inference-header-content-length"
 
 _SECONDS_PER_NUMBER = 1e-7  # to write it as JSON
 _MAX_DIMENSION = 2**63 - 1
+_MAX_LENGTH_DIGITS = 19
 
 
 class InputParameters(Wire):
@@ -158,11 +159,12 @@ async def infer(call: Call[InferBody], content: bytes = b"") -> Response:
     The reply, or a part of it, may be bytes: see Triton's binary tensor data extension.
     """
     body = call.body
-    tensors = _read(body.inputs, content)
+    tensors = await call.reread(lambda: _read(body.inputs, content))
     lease = await call.lease(call.choice())
     served = [each for each in lease.models if call.choice().allows(each.manifest)]
     task = task_for(served, tensors)
-    answer = await tensors_of(call, task, body_of(task, tensors, body.task_parameters, body))
+    asked = await call.reread(lambda: body_of(task, tensors, body.task_parameters, body))
+    answer = await tensors_of(call, task, asked)
     wanted = _wanted(answer.content, body)
     size = sum(math.prod(tensor.shape) for tensor, _ in wanted)
 
@@ -267,7 +269,9 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
     if header_length is None:
         return body, b""
     digits = header_length.strip()
-    if not (digits.isascii() and digits.isdecimal() and int(digits[:19]) <= len(body)):
+    # Python reads no number of thousands of digits; leading zeros are digits, too.
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_LENGTH_DIGITS
+    if not (is_number and int(digits) <= len(body)):
         raise ValidationError(
             f"the header {HEADER_LENGTH} must be the number of bytes of JSON, at most the body's "
             f"{len(body):,}, not {shortened(digits)!r}"
