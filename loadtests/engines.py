@@ -29,6 +29,7 @@ from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence as Generation
 from maskdial.causal.stream import TokenStream
 from maskdial.config import Config, load_config
+from maskdial.engine.model import max_length as model_length
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.grammar.matcher import GrammarMatcher
 from maskdial.kernels.installed import find_kernels
@@ -116,7 +117,7 @@ class LoadedCausal:
         manifest = bundle.manifest
         if manifest.family != "causal" or manifest.kv is None:
             raise LoadTestError(f"{path} is a {manifest.family} bundle; this needs a causal one")
-        max_length = min(manifest.max_length, config.max_context)
+        max_length = model_length(manifest, config)
         if max_length < _MIN_CONTEXT:
             raise LoadTestError(
                 f"a context of {max_length} tokens is too short; this needs {_MIN_CONTEXT}"

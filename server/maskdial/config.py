@@ -394,11 +394,17 @@ class Config(BaseModel):
         "on",
         description="capture decode steps as CUDA graphs: fewer kernel launches, slower start",
     )
-    max_context: int = Field(
-        4096,
-        ge=8,
-        le=_MAX_COUNT,
-        description="maximum context (prompt and generated tokens), if the model's is longer",
+    max_context: Annotated[int | None, Field(ge=8, le=_MAX_COUNT), _Auto] = Field(
+        None,
+        description="maximum context (prompt and generated tokens), if the model's is longer; "
+        "auto: the model's own, or what fits into its share of the memory for at least half of "
+        "the slots on the CPU, and a quarter on a GPU, but no less than 4096",
+    )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="what to do with fields that a request in another project's format has and "
+        "this server does not know; ignore: name them in the header x-ignored-fields, and once for "
+        "each client in the log. Routes of its own refuse them in any case",
     )
     prefill_chunk_tokens: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Auto] = Field(
         None,

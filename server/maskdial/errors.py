@@ -2,6 +2,7 @@
 
 MaskdialError
 ├── ValidationError      422  the request asks for something that cannot be done
+│   └── PromptTooLongError    its prompt does not fit the context
 ├── UnauthorizedError    401  the key is missing or wrong
 ├── ForbiddenError       403  this server does not do that for anyone
 ├── NotFoundError        404  no such model, route, file or batch
@@ -21,7 +22,7 @@ MaskdialError
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
 _MAX_LENGTH = 4000
 _RAISE_LIMITS = (
@@ -83,6 +84,22 @@ class ValidationError(MaskdialError):
             return self.message
         where = self.field if self.index is None else f"{self.field}[{self.index}]"
         return f"{where}: {self.message}"
+
+
+class PromptTooLongError(ValidationError):
+    """A prompt has more tokens than the context.
+
+    The sentence is the one by which agents know that they have to shorten the conversation, so that
+    no dialect puts a field before it.
+    """
+
+    @classmethod
+    def of(cls, num_tokens: int, model: str, context: int, about: str = "") -> Self:
+        """The error of a prompt; ``about`` comes before the number of its tokens."""
+        return cls(
+            f"prompt is too long: {about}{num_tokens} tokens > {context - 1} maximum (model "
+            f"{model!r} has a context of {context}: --max-context)"
+        )
 
 
 class UnauthorizedError(MaskdialError):
@@ -190,7 +207,7 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
     except ValidationError as error:
         if error.field is not None:
             raise
-        raise ValidationError(error.message, field=field, index=index) from error
+        raise type(error)(error.message, field=field, index=index) from error
 
 
 def exhaustion(error: BaseException) -> str | None:

@@ -542,8 +542,14 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "no tool is named 'x'"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"container": "c"}, "container: unknown field"),
-        ({"messages": [{"role": "user", "content": "a " * 600}]}, "messages: the prompt has"),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management: compact_20260112 is not supported",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a " * 600}]},
+            "prompt is too long: 609 tokens > 511 maximum",
+        ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "gold"}}}},
             "output_config.format",

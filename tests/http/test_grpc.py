@@ -191,7 +191,7 @@ def test_bad_requests_have_their_codes(client: Client) -> None:
         (two, invalid, "raw_input_contents has 2 tensors, and inputs has 1"),
         (huge, invalid, "has 1,152,921,504,606,846,976 elements by its shape"),
         (numbers, invalid, "has the datatype 'FP32'"),
-        (request("sentiment", "a", surprise=1), invalid, "parameters.surprise: unknown field"),
+        (request("sentiment", "a", top_k="1"), invalid, "parameters.top_k: "),
         (request("sentiment", ""), invalid, "inputs[0] must not be empty"),
         (message("ModelInferRequest")(model_name="sentiment"), invalid, "inputs: must have betw"),
         (request("nobody", "a"), grpc.StatusCode.NOT_FOUND, "no model 'nobody' here"),

@@ -439,7 +439,7 @@ def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "only tools of type function"),
+        ({"tools": [{}]}, "tools[0].type", "required"),
         ({"tools": [WEATHER, 3]}, "tools[1]", "be an object"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "required"),
         ({"tools": [WEATHER | {"name": "a b"}]}, "tools[0]", "letters"),
@@ -456,24 +456,15 @@ def test_strict_tools_of_pydantic_models(client: openai.OpenAI) -> None:
             "tools[1]",
             "cannot be used",
         ),
-        ({"tools": [{**CLOCK, "name": f"t{i}"} for i in range(200)]}, "tools", "at most 128"),
+        ({"tools": [{**CLOCK, "name": f"t{i}"} for i in range(1025)]}, "tools", "at most 1024"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "no tools to call"),
         ({"tool_choice": "sometimes"}, "tool_choice", "must be none, auto, required"),
-        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "must be none, auto, required"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "does not run web_search itself"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool is named 'f'"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
         ({"model": "no_tools"}, "tools", "does not support tools"),
         ({"reasoning": {"effort": "wild"}}, "reasoning.effort", "'medium'"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "the server sets"),
-        (
-            {
-                "input": [
-                    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1"},
-                ]
-            },
-            "input",
-            "JSON object",
-        ),
         ({"input": [{"type": "function_call_output", "output": ""}]}, "input[0].call_id", "requ"),
         (
             {"input": [{"type": "reasoning", "summary": [{"type": "x", "text": ""}]}]},
@@ -503,7 +494,7 @@ def test_every_channel_is_an_item() -> None:
         ReasoningDelta("Hm."),
         ContentDelta("Done."),
     ]
-    output = ResponseOutput()
+    output = ResponseOutput({})
     events = [event for delta in deltas for event in output.push(delta)]
     events += output.finish("completed")
     items = output.items()
@@ -533,7 +524,7 @@ def test_every_channel_is_an_item() -> None:
 
 
 def test_a_reply_without_any_text_is_an_empty_message() -> None:
-    output = ResponseOutput()
+    output = ResponseOutput({})
     kinds = [event["type"] for event in output.finish("completed")]
     (message,) = output.items()
     assert message["content"][0]["text"] == ""

@@ -112,7 +112,6 @@ def test_a_template_for_tools_renders_conversations_with_tools(
     [
         ("/tokenize", {"prompt": 5}, "prompt: "),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "messages: give either"),
-        ("/tokenize", {"prompt": "a", "inputs": "b"}, "inputs: unknown field"),
         ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": 3}, "add_generation_prompt"),
         (
             "/tokenize",

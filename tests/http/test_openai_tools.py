@@ -465,10 +465,9 @@ HUGE = {"type": "object", "properties": {f"key_{i}": {"type": "string"} for i in
     ("body", "param", "words"),
     [
         ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
-        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "'function'"),
         ({"tools": [tool("a"), tool("a")]}, "tools[1]", "two tools are named 'a'"),
-        ({"tools": [tool("a b")]}, "tools[0]", "1 to 64 letters"),
-        ({"tools": [tool(f"t{i}") for i in range(200)]}, "tools", "200 tools; it may have at most"),
+        ({"tools": [tool("a b")]}, "tools[0]", "1 to 128 letters"),
+        ({"tools": [tool(f"t{i}") for i in range(1025)]}, "tools", "1025 tools; it may have at"),
         ({"tools": [tool("a"), tool("b", type="string")]}, "tools[1]", "of type object"),
         ({"tools": [tool("a", **ENDLESS)]}, "tools[0]", "the schema of tool 'a' cannot be used"),
         ({"tools": [tool("a", **HUGE)]}, "tools[0]", "bytes; the limit is"),
@@ -503,7 +502,6 @@ HUGE = {"type": "object", "properties": {f"key_{i}": {"type": "string"} for i in
             "messages[0].tool_calls",
             "role assistant",
         ),
-        ({"messages": [{"role": "assistant"}]}, "messages[0].content", "required"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "an object"),
         ({"reasoning_effort": ""}, "reasoning_effort", "between 1 and 64 characters"),
@@ -539,16 +537,12 @@ def test_a_recursive_schema(url: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["", " ", "\n", "[1]", "{", "nonsense", '{"a": "\\ud800"}'])
-def test_arguments_of_past_calls_are_objects(url: str, arguments: str) -> None:
+def test_past_calls_that_are_no_json_are_text(url: str, arguments: str) -> None:
+    """They are in the conversation for good: refused once, it could never go on."""
     function = {"name": "f", "arguments": arguments}
     call = {"id": "call_1", "type": "function", "function": function}
     body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
-    if not arguments.strip():  # as some clients write a call without arguments
-        post(url, model="hermes", **body, max_tokens=1)
-        return
-    error = refusal(url, **body)
-    assert error["param"] == "messages"
-    assert "the arguments of the past call of 'f'" in error["message"]
+    post(url, model="hermes", **body, max_tokens=1)
 
 
 ANSWER = {

@@ -16,7 +16,7 @@ from maskdial.batches.service import owner_of, service_of
 from maskdial.batches.upload import receive_upload
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import example, read_body
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.errors import error_reply
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import NotFoundError, ValidationError, shortened

@@ -106,7 +106,11 @@ class Tokenizer:
         Such texts are refused without tokenizing them, as in vLLM: that takes a second and hundreds
         of megabytes for a text of 2 MB.
         """
-        return len(text) > max_length * self._longest_token
+        return self.least_tokens(text) > max_length
+
+    def least_tokens(self, text: str) -> int:
+        """The tokens of a text if they were all of the longest kind."""
+        return -(-len(text) // self._longest_token)
 
     def encode(
         self, text: str, pair: str | None = None, *, add_special_tokens: bool = True

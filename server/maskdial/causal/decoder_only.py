@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from maskdial.bundle.texts import check_characters, check_ids, check_media
+from maskdial.bundle.texts import check_ids, check_media
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.infill import end_ids, read_infilling
 from maskdial.causal.model import CausalModel
 from maskdial.causal.reader import PromptReader, Tokens
 from maskdial.causal.request import GenerationRequest, Infilling
-from maskdial.errors import ValidationError, about
+from maskdial.errors import PromptTooLongError, ValidationError, about
 
 _GAP_TOKENS = 100  # that are left free where texts are cut and the request does not say
 
@@ -61,10 +61,7 @@ class DecoderOnly(PromptReader):
             raise ValidationError("the prompt has no tokens; write at least one word")
         context = self._model.max_length
         if len(ids) >= context:
-            raise ValidationError(
-                f"the prompt has {len(ids)} tokens; model {self._model.name!r} has a context of "
-                f"{context}, so a prompt has at most {context - 1}; shorten or truncate it"
-            )
+            raise PromptTooLongError.of(len(ids), self._model.name, context)
 
     def _read_infilling(self, prompt: TextOrIds, infill: Infilling, index: int) -> Tokens:
         """The text before a gap and what is around it."""
@@ -95,7 +92,9 @@ class DecoderOnly(PromptReader):
             check_ids(prompt, model)
             return list(prompt), 0, None
         if request.truncate is None:
-            check_characters(prompt, model.max_length, model)
+            least = model.tokenizer.least_tokens(prompt)
+            if least > model.max_length:  # tokenizing it would take seconds
+                raise PromptTooLongError.of(least, model.name, model.max_length, "at least ")
         adds_special = request.conversation is None
         encoding = model.tokenizer.encode(prompt, add_special_tokens=adds_special)
         mask = encoding.special_tokens_mask

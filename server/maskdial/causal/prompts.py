@@ -27,7 +27,8 @@ from maskdial.grammar.matcher import Grammar
 from maskdial.grammar.source import GrammarRequest
 
 _DEFAULT_NEW_TOKENS = 100
-_MAX_DESCRIBED = 250_000  # tokens; about 20 MB of JSON
+MAX_DESCRIBED = 250_000
+"""Tokens that a reply may describe, top tokens included; about 20 MB of JSON."""
 _MAX_SEED = 2**63
 
 
@@ -172,10 +173,10 @@ def _check_size(
 
 def _check_described(num_tokens: int, params: SamplingParams) -> None:
     num_described = num_tokens * (1 + params.top_n_tokens)
-    if num_described > _MAX_DESCRIBED:
+    if num_described > MAX_DESCRIBED:
         raise ValidationError(
             f"the reply may describe {num_described:,} tokens; one request may ask for at most "
-            f"{_MAX_DESCRIBED:,}: ask for fewer texts, tokens or top tokens",
+            f"{MAX_DESCRIBED:,}: ask for fewer texts, tokens or top tokens",
             field="describe_tokens",
         )
 
@@ -192,21 +193,19 @@ def _resolve_params(
     default = reader.max_new_tokens or model.defaults.new_tokens(_DEFAULT_NEW_TOKENS, context)
     params = dataclasses.replace(
         request.params,
-        max_new_tokens=request.max_new_tokens
-        or min(max(default, settings["min_new_tokens"]), context),
+        # Clients send limits that are meant for larger models.
+        max_new_tokens=min(
+            request.max_new_tokens or max(default, settings["min_new_tokens"]), context
+        ),
         top_n_tokens=min(request.params.top_n_tokens, model.manifest.vocab_size),
         **settings,
     )
-    for field, least, value in (
-        ("max_new_tokens", 1, params.max_new_tokens),
-        ("min_new_tokens", 0, params.min_new_tokens),
-    ):
-        if value > context:
-            raise ValidationError(
-                f"must be between {least} and {context} (the context of model {model.name!r}), "
-                f"not {value}",
-                field=field,
-            )
+    if params.min_new_tokens > context:
+        raise ValidationError(
+            f"must be between 0 and {context} (the context of model {model.name!r}), not "
+            f"{params.min_new_tokens}",
+            field="min_new_tokens",
+        )
     if params.min_new_tokens > params.max_new_tokens:
         raise ValidationError(
             f"must be at most {params.max_new_tokens}, the maximum number of tokens, not "

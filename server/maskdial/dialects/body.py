@@ -12,7 +12,8 @@ from pydantic_core import CoreSchema, from_json
 from maskdial.bounds import Range
 from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.engine.offload import offload
-from maskdial.errors import ValidationError, shortened
+from maskdial.errors import PromptTooLongError, ValidationError, shortened
+from maskdial.http.ignored import Ignored, note_field, noted, noting
 from maskdial.registry.choice import ModelChoice, WrittenMask
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -140,6 +141,9 @@ class TaskBody(Wire):
         if isinstance(error, BodyError) or error.field is None:
             return error
         where = self.names().get(error.field, error.field)
+        if isinstance(error, PromptTooLongError):
+            which = f"{where}[{error.index}]: " if self.batch and error.index is not None else ""
+            return PromptTooLongError(which + error.message, field=where)
         if error.index is None:
             return BodyError(f"{where}: {error.message}", field=where)
         if not self.batch:  # the index of a single text means nothing
@@ -151,17 +155,53 @@ class TaskBody(Wire):
 TokenId = Annotated[int, Range(0)]
 
 
+MAX_MESSAGES = 10_000
+"""In one conversation."""
+
+IMAGE_LEFT_OUT = "[image left out: this model reads text only]"
+"""What stands for an image in the result of a tool: it would be sent again with every turn."""
+
+IMAGES = frozenset({"image", "image_url", "input_image"})
+"""What the dialects call parts that are images."""
+
+_PART_HABITS = frozenset(
+    {"annotations", "cache_control", "citations", "logprobs", "prompt_cache_breakpoint"}
+)
+
+
 def join_parts(content: object) -> object:
     """The text of a message in parts, joined by newlines, as in vLLM."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         raise ValueError('must be a string or a list of {"type": "text", "text": "..."}')
-    for index, part in enumerate(content):
-        shaped = isinstance(part, dict) and part.keys() == {"type", "text"}
-        if not shaped or part["type"] != "text" or not isinstance(part["text"], str):
-            raise ValueError(f'part {index} must be {{"type": "text", "text": "..."}}')
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(_part_text(index, part) for index, part in enumerate(content))
+
+
+def _part_text(index: int, part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in IMAGES:
+        raise ValueError(f"part {index} is an image, and no model here reads images; send text")
+    field = "refusal" if kind == "refusal" else "text"
+    if not isinstance(part, dict) or kind != field or not isinstance(part.get(field), str):
+        raise ValueError(f'part {index} must be {{"type": "text", "text": "..."}}')
+    for name in part.keys() - {"type", field} - _PART_HABITS:
+        if noted() is None:
+            raise ValueError(f"part {index} has an unknown field: {shortened(name)}")
+        note_field(name, "messages.content")
+    return str(part[field])
+
+
+def without_images(parts: list[object]) -> list[object]:
+    """The parts of a tool's result, with a text in place of each image, which is noted."""
+
+    def replaced(part: object) -> object:
+        if not isinstance(part, dict) or part.get("type") not in IMAGES:
+            return part
+        note_field("image", "messages.content")
+        return {"type": "text", "text": IMAGE_LEFT_OUT}
+
+    return [*map(replaced, parts)]
 
 
 def check_texts(value: object) -> object:
@@ -218,13 +258,20 @@ def enumerate_inputs(value: object) -> list[tuple[str, object]]:
     return [("", value)]
 
 
-async def read_body(schema: type[Body], content: bytes) -> Body:
+async def read_body(schema: type[Body], content: bytes, ignored: Ignored | None = None) -> Body:
     """`parse_body`, in a thread if the body is large: others are answered meanwhile."""
-    return await offload(lambda: parse_body(schema, content), len(content) * SECONDS_PER_BYTE)
+    return await offload(
+        lambda: parse_body(schema, content, ignored), len(content) * SECONDS_PER_BYTE
+    )
 
 
-def parse_body(schema: type[Body], content: bytes) -> Body:
+def parse_body(schema: type[Body], content: bytes, ignored: Ignored | None = None) -> Body:
     """Parses a JSON body.
+
+    Args:
+        schema: of the body.
+        content: the JSON.
+        ignored: gets the unknown fields of lenient bodies; None: they are refused, too.
 
     Raises:
         ValidationError: it is not JSON or violates the schema; the message names the field.
@@ -232,7 +279,8 @@ def parse_body(schema: type[Body], content: bytes) -> Body:
     if len(content) > _MAX_SMALL_BODY:
         _check_shape(content)
     try:
-        return schema.model_validate_json(content)
+        with noting(ignored):
+            return schema.model_validate_json(content)
     except pydantic.ValidationError as error:
         raise BodyError(_describe(error), field=_field_of(error)) from error
 

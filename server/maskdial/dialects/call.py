@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 
 from maskdial.causal.generate import Generation
 from maskdial.causal.model import CausalModel
@@ -16,6 +17,7 @@ from maskdial.engine.timing import Deadline, Timed
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
+from maskdial.http.ignored import Ignored
 from maskdial.http.route import Endpoint, TaskRoute
 from maskdial.http.sse import EVENTS, Frames, StreamForm, stream_reply
 from maskdial.masked import run
@@ -27,6 +29,7 @@ from maskdial.registry.served import ServedModel, Task
 
 BodyT = TypeVar("BodyT", bound=TaskBody)
 OtherT = TypeVar("OtherT", bound=TaskBody)
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 T = TypeVar("T")
 
 
@@ -37,6 +40,7 @@ class Call(Generic[BodyT]):
         body: the body.
         model_name: the model that the path names; None: the body names it, or the task does.
         deadline: when the reply is due, counted from the body's arrival.
+        ignored: what the request brought that means nothing here; None: that is refused.
     """
 
     def __init__(self, request: Request, body: BodyT) -> None:
@@ -44,6 +48,7 @@ class Call(Generic[BodyT]):
         self.model_name: str | None = request.path_params.get("name")
         self.server = server_context(request)
         self.deadline = Deadline(body.timeout, self.server.config)
+        self.ignored: Ignored | None = getattr(request.state, "ignored", None)
         self._request = request
 
     @property
@@ -57,7 +62,8 @@ class Call(Generic[BodyT]):
         Raises:
             ValidationError: the body violates the schema.
         """
-        return self.with_body(await read_body(schema, await self._request.body()))
+        content = await self._request.body()
+        return self.with_body(await read_body(schema, content, self.ignored))
 
     def with_body(self, body: OtherT) -> "Call[OtherT]":
         """The same request, with the same deadline and lease, for another body."""
@@ -168,7 +174,12 @@ class Call(Generic[BodyT]):
                 field="mask",
             )
         request = replace(request, full_prompt=mask == "prefix")
-        return await Generation.prepare(request, model, self.server.config, self.deadline)
+        generation = await Generation.prepare(request, model, self.server.config, self.deadline)
+        longest = max(len(prompt.context_ids) for prompt in generation.prompts)
+        if self.ignored is not None and (request.max_new_tokens or 0) > model.max_length - longest:
+            field = self.body.names().get("max_new_tokens", "max_new_tokens")
+            self.ignored.clipped[field] = None
+        return generation
 
     async def stream(
         self,
@@ -205,6 +216,29 @@ async def respond(answer: Answerer[BodyT], call: Call[BodyT]) -> Response:
         raise call.located(error) from error
 
 
+async def read_lenient(
+    schema: type[AnyBody], request: Request, content: bytes | None = None
+) -> AnyBody:
+    """A request's body. What it brings that means nothing here is noted: the reply's headers tell
+    it (`Exchange.send`), and the log.
+
+    Args:
+        schema: of the body.
+        request: the request.
+        content: the JSON, if it is not all of the body.
+
+    Raises:
+        ValidationError: the body violates the schema.
+    """
+    server = server_context(request)
+    ignored = Ignored() if server.config.unknown_fields == "ignore" else None
+    request.state.ignored = ignored
+    body = await read_body(schema, await request.body() if content is None else content, ignored)
+    if ignored is not None:
+        server.ignored.note(request.state.client, ignored)
+    return body
+
+
 def endpoint(answer: Answerer[BodyT], body: type[BodyT]) -> Endpoint:
     """An endpoint that reads the body, watches the client, and answers.
 
@@ -212,7 +246,7 @@ def endpoint(answer: Answerer[BodyT], body: type[BodyT]) -> Endpoint:
     """
 
     async def serve(request: Request) -> Response:
-        call = Call(request, await read_body(body, await request.body()))
+        call = Call(request, await read_lenient(body, request))
         return await unless_gone(request, respond(answer, call))
 
     return serve

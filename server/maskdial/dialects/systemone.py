@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 
 from maskdial.bounds import Size
 from maskdial.decide import DecisionTask, decide
-from maskdial.dialects.body import BodyError, FieldError, TaskBody, Wire, example
+from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.masked_body import TruncationParameters
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.engine.questions import Content, Option, Probabilities, Question, as_text
@@ -50,8 +51,10 @@ State = Annotated[str | dict[str, Any] | list[Any], BeforeValidator(_check_conte
 Criteria = Annotated[dict[str, Content] | list[Content], BeforeValidator(_check_criteria)]
 
 
-class SystemOneQuestion(Wire):
+class SystemOneQuestion(Lenient):
     """A noul (true or false), a choice, or a score on levels."""
+
+    within = "questions"
 
     type: Literal["noul", "choice", "score"]
     instructions: State | None = None
@@ -139,7 +142,7 @@ def _nearness(probabilities: Sequence[float], best: int) -> float:
     return max(0.0, 1 - distance / uniform)
 
 
-class SystemOneBody(TruncationParameters, TaskBody):
+class SystemOneBody(Lenient, TruncationParameters, TaskBody):
     """A state, and questions about it by their names. Truncation is an extension."""
 
     spellings = {"text": "state"}  # noqa: RUF012

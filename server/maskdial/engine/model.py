@@ -13,6 +13,9 @@ from maskdial.metrics import PassMetrics
 from maskdial.runtime.adapter import Adapter
 from maskdial.runtime.providers import find_provider
 
+LEAST_CONTEXT = 4096
+"""Tokens of a context that is chosen here, if the model's is as long; also of a source text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -70,8 +73,10 @@ class Model:
 
 
 def max_length(manifest: Manifest, config: Config) -> int:
-    """Maximum length of an input in tokens, or the context of a causal model, when it is loaded."""
-    if manifest.family == "masked":
+    """Maximum length of an input in tokens, or the context of a causal model: when it is loaded,
+    the memory may leave less of it.
+    """
+    if manifest.family == "masked" or config.max_context is None:
         return manifest.max_length
     return min(manifest.max_length, config.max_context)
 
@@ -80,4 +85,4 @@ def max_source_length(manifest: Manifest, config: Config) -> int | None:
     """Maximum length of a source text in tokens; None for a model without an encoder."""
     if manifest.text_to_text is None:
         return None
-    return min(manifest.text_to_text.max_source_length, config.max_context)
+    return min(manifest.text_to_text.max_source_length, config.max_context or LEAST_CONTEXT)

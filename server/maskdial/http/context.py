@@ -1,10 +1,11 @@
 """ServerContext: what the routes of one server work with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import Request
 
 from maskdial.config import Config
+from maskdial.http.ignored import IgnoredLog
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
 from maskdial.http.shared import SharedWork
@@ -17,7 +18,9 @@ from maskdial.responses_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase, keys, watchdog, tracing and store."""
+    """One server's settings, models, metrics, phase, keys, watchdog, tracing, store, and what it
+    has told the log of ignored fields.
+    """
 
     config: Config
     models: Models
@@ -29,6 +32,7 @@ class ServerContext:
     watchdog: Watchdog
     tracing: Tracing | None = None
     responses: ResponseStore | None = None
+    ignored: IgnoredLog = field(default_factory=IgnoredLog)
 
 
 def server_context(request: Request) -> ServerContext:

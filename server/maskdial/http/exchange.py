@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from maskdial.errors import MaskdialError, SlowBodyError, TooLargeError, UnavailableError
 from maskdial.http.disconnect import ClientGoneError
+from maskdial.http.ignored import Ignored
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.transcript import Transcript
 
@@ -132,6 +133,9 @@ class Exchange:
             if self.trace_response:
                 headers["traceresponse"] = self.trace_response
             headers["x-total-time"] = f"{self.elapsed() * 1e3:.3f}"
+            ignored: Ignored | None = self._scope["state"].get("ignored")
+            if ignored is not None:
+                headers.update(ignored.headers)
             self.reply_headers = headers
         elif self.transcript is not None:
             self.transcript.add_reply(message.get("body", b""))

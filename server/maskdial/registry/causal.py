@@ -24,7 +24,7 @@ from maskdial.causal.sampling.sampler import Sampler, TokenSampler
 from maskdial.causal.sampling.scores import ScoreReader
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
-from maskdial.engine.model import max_length, max_source_length
+from maskdial.engine.model import LEAST_CONTEXT, max_length, max_source_length
 from maskdial.errors import BundleError, ConfigError
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
@@ -39,7 +39,7 @@ from maskdial.registry.golden import (
     text_to_text_logits,
 )
 from maskdial.runtime.encoder import Encoder
-from maskdial.runtime.kv_cache import plan_slots
+from maskdial.runtime.kv_cache import plan_length, plan_slots
 from maskdial.runtime.memory import HostMemory
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.providers.provider import Provider
@@ -50,6 +50,7 @@ _log = logging.getLogger("maskdial.models")
 # Tokens of a block. Prompts are scored a block at a time, so shorter ones take longer; but a text
 # with states goes on from the end of a block only.
 _MAX_BLOCK, _MAX_BLOCK_WITH_STATES = 128, 64
+_ROUND = 256  # tokens, of which a context that the memory limits is a multiple
 
 
 def make_causal(
@@ -257,13 +258,14 @@ def _runner(
     max_drafts: int,
 ) -> Runner:
     """Allocates what the loaded graph leaves of the memory for the KV cache."""
-    context = max_length(bundle.manifest, config)
     num_drafted = (MAX_PASS_DRAFTS if session.is_exact else max_drafts) + 1 if max_drafts else 0
     num_golden = len(bundle.manifest.golden.input_ids)
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
         source_length = max(source_length, num_golden)
-    slots = _plan_slots(bundle, config, placement, layout, context, source_length or 0)
+    budget = _cache_budget(config, placement)
+    context = _plan_context(bundle, config, placement, layout, budget, source_length or 0)
+    slots = _plan_slots(bundle, config, placement, layout, budget, context, source_length or 0)
     # Where drafts were wrong, recurrent layers read the right ones again.
     num_again = slots * max_drafts if layout.states else 0
     return Runner(
@@ -297,11 +299,53 @@ def _session(
         return session
 
 
+def _cache_budget(config: Config, placement: Placement) -> int | None:
+    """Bytes that a KV cache may have, once the weights are loaded; None for no limit."""
+    free = placement.memory.free_bytes()
+    if free is None:
+        return config.kv_cache_bytes
+    # Passes need some of the rest.
+    return min(config.kv_cache_bytes or int(free * config.kv_cache_fraction), free)
+
+
+def _plan_context(
+    bundle: Bundle,
+    config: Config,
+    placement: Placement,
+    layout: KVLayout,
+    budget: int | None,
+    max_source_length: int,
+) -> int:
+    """The context: the model's own, unless a setting says another or the memory has no room for it.
+
+    What is promised to one model is not free for the next, so that each has its share.
+    """
+    context = max_length(bundle.manifest, config)
+    if config.max_context is not None or context <= LEAST_CONTEXT:
+        return context
+    most, on_host = placement.provider.slots, placement.memory.on_host
+    slots = config.slots or max(most // (2 if on_host else 4), 1)
+    share = budget if budget is None else budget // max(len(config.models), 1)
+    fitting = plan_length(
+        layout,
+        context,
+        slots=slots,
+        budget=share,
+        max_source_length=max_source_length,
+        max_buffer_bytes=placement.memory.max_buffer_bytes,
+    )
+    chosen = min(context, max(fitting // _ROUND * _ROUND, LEAST_CONTEXT))
+    why = "its own" if chosen == context else f"of its own {context}, as far as memory allows"
+    _log.info("model %s: a context of %d tokens, %s (--max-context)", bundle.label, chosen, why)
+    return chosen
+
+
 def _plan_slots(
     bundle: Bundle,
     config: Config,
     placement: Placement,
     layout: KVLayout,
+    budget: int | None,
     max_length: int,
     max_source_length: int,
 ) -> int:
@@ -310,10 +354,6 @@ def _plan_slots(
     Raises:
         ConfigError: the configured slots do not fit into memory.
     """
-    budget = config.kv_cache_bytes
-    free = placement.memory.free_bytes()
-    if free is not None:  # passes need some of the rest
-        budget = min(budget or int(free * config.kv_cache_fraction), free)
     try:
         return plan_slots(
             layout,

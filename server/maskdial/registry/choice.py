@@ -15,6 +15,9 @@ WrittenMask = Literal["full", "causal", "prefix", "block"]
 ``prefix``: the prompt's tokens see each other in both directions, those behind it what comes before
 them. ``block``: tokens are unmasked block by block, and see what comes before the block's end."""
 
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name, also where they speak another dialect."""
+
 _MASKS: tuple[WrittenMask, ...] = get_args(WrittenMask)
 _OF_WRITING = ("prefix", "block")
 
@@ -30,11 +33,12 @@ class ModelChoice:
 
     @classmethod
     def of(cls, name: str | None, mask: WrittenMask | None = None) -> "ModelChoice":
-        """A choice by a name that may end in the mask, as in ``NAME:full``.
+        """A choice by a name that may end in the mask, as in ``NAME:full``, or in Ollama's tag.
 
         Raises:
             ValidationError: the name says one mask and ``mask`` the other.
         """
+        name = name if name is None else name.removesuffix(LATEST)
         stem, _, suffix = (name or "").rpartition(":")
         named = next((each for each in _MASKS if stem and each == suffix), None)
         if named is None:

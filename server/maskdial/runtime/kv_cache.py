@@ -347,6 +347,28 @@ def plan_slots(
     return slots
 
 
+def plan_length(
+    layout: KVLayout,
+    max_length: int,
+    *,
+    slots: int,
+    budget: int | None,
+    max_source_length: int = 0,
+    max_buffer_bytes: int | None = None,
+) -> int:
+    """The number of tokens that each of some slots can hold, at most ``max_length``; see
+    `plan_slots`. It may be 0.
+    """
+    length = max_length
+    if budget is not None and layout.bytes_per_token:
+        left = budget // slots - layout.state_bytes
+        length = min(length, max(left // layout.bytes_per_token - max_source_length, 0))
+    if max_buffer_bytes is not None and layout.layers:
+        token = max(each.num_heads * layout.width(each) for each in layout.layers)
+        length = min(length, max_buffer_bytes // (slots * token * layout.element.itemsize))
+    return length
+
+
 @dataclass(frozen=True, slots=True)
 class _Room:
     """A limit for what all slots take together.

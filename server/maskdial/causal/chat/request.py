@@ -92,6 +92,8 @@ class ChatRequest:
             or regular expression in ``grammar`` describes the content: reasoning may precede it,
             and calls may replace it. A Lark grammar describes the whole reply.
         tools: what the model may call.
+        described_in_messages: the names of tools that the template is not given: the messages
+            describe those of them that may be called, where they came up.
         tool_choice: whether it must call a tool, and which it may call; None: none.
         parallel_tool_calls: whether a reply may have several calls, if the model's format allows
             several.
@@ -107,6 +109,7 @@ class ChatRequest:
     messages: Sequence[ChatMessage]
     generation: GenerationRequest = field(default_factory=GenerationRequest)
     tools: Sequence[Tool] = ()
+    described_in_messages: frozenset[str] = frozenset()
     tool_choice: ToolChoice | None = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
@@ -117,15 +120,14 @@ class ChatRequest:
 
     @property
     def callable_tools(self) -> Sequence[Tool]:
-        """The tools that the prompt describes and the reply may call."""
+        """The tools that the reply may call."""
         return () if self.tool_choice is None else self.tools
 
     def generation_for(self, model: CausalModel) -> GenerationRequest:
         """The generation request for a model.
 
         Raises:
-            ValidationError: the tools are unusable, or not supported by the model, or the arguments
-                of a past call are not a JSON object.
+            ValidationError: the tools are unusable, or not supported by the model.
         """
         self._check(model)
         return dataclasses.replace(
@@ -133,7 +135,11 @@ class ChatRequest:
             prompts=(),
             conversation=Conversation(
                 _render_messages(self.messages, model.reply_format),
-                [tool.as_openai() for tool in self.callable_tools],
+                [
+                    tool.as_openai()
+                    for tool in self.callable_tools
+                    if tool.name not in self.described_in_messages
+                ],
                 self._variables(),
                 self.add_generation_prompt,
                 self.continue_final_message,
@@ -266,10 +272,7 @@ def _render_messages(
     """The messages of a conversation in the form that the model's chat template reads.
 
     Call ids are shortened for templates that accept only short ones. For templates that do not
-    support tools, past calls become text.
-
-    Raises:
-        ValidationError: the arguments of a call are not a JSON object.
+    support tools, past calls become text, and so do those whose arguments are no JSON object.
     """
     names = {call.call_id: call.name for message in messages for call in message.tool_calls}
     return [_render_message(message, reply_format, names) for message in messages]
@@ -286,20 +289,33 @@ def _render_message(
         rendered["tool_call_id"] = _call_id(message.tool_call_id, reply_format)
         if message.tool_call_id in names:
             rendered["name"] = names[message.tool_call_id]
-    if message.tool_calls and reply_format.calls is None:
-        calls = (
-            f'{{"name": {json.dumps(call.name)}, "arguments": {json.dumps(_arguments(call))}}}'
-            for call in message.tool_calls
-        )
-        rendered["content"] = "\n".join(filter(None, (message.content, *calls)))
-    elif message.tool_calls:
-        rendered["tool_calls"] = [_render_call(call, reply_format) for call in message.tool_calls]
+    calls = [(call, _arguments(call)) for call in message.tool_calls]
+    as_text = [
+        _call_text(call, arguments)
+        for call, arguments in calls
+        if reply_format.calls is None or arguments is None
+    ]
+    if as_text:
+        rendered["content"] = "\n".join(filter(None, (message.content, *as_text)))
+    if len(as_text) < len(calls):
+        rendered["tool_calls"] = [
+            _render_call(call, arguments, reply_format)
+            for call, arguments in calls
+            if arguments is not None
+        ]
     return rendered
 
 
-def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]:
+def _call_text(call: ToolCall, arguments: Mapping[str, Any] | None) -> str:
+    """A call as text; one that is no JSON as the model wrote it."""
+    written = call.arguments if arguments is None else json.dumps(arguments)
+    return f'{{"name": {json.dumps(call.name)}, "arguments": {written}}}'
+
+
+def _render_call(
+    call: ToolCall, arguments: Mapping[str, Any], reply_format: ReplyFormat
+) -> Mapping[str, Any]:
     form = reply_format.calls
-    arguments = _arguments(call)
     as_text = form is not None and form.text_arguments
     function = {
         "name": call.name,
@@ -312,18 +328,14 @@ def _render_call(call: ToolCall, reply_format: ReplyFormat) -> Mapping[str, Any]
     }
 
 
-def _arguments(call: ToolCall) -> Mapping[str, Any]:
+def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
+    """The arguments of a call; None if they are no JSON object."""
     try:
         # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
         arguments = from_json(call.arguments.strip() or "{}")
     except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ValidationError(
-            f"the arguments of the past call of {call.name!r} must be the text of a JSON object",
-            field="messages",
-        )
-    return arguments
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _call_id(call_id: str, reply_format: ReplyFormat) -> str:

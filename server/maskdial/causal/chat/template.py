@@ -9,6 +9,7 @@ from typing import Any
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import CHAT_TEMPLATE, DECISION_TEMPLATE, TOOL_TEMPLATE
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.causal.chat.roles import RoleRules
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
 from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
 
@@ -41,7 +42,8 @@ class ChatTemplate:
     time, each within `LIMITS`.
 
     Templates of models that also read images may take a message's content as a list of parts only,
-    and would drop a text: each is tried, and gets one part of text where it needs one.
+    and would drop a text: each is tried, and gets one part of text where it needs one. Likewise,
+    which orders of roles it takes is learned by trying (`RoleRules`).
 
     Attributes:
         source: the template; None if the model has none.
@@ -92,6 +94,7 @@ class ChatTemplate:
             self._reads_parts = {
                 name for name, text in chats.items() if _TEXT in text and self._needs_parts(name)
             }
+            self._roles = {name: self._learn_roles(name) for name in chats}
 
     @classmethod
     def from_bundle(cls, bundle: Bundle, tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -179,7 +182,8 @@ class ChatTemplate:
                 "send it as a text"
             )
         template = _TOOL_USE if tools else _DEFAULT
-        sent = _tagged(messages) if continue_final_message else list(messages)
+        messages = self._roles[template].applied(messages)
+        sent = _tagged(messages) if continue_final_message else messages
         own = {
             "messages": _in_parts(sent) if template in self._reads_parts else sent,
             "tools": list(tools) if tools else None,
@@ -261,17 +265,27 @@ class ChatTemplate:
                 f"model {self._name!r}: {file_name} is not a valid template: {answer['error']}"
             )
 
+    def _learn_roles(self, template: str) -> RoleRules:
+        """Which orders of roles a template takes."""
+        in_parts = template in self._reads_parts
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            return self._probe(template, _in_parts(messages) if in_parts else messages)
+
+        return RoleRules.learned(render)
+
+    def _probe(self, template: str, messages: Sequence[Mapping[str, Any]]) -> str:
+        """What a template makes of a conversation; nothing where it fails."""
+        own = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens}
+        variables = {"messages": messages, **own}
+        return self._ask({"template": template, "variables": variables}).get("text", "")
+
     def _needs_parts(self, template: str) -> bool:
         """Whether a template writes out a message's text only if it is a part of the content."""
         messages = [{"role": "user", "content": _PROBE}]
-        own = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens}
-
-        def writes(messages: Sequence[Mapping[str, Any]]) -> bool:
-            variables = {"messages": messages, **own}
-            answer = self._ask({"template": template, "variables": variables})
-            return _PROBE in answer.get("text", "")
-
-        return not writes(messages) and writes(_in_parts(messages))
+        if _PROBE in self._probe(template, messages):
+            return False
+        return _PROBE in self._probe(template, _in_parts(messages))
 
     def _ask(self, question: Mapping[str, Any]) -> Mapping[str, str]:
         assert self._child is not None

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from maskdial.errors import ValidationError
 
-MAX_TOOLS = 128  # OpenAI's limit
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+MAX_TOOLS = 1024  # OpenAI's limit is 128, and agents with several servers of tools pass it
+_NAME = re.compile(r"[a-zA-Z0-9_./:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Tool:
     """A function that a model may call.
 
     Attributes:
-        name: up to 64 letters, digits, ``_``, ``-`` or ``.``.
+        name: up to 128 letters, digits, ``_``, ``-``, ``.``, ``/`` or ``:``.
         parameters: the JSON schema of its arguments, of type object.
         description: what it does, for the model.
     """
@@ -90,7 +90,10 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 def _reason_against(tool: Tool, names: set[str]) -> str | None:
     if not _NAME.fullmatch(tool.name):
-        return f"a tool name must be 1 to 64 letters, digits, '_', '-' or '.', not {tool.name!r}"
+        return (
+            "a tool name must be 1 to 128 letters, digits, '_', '-', '.', '/' or ':', not "
+            f"{tool.name!r}"
+        )
     if tool.name in names:
         return f"two tools are named {tool.name!r}"
     parameters: object = tool.parameters

@@ -1,26 +1,37 @@
 """The bodies of Anthropic's API, and the dialect-neutral requests that they become."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import PositiveShare
-from maskdial.causal.tools import Tool, ToolChoice
-from maskdial.dialects.anthropic.content import Blocks, MessageBody, check_results, conversation
-from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
-from maskdial.dialects.openai.base import Lenient
+from maskdial.causal.tools import ToolChoice
+from maskdial.dialects.anthropic.content import (
+    Block,
+    Blocks,
+    MessageBody,
+    check_results,
+    conversation,
+    referred,
+)
+from maskdial.dialects.anthropic.tools import ToolChoiceBody, Tools
+from maskdial.dialects.body import MAX_MESSAGES, BodyError, FieldError, TaskBody, example
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import CommonSampling, Stops, parameter
-from maskdial.errors import ValidationError
+from maskdial.errors import ValidationError, shortened
 from maskdial.grammar.source import GrammarRequest
+from maskdial.http.ignored import note_field
 
 _HABITS = frozenset(
     {
+        "betas",
         "cache_control",
+        "client_metadata",
         "diagnostics",
         "inference_geo",
         "metadata",
@@ -30,56 +41,37 @@ _HABITS = frozenset(
         "workspace_id",
     }
 )
+# Claude Code's first block says its version and three digits of the first message: with it, no
+# session would share a prefix with another.
+_BILLING = "x-anthropic-billing-header:"
 
 
-class ToolBody(Lenient):
-    """A tool that the model may call. Its input satisfies the schema, ``strict`` or not."""
-
-    habits = frozenset({"allowed_callers", "cache_control", "eager_input_streaming", "strict"})
-    neutral = {"defer_loading": (False,)}  # noqa: RUF012
-
-    type: Literal["custom"] | None = None
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_server_tools(cls, tool: object) -> object:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind is not None and kind != "custom":
-            raise FieldError("type", "server tools are not supported; send tools of type 'custom'")
-        return tool
-
-    def to_tool(self) -> Tool:
-        """The tool of a dialect-neutral request."""
-        return Tool(self.name, self.input_schema, self.description or "")
+def _read_edits(value: object) -> object:
+    """Edits of the context that save tokens change nothing that is asked for; a summary would."""
+    edits = value.get("edits") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(edits, list | None):
+        raise ValueError('must be {"edits": [...]}')
+    for edit in edits or ():
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if not isinstance(kind, str):
+            raise ValueError("an edit must be an object with a type")
+        if kind.startswith("compact"):
+            raise ValueError(f"{shortened(kind)} is not supported; summarize in a request of yours")
+    note_field("context_management")
+    return value
 
 
-class ToolChoiceBody(Lenient):
-    """Whether the model has to call a tool, and which."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(None, description="The tool to call, for the type tool.")
-    disable_parallel_tool_use: bool | None = None
-
-    @model_validator(mode="after")
-    def _check_name(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise FieldError("name", "belongs to the type 'tool', and only to that")
-        return self
-
-    def to_choice(self) -> ToolChoice | None:
-        """The choice of a dialect-neutral request; None for none."""
-        if self.name is not None:
-            return ToolChoice("required", [self.name])
-        if self.type == "none":
-            return None
-        return ToolChoice("required" if self.type == "any" else "auto")
+def _read_display(value: object) -> object:
+    if isinstance(value, str) and value not in ("summarized", "omitted"):
+        note_field("display", "thinking")
+        return None
+    return value
 
 
 class ThinkingBody(Lenient):
     """Whether the model thinks before it answers, where its chat template can be told."""
+
+    within = "thinking"
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Range(1)] | None = Field(
@@ -87,8 +79,13 @@ class ThinkingBody(Lenient):
         description="Tokens of thinking after which the answer begins, for the type enabled; "
         "max_tokens covers both.",
     )
-    display: Literal["summarized", "omitted"] | None = Field(
-        None, description="With omitted, blocks of thinking are empty. Default: they are whole."
+    display: Annotated[
+        Literal["summarized", "omitted"] | None,
+        BeforeValidator(_read_display, json_schema_input_type=str | None),
+    ] = Field(
+        None,
+        description="With omitted, blocks of thinking are empty. Default, and with any other "
+        "value: they are whole.",
     )
 
 
@@ -102,6 +99,8 @@ class JsonFormat(Lenient):
 class OutputConfig(Lenient):
     """What the text must be, and how much effort goes into it."""
 
+    within = "output_config"
+
     effort: Annotated[str, Size(1, 64, "characters")] | None = Field(
         None, description="A variable of the chat template, reasoning_effort."
     )
@@ -114,11 +113,21 @@ class ConversationBody(Lenient, TaskBody):
     habits = _HABITS
 
     system: Blocks | None = Field(None, description="The system prompt: a text, or blocks of text.")
-    messages: Annotated[list[MessageBody], Size(1, 1024, "messages")]
-    tools: list[ToolBody] | None = Field(None, description="What the model may call.")
+    messages: Annotated[list[MessageBody], Size(1, MAX_MESSAGES, "messages")]
+    tools: Tools | None = Field(
+        None,
+        description="What the model may call. Tools that Anthropic runs are left out, and named in "
+        "the header x-ignored-tools.",
+    )
     tool_choice: ToolChoiceBody | None = Field(None, description="Default: auto.")
     thinking: ThinkingBody | None = Field(None, description="Default: the template's own.")
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = Field(
+        None, description="The older place of output_config.format."
+    )
+    context_management: Annotated[Any, BeforeValidator(_read_edits)] = Field(
+        None, description="Edits that clear what is old are not made; those that compact, refused."
+    )
 
     @model_validator(mode="after")
     def _check_conversation(self) -> Self:
@@ -130,6 +139,19 @@ class ConversationBody(Lenient, TaskBody):
                 "messages", "the last message calls a tool; send its result in a user message"
             )
         return self
+
+    @property
+    def form(self) -> JsonFormat | None:
+        """What the text must match."""
+        newer = None if self.output_config is None else self.output_config.format
+        return self.output_format if newer is None else newer
+
+    @property
+    def instructions(self) -> Sequence[Block]:
+        """The system prompt, without what Claude Code tells Anthropic's bills."""
+        blocks = self.system or []
+        first = blocks[0].text if blocks else None
+        return blocks[1:] if first is not None and first.startswith(_BILLING) else blocks
 
     @property
     def continues(self) -> bool:
@@ -145,12 +167,25 @@ class ConversationBody(Lenient, TaskBody):
         """The conversation as a dialect-neutral request, generated as given."""
         choice = self.tool_choice
         variables = {}
+        described = referred(self.messages)
+        chosen = None if choice is None else choice.name
+        found = [
+            (tool.to_tool(), bool(tool.defer_loading) and tool.name != chosen)
+            for tool in self.tools or ()
+        ]
+        # A tool that waits can be called once the conversation has described it.
+        tools = [tool for tool, waits in found if not waits or tool.name in described]
         if self.thinking is not None:
             variables["enable_thinking"] = self.thinking.type != "disabled"
         return ChatRequest(
-            [*conversation(self.system or (), self.messages)],
+            [
+                *conversation(
+                    self.instructions, self.messages, {tool.name: tool for tool, _ in found}
+                )
+            ],
             generation,
-            tools=[tool.to_tool() for tool in self.tools or ()],
+            tools=tools,
+            described_in_messages=frozenset(tool.name for tool, waits in found if waits),
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
             parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
@@ -164,14 +199,14 @@ class ConversationBody(Lenient, TaskBody):
         return {
             "prompts": "messages",
             "texts": "messages",
-            "grammar": "output_config.format",
+            "grammar": "output_config.format" if self.output_format is None else "output_format",
             "max_new_tokens": "max_tokens",
         }
 
     def locate(self, error: ValidationError) -> ValidationError:
         """An error begins with the field at fault: these errors have no other place for it."""
         if not isinstance(error, BodyError) and error.index is not None:
-            error = ValidationError(error.message, field=error.field)
+            error = type(error)(error.message, field=error.field)
         return super().locate(error)
 
 
@@ -206,12 +241,11 @@ class MessagesBody(CommonSampling, ConversationBody):
 
     def request(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
-        form = None if self.output_config is None else self.output_config.format
+        form = self.form
         return self.chat(
             GenerationRequest(
                 params=self.sampling(model.defaults, do_sample=True, include_stop=False),
-                # Clients often send a limit meant for a larger model.
-                max_new_tokens=min(self.max_tokens, model.max_length),
+                max_new_tokens=self.max_tokens,
                 grammar=None if form is None else GrammarRequest("json", form.json_schema),
             )
         )

@@ -11,9 +11,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from maskdial.bounds import Range, Size
-from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, Wire, example
+from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.cohere.errors import cohere_route
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.openai.base import OpenAIBody, Unsupported
 from maskdial.dialects.openai.embeddings import SECONDS_PER_VALUE, embed_all
@@ -66,15 +67,17 @@ def _check_part(value: object) -> object:
     return value
 
 
-class TextPart(Wire):
+class TextPart(Lenient):
     """A part of an input; images are refused."""
 
     type: Literal["text"]
     text: str
 
 
-class CohereInput(Wire):
+class CohereInput(Lenient):
     """An input in parts, which are joined by newlines."""
+
+    within = "inputs"
 
     content: Annotated[
         list[Annotated[TextPart, BeforeValidator(_check_part)]], Size(1, 4096, "parts")

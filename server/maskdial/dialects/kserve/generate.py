@@ -10,6 +10,7 @@ from maskdial.causal.generate import Generation, timings
 from maskdial.dialects.body import TaskBody, example, parse_body
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.kserve.infer import kserve_error_reply
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.generate_bodies import GenerateBody
 from maskdial.errors import MaskdialError, ValidationError
@@ -17,7 +18,7 @@ from maskdial.http.replies import encode_json, error_content, json_reply, timing
 from maskdial.http.sse import Frames, data_frame
 
 
-class GenerateTextBody(TaskBody):
+class GenerateTextBody(Lenient, TaskBody):
     """A prompt, as Triton's backends for language models take it."""
 
     model_config = example({"text_input": "Once upon a time", "parameters": {"max_new_tokens": 40}})
@@ -60,7 +61,7 @@ async def _prepare(call: Call[GenerateTextBody]) -> tuple[Generation, dict[str, 
         "model": body.model,
         "mask": body.mask,
     }
-    read = await call.reread(lambda: parse_body(GenerateBody, encode_json(content)))
+    read = await call.reread(lambda: parse_body(GenerateBody, encode_json(content), call.ignored))
     inner = call.with_body(read)
     parameters = inner.body.parameters
     if parameters is not None and parameters.num_sequences > 1:

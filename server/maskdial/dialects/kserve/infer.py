@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from maskdial.bounds import Range, Size
-from maskdial.dialects.body import BodyError, TaskBody, Wire, example, read_body
-from maskdial.dialects.call import Call, respond
+from maskdial.dialects.body import BodyError, TaskBody, example
+from maskdial.dialects.call import Call, read_lenient, respond
 from maskdial.dialects.kserve.answers import body_of, task_for, tensors_of
 from maskdial.dialects.kserve.repository import check_version
 from maskdial.dialects.kserve.tensors import (
@@ -21,6 +21,7 @@ from maskdial.dialects.kserve.tensors import (
     read_bytes,
     read_list,
 )
+from maskdial.dialects.lenient import Lenient
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, ValidationError, shortened
 from maskdial.http.disconnect import unless_gone
@@ -41,8 +42,10 @@ _MAX_DIMENSION = 2**63 - 1
 _MAX_LENGTH_DIGITS = 19
 
 
-class InputParameters(Wire):
+class InputParameters(Lenient):
     """Where an input's data is."""
+
+    within = "inputs.parameters"
 
     binary_data_size: Annotated[int, Range(0, _MAX_DIMENSION)] | None = Field(
         None,
@@ -50,8 +53,10 @@ class InputParameters(Wire):
     )
 
 
-class InferInput(Wire):
+class InferInput(Lenient):
     """An input tensor of texts."""
+
+    within = "inputs"
 
     name: str
     shape: Annotated[
@@ -67,22 +72,27 @@ class InferInput(Wire):
         return None if self.parameters is None else self.parameters.binary_data_size
 
 
-class OutputParameters(Wire):
+class OutputParameters(Lenient):
     """How an output is sent."""
+
+    within = "outputs.parameters"
 
     binary_data: bool | None = Field(None, description="As bytes after the JSON. Default: as JSON.")
 
 
-class InferOutput(Wire):
+class InferOutput(Lenient):
     """An output that is wanted."""
+
+    within = "outputs"
 
     name: str
     parameters: OutputParameters | None = None
 
 
-class InferBody(TaskBody):
+class InferBody(Lenient, TaskBody):
     """Tensors of texts for a model, as in KServe's and Triton's protocol."""
 
+    habits = frozenset({"model_name"})  # which KServe's own client repeats from the path
     model_config = example(
         {
             "inputs": [
@@ -163,7 +173,8 @@ async def infer(call: Call[InferBody], content: bytes = b"") -> Response:
     lease = await call.lease(call.choice())
     served = [each for each in lease.models if call.choice().allows(each.manifest)]
     task = task_for(served, tensors)
-    asked = await call.reread(lambda: body_of(task, tensors, body.task_parameters, body))
+    parameters, ignored = body.task_parameters, call.ignored
+    asked = await call.reread(lambda: body_of(task, tensors, parameters, body, ignored))
     answer = await tensors_of(call, task, asked)
     wanted = _wanted(answer.content, body)
     size = sum(math.prod(tensor.shape) for tensor, _ in wanted)
@@ -256,7 +267,7 @@ def _reply(
 async def _endpoint(request: Request) -> Response:
     check_version(request)
     header, content = _split(await request.body(), request.headers.get(HEADER_LENGTH))
-    call = Call(request, await read_body(InferBody, header))
+    call = Call(request, await read_lenient(InferBody, request, header))
 
     async def answer(call: Call[InferBody]) -> Response:
         return await infer(call, content)

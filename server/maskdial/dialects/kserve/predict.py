@@ -10,13 +10,14 @@ from maskdial.bounds import LARGEST_INT, Size
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, respond, task_route
 from maskdial.dialects.kserve.infer import kserve_error_reply
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.instances import instance_calls, of_instance
 from maskdial.dialects.native.models import Dispatched, asked_task
 from maskdial.engine.limits import check_num_texts
 from maskdial.errors import ValidationError
 
 
-class PredictInstancesBody(TaskBody):
+class PredictInstancesBody(Lenient, TaskBody):
     """Texts, or bodies of a task that the model does."""
 
     model_config = example({"instances": ["A warm film.", "A cold one."]})

@@ -1,7 +1,7 @@
 """The bodies of `/generate`: prompts and conversations, sampling parameters, grammars.
 
 They are text-generation-inference's, with parameters of vLLM and transformers. Null means not
-given; unknown fields are refused.
+given.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +15,7 @@ from maskdial.causal.request import MAX_BEAMS, Conversation, GenerationRequest, 
 from maskdial.causal.sampling.params import Count, NewTokens, SamplingParams
 from maskdial.dialects.body import (
     AT_LEAST_ONE,
+    MAX_MESSAGES,
     AnyText,
     TaskBody,
     Wire,
@@ -24,6 +25,7 @@ from maskdial.dialects.body import (
 )
 from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Schema
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
 from maskdial.grammar.source import GrammarRequest, RequestGrammarKind
 
@@ -177,19 +179,23 @@ class CausalParameters(SamplingFields):
         )
 
 
-class GenerateParameters(CausalParameters, UnmaskingFields):
+class GenerateParameters(Lenient, CausalParameters, UnmaskingFields):
     """Parameters of `/generate` under either mask."""
 
+    within = "parameters"
 
-class TextPart(Wire):
+
+class TextPart(Lenient):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Wire):
+class ChatMessage(Lenient):
     """One message of a conversation. Parts of its ``content`` are joined."""
+
+    within = "messages"
 
     role: Annotated[str, Size(1, 64, "characters")]
     content: Annotated[
@@ -201,7 +207,7 @@ def _check_prompts(value: object) -> object:
     return "" if value is None else check_texts(value)
 
 
-class GenerateBody(Scheduling, TaskBody):
+class GenerateBody(Lenient, Scheduling, TaskBody):
     """A prompt, a list of prompts (not streamed), or a conversation."""
 
     model_config = example(
@@ -228,7 +234,7 @@ class GenerateBody(Scheduling, TaskBody):
         AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
         pydantic.BeforeValidator(_check_prompts),
     ] = Field("", description="A prompt, or a list of prompts; alternatively, messages.")
-    messages: Annotated[list[ChatMessage], Size(1, 1024, "messages")] | None = Field(
+    messages: Annotated[list[ChatMessage], Size(1, MAX_MESSAGES, "messages")] | None = Field(
         None, description="A conversation, rendered with the model's chat template."
     )
     parameters: GenerateParameters | None = None

@@ -21,7 +21,8 @@ from maskdial.causal.request import GenerationRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.guided import GuidedFields
-from maskdial.dialects.openai.base import Lenient, Lora
+from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.openai.base import Lora
 from maskdial.dialects.sampling import SamplingFields, Stops
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.grammar.source import GrammarRequest

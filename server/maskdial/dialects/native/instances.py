@@ -32,7 +32,7 @@ async def instance_calls(
     def read(index: int, instance: Mapping[str, Any]) -> tuple[TaskT, TaskBody]:
         task = choose(instance)
         try:
-            return task, parse_body(task.body, encode_json({**instance, **common}))
+            return task, parse_body(task.body, encode_json({**instance, **common}), call.ignored)
         except ValidationError as error:
             raise of_instance(index, error.message) from error
 

@@ -25,6 +25,7 @@ from maskdial.dialects.body import (
     example,
 )
 from maskdial.dialects.call import Call, endpoint, respond, task_route
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.instances import instance_calls, of_instance
 from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
@@ -63,7 +64,7 @@ def _check_sequence(value: object, where: str) -> None:
 _Sequence = Annotated[list[AnyText], Field(json_schema_extra={"minItems": 1, "maxItems": 2})]
 
 
-class PredictBody(TruncationParameters, MaskedBody):
+class PredictBody(Lenient, TruncationParameters, MaskedBody):
     """A text, a pair of texts, or a list of lists of one or two texts."""
 
     model_config = example({"inputs": [["A warm film."], ["It is good.", "It is bad."]]})
@@ -143,7 +144,7 @@ async def invocations(call: Call[AnyTaskBody]) -> Response:
     return await respond(task.answer, await call.read_as(task.body))
 
 
-class VertexBody(TaskBody):
+class VertexBody(Lenient, TaskBody):
     """Several bodies of a task that the model does."""
 
     spellings = {"texts": "instances"}  # noqa: RUF012

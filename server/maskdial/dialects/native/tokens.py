@@ -15,6 +15,7 @@ from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.bundle.tokenizer import spans
 from maskdial.dialects.body import TaskBody, TextsBody, example
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.replies import DetokenizeReply, TextToken, TokenizeReply
 from maskdial.engine.limits import check_num_characters, check_num_texts
 from maskdial.engine.offload import offload
@@ -25,7 +26,7 @@ _SECONDS_PER_TOKEN = 1e-6
 _TOKENS_PER_PART = 5000
 
 
-class TokenizeBody(TextsBody):
+class TokenizeBody(Lenient, TextsBody):
     """A text, or a list of them."""
 
     model_config = example({"model": "hybrid", "inputs": "The old king"})
@@ -54,7 +55,7 @@ def _check_ids(value: object) -> object:
 _AnyId = Annotated[int, Field(json_schema_extra={"minimum": 0})]
 
 
-class DetokenizeBody(TaskBody):
+class DetokenizeBody(Lenient, TaskBody):
     """The token ids of a text, or of several."""
 
     spellings = {"texts": "ids"}  # noqa: RUF012

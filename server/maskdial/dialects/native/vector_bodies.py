@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import FieldError, TextsBody, Wire, example
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.masked_body import MaskedBody, Text, TruncationParameters
 from maskdial.dialects.vectors import VectorForm
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
@@ -80,7 +81,7 @@ class VectorsBody(TextsBody, MaskedBody, Generic[ParametersT]):
         return self
 
 
-class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
+class EmbedBody(Lenient, EmbedParameters, VectorsBody[EmbedParameters]):
     """A text, or a list of them, to turn into vectors."""
 
     model_config = example({"inputs": ["The ship left at dawn.", "She baked bread."]})
@@ -104,7 +105,7 @@ class EmbedBody(EmbedParameters, VectorsBody[EmbedParameters]):
         )
 
 
-class SparseEmbedBody(PromptParameters, VectorsBody[PromptParameters]):
+class SparseEmbedBody(Lenient, PromptParameters, VectorsBody[PromptParameters]):
     """A text, or a list of them, to turn into weights of the vocabulary."""
 
     model_config = example({"inputs": "The ship left at dawn."})
@@ -124,7 +125,7 @@ class EmbedAllParameters(TruncationParameters):
     )
 
 
-class EmbedAllBody(EmbedAllParameters, VectorsBody[EmbedAllParameters]):
+class EmbedAllBody(Lenient, EmbedAllParameters, VectorsBody[EmbedAllParameters]):
     """A text, or a list of them, to turn into a vector for each token."""
 
     model_config = example({"inputs": ["Where is the ship?"], "prompt_name": "query"})
@@ -220,7 +221,7 @@ class SimilarityInputs(Wire):
     sentences: Annotated[list[Text], Size(1, LARGEST_INT, "sentences")]
 
 
-class SimilarityBody(MaskedBody):
+class SimilarityBody(Lenient, MaskedBody):
     """A sentence, and those to compare it with."""
 
     spellings = {  # noqa: RUF012
@@ -252,7 +253,7 @@ class SimilarityBody(MaskedBody):
         return True
 
 
-class RerankBody(TruncationParameters, MaskedBody):
+class RerankBody(Lenient, TruncationParameters, MaskedBody):
     """A query, and texts to put in order."""
 
     spellings = {}  # noqa: RUF012

@@ -12,13 +12,13 @@ from maskdial.bounds import Range
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import TaskBody
+from maskdial.dialects.call import Call
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.ollama.options import Options
-from maskdial.dialects.openai.base import Lenient, Unsupported
+from maskdial.dialects.openai.base import Unsupported
 from maskdial.errors import ValidationError
 from maskdial.grammar.source import GrammarRequest
-from maskdial.registry.choice import ModelChoice
 
-LATEST = ":latest"
 NO_IMAGES = "no model here reads images; send text"
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -68,11 +68,6 @@ Level = Literal["low", "medium", "high", "max"]
 Think = Annotated[bool | Level, PlainValidator(_read_think, json_schema_input_type=bool | Level)]
 
 
-def bare(name: str | None) -> str | None:
-    """A name without the tag that Ollama's clients add to it."""
-    return None if name is None else name.removesuffix(LATEST)
-
-
 class OllamaBody(Lenient, TaskBody):
     """A body of Ollama's dialect. ``timeout`` and ``mask`` are extensions."""
 
@@ -82,14 +77,11 @@ class OllamaBody(Lenient, TaskBody):
         "counts in a request without input that comes with the admin's key.",
     )
 
-    def choice(self, name: str | None = None) -> ModelChoice:
-        return ModelChoice.of(bare(name or self.model), self.mask)
-
 
 class TextBody(OllamaBody, ABC):
     """The fields of both routes that generate text."""
 
-    habits = frozenset({"shift", "truncate"})
+    habits = frozenset({"debug_render_only", "shift", "truncate"})
     neutral = {"images": ([],)}  # noqa: RUF012
 
     options: Options | None = None
@@ -125,11 +117,19 @@ class TextBody(OllamaBody, ABC):
                 include_stop=False,
                 top_n_tokens=self.top_logprobs or 0,
             ),
-            max_new_tokens=options.new_tokens(model),
+            max_new_tokens=options.new_tokens(
+                model, 1 + (self.top_logprobs or 0) if self.logprobs else 0
+            ),
             grammar=self._grammar(),
             describe_tokens=bool(self.logprobs),
             **options.given("seed"),
         )
+
+    def note_context(self, call: Call[Any], model: CausalModel) -> None:
+        """Notes a context that is longer than the model's."""
+        longer = self.options is not None and (self.options.num_ctx or 0) > model.max_length
+        if longer and call.ignored is not None:
+            call.ignored.add_field("num_ctx", "options")
 
     def thinking(self, model: CausalModel) -> dict[str, Any]:
         """What a chat request says of thinking.

@@ -9,7 +9,7 @@ from pydantic import Field
 from maskdial.bounds import Size
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.body import example
+from maskdial.dialects.body import MAX_MESSAGES, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
@@ -23,7 +23,7 @@ class OllamaChatBody(TextBody):
 
     model_config = example({"messages": [{"role": "user", "content": "Who lives here?"}]})
 
-    messages: Annotated[list[MessageBody], Size(0, 1024, "messages")] = Field(
+    messages: Annotated[list[MessageBody], Size(0, MAX_MESSAGES, "messages")] = Field(
         default_factory=list,
         description="A last message of the assistant is continued.",
     )
@@ -65,6 +65,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
         return await keep(call, body, _message)
     model = await call.causal(GENERATE)
     clock.load()
+    body.note_context(call, model)
     request = body.chat(model)
     generation = await call.generation(request.generation_for(model), model)
     reader = ReplyReader(request, generation.prompts[0], model)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from fastapi import Response
 from pydantic import Field, model_validator
@@ -17,7 +17,6 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
 from maskdial.dialects.ollama.body import Images, TextBody
-from maskdial.dialects.openai.base import Unsupported
 from maskdial.errors import ValidationError
 
 _PLAIN = ("{{ .Prompt }}", "{{.Prompt}}")
@@ -28,7 +27,7 @@ class OllamaGenerateBody(TextBody):
 
     model_config = example({"prompt": "Who lives here?"})
 
-    neutral = {**TextBody.neutral, "context": ([],), "suffix": ("",)}  # noqa: RUF012
+    neutral = {**TextBody.neutral, "suffix": ("",)}  # noqa: RUF012
 
     prompt: str = Field(
         "",
@@ -40,9 +39,6 @@ class OllamaGenerateBody(TextBody):
         None, description="Only {{ .Prompt }}, which means raw: templates are the model's own."
     )
     raw: bool | None = Field(None, description="Continue the prompt as it is. Default: false.")
-    context: Annotated[
-        Any, Unsupported("replies have no context here; send the conversation to /api/chat")
-    ] = None
     suffix: str | None = Field(
         None,
         description="The text after the one that is written, for models with fill-in-the-middle "
@@ -111,6 +107,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
         return await keep(call, body, _response)
     model = await call.causal(GENERATE)
     clock.load()
+    body.note_context(call, model)
     chat = body.chat(model)
     if chat is None:
         infill = None if body.suffix is None else Infilling(body.suffix)

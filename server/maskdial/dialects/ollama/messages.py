@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from maskdial.causal.chat.request import ChatMessage, ToolCall
 from maskdial.causal.tools import Tool
 from maskdial.dialects.body import FieldError
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.ollama.body import Images
-from maskdial.dialects.openai.base import Lenient
 from maskdial.dialects.openai.tools import FunctionBody
 
 

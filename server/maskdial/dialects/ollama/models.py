@@ -20,12 +20,13 @@ from maskdial.config import Config
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.ollama.answer import timestamp
-from maskdial.dialects.ollama.body import LATEST, OllamaBody
+from maskdial.dialects.ollama.body import OllamaBody
 from maskdial.dialects.ollama.replies import Details
 from maskdial.engine.model import max_length
 from maskdial.errors import ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.replies import json_reply
+from maskdial.registry.choice import LATEST
 from maskdial.registry.entry import Entry
 
 VERSION = "0.13.0"

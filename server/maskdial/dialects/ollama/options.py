@@ -8,9 +8,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from maskdial.bounds import Range
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import RepetitionPenalty
-from maskdial.dialects.body import FieldError
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.openai.sampling import rest_of_context
 from maskdial.dialects.sampling import SamplingFields, Stops, parameter
+from maskdial.http.ignored import note_field
 
 RUNTIME = frozenset(
     {
@@ -21,13 +22,15 @@ RUNTIME = frozenset(
         "low_vram",
         "main_gpu",
         "num_batch",
-        "num_ctx",
         "num_gpu",
         "num_gqa",
         "num_keep",
         "num_thread",
         "numa",
         "penalize_newline",
+        "rope_frequency_base",
+        "rope_frequency_scale",
+        "tfs_z",
         "use_mlock",
         "use_mmap",
         "vocab_only",
@@ -45,14 +48,14 @@ class Options(SamplingFields, Lenient):
     """
 
     habits = RUNTIME
-    neutral = {"tfs_z": (1,)}  # noqa: RUF012
+    within = "options"
 
     top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
         None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
     )
     repetition_penalty: RepetitionPenalty | None = parameter("repetition_penalty", "repeat_penalty")
     repeat_last_n: Annotated[int, Range(-1)] | None = Field(
-        None, description="Penalties look at the whole text, -1; without one, it means nothing."
+        None, description="Means nothing: penalties look at the whole text."
     )
     seed: (
         Annotated[
@@ -78,26 +81,29 @@ class Options(SamplingFields, Lenient):
         "leaves.",
     )
 
+    num_ctx: Annotated[int, Range(-1)] | None = Field(
+        None,
+        description="The context is the server's own, which /api/show and /api/ps tell; a longer "
+        "one is named in the header x-ignored-fields.",
+    )
     thinking_budget: Annotated[int, Range(0)] | None = Field(
         None, description="Tokens of thinking after which it is closed. Default: no limit."
     )
 
     @model_validator(mode="after")
-    def _check_window(self) -> Self:
+    def _note_window(self) -> Self:
         penalties = ("frequency_penalty", "presence_penalty")
         penalized = any(getattr(self, name) for name in penalties)
         penalized = penalized or self.repetition_penalty not in (None, 1)
         if self.repeat_last_n not in (None, -1) and penalized:
-            raise FieldError(
-                "repeat_last_n", "penalties look at the whole text here; send -1, or leave it out"
-            )
+            note_field("repeat_last_n", "options")
         return self
 
-    def new_tokens(self, model: CausalModel) -> int:
-        """The limit on a text; clients often send one that is meant for a larger model."""
+    def new_tokens(self, model: CausalModel, described: int) -> int:
+        """The limit on a text, of which each token is described with so many."""
         if self.num_predict is not None and self.num_predict > 0:
-            return min(self.num_predict, model.max_length)
-        return model.defaults.new_tokens(model.max_length, model.max_length)
+            return self.num_predict
+        return rest_of_context(model, described)
 
     @classmethod
     def names(cls) -> Mapping[str, str]:

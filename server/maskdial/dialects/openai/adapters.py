@@ -8,7 +8,7 @@ from pydantic import Field
 
 from maskdial.bounds import Size
 from maskdial.dialects.body import read_body
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.errors import error_reply
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import NotFoundError, ValidationError

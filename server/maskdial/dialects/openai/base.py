@@ -1,55 +1,28 @@
 """What the bodies of the OpenAI dialect share: a model, and which unknown fields are taken."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from maskdial.bundle.tokenizer import TextOrIds
-from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TaskBody, TokenId, Wire
+from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TaskBody, TokenId
+from maskdial.dialects.lenient import Lenient
 
 _HABITS = frozenset(
     {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
+        # OpenAI's own, about caches, bills and logs
+        *("client_metadata", "metadata", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "store"),
+        *("user", "user_id"),
+        # llama.cpp's and Ollama's, about caches, slots and reports
+        *("cache_prompt", "id_slot", "keep_alive", "n_keep", "return_progress", "samplers"),
+        *("t_max_predict_ms", "timings_per_token", "ttl"),
+        # OpenRouter's, about who answers
+        *("models", "plugins", "provider", "route", "session_id", "trace", "transforms", "usage"),
     }
 )
-
-
-class Lenient(Wire):
-    """An object in which clients send more than the server needs.
-
-    Attributes:
-        habits: fields that clients send by habit; they are ignored.
-        neutral: by field, values that ask for nothing; such a field is ignored, as null is.
-
-    Any other unknown field is refused by name, since it would change the answer.
-    """
-
-    habits: ClassVar[frozenset[str]] = frozenset()
-    neutral: ClassVar[Mapping[str, Sequence[object]]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_habits(cls, content: object) -> object:
-        if not isinstance(content, dict):
-            return content
-        return {
-            name: value
-            for name, value in content.items()
-            if value is not None
-            and name not in cls.habits
-            and value not in cls.neutral.get(name, ())
-        }
 
 
 class OpenAIBody(Lenient, TaskBody):
@@ -77,6 +50,15 @@ class Unsupported:
     def _refuse(self, _: object) -> object:
         raise ValueError(self.reason)
 
+
+Gbnf = Annotated[
+    Any,
+    Unsupported(
+        "grammars in GBNF are not supported; send a JSON schema (response_format), guided_regex, "
+        "or guided_grammar, which is Lark"
+    ),
+]
+"""llama.cpp's grammars."""
 
 Lora = Annotated[
     Any,

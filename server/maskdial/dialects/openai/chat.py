@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Response
 from pydantic import Field, model_validator
@@ -22,31 +22,51 @@ from maskdial.causal.tools import (
     ToolCallDelta,
     ToolChoice,
 )
-from maskdial.dialects.body import FieldError, example
+from maskdial.dialects.body import MAX_MESSAGES, FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.diffusion import UnmaskingModel, find_model, render
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai import completions_diffusion
-from maskdial.dialects.openai.base import Lenient, Unsupported
+from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, answer
 from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
-from maskdial.dialects.openai.tools import ToolBody, ToolChoiceInput
+from maskdial.dialects.openai.tools import ToolChoiceInput, Tools
 from maskdial.errors import ValidationError, about
+from maskdial.http.ignored import note_field, noted
 from maskdial.unmasking.text import TextPrompt
 
 _DEFAULT_UNMASKED = 100  # each mask is a row of every pass, so that a whole context takes long
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
 
 
+_EFFORT = "A variable of the chat template, such as low; none also sets enable_thinking to false."
+
+
 class ReasoningBody(Lenient):
-    """OpenRouter's way to bound the reasoning."""
+    """OpenRouter's way to say how much to think."""
+
+    within = "reasoning"
 
     max_tokens: Annotated[int, Range(0)] | None = Field(
         None, description="Another name of thinking_budget."
     )
+    effort: Annotated[str, Size(1, 64, "characters")] | None = Field(
+        None, description="Another name of reasoning_effort."
+    )
+    enabled: bool | None = Field(None, description="Another name of enable_thinking.")
+    exclude: bool | None = Field(None, description="The opposite of include_reasoning.")
+
+
+class ThinkingBody(Lenient):
+    """DeepSeek's and GLM's way to say whether to think."""
+
+    within = "thinking"
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
 
 
 class ChatBody(GenerationBody):
@@ -56,17 +76,18 @@ class ChatBody(GenerationBody):
         {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
     )
 
-    habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity"}
+    habits = (GenerationBody.habits - {"parallel_tool_calls"}) | {"verbosity", "audio"}
     neutral = {  # noqa: RUF012
         **GenerationBody.neutral,
         "add_special_tokens": (False,),
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "max_completion_tokens": (-1,),
         "modalities": (["text"],),
     }
 
-    messages: Annotated[list[Message], Size(1, 1024, "messages")]
+    messages: Annotated[list[Message], Size(1, MAX_MESSAGES, "messages")]
     max_tokens: Annotated[int, Range(1)] | None = Field(
         None, description="The older name of max_completion_tokens."
     )
@@ -77,18 +98,20 @@ class ChatBody(GenerationBody):
     top_logprobs: Annotated[int, Range(0, 20)] | None = Field(
         None, description="Describe each token with this many of the most likely ones. Default: 0."
     )
-    tools: list[ToolBody] | None = Field(None, description="Functions that the model may call.")
+    tools: Tools | None = Field(
+        None,
+        description="Functions that the model may call. Tools of other types are left out, and "
+        "named in the header x-ignored-tools.",
+    )
     tool_choice: ToolChoiceInput | None = Field(
         None,
-        description="none, auto, required, a function, or some of them. Default: auto.",
+        description="none, auto, required (or any), a function, or some of them. Default: auto.",
     )
     parallel_tool_calls: bool | None = Field(
         None, description="Whether a reply may call several functions. Default: true."
     )
     reasoning_effort: Annotated[str, Size(1, 64, "characters")] | None = Field(
-        None,
-        description="A variable of the chat template, such as low; none also sets enable_thinking "
-        "to false.",
+        None, description=_EFFORT
     )
     thinking_budget: Annotated[int, Range(0)] | None = Field(
         None,
@@ -96,6 +119,15 @@ class ChatBody(GenerationBody):
         "number.",
     )
     reasoning: ReasoningBody | None = Field(None, description="Extension: how much of it.")
+    thinking: ThinkingBody | None = Field(
+        None, description="Extension: whether to think; disabled sets enable_thinking to false."
+    )
+    enable_thinking: bool | None = Field(
+        None, description="Extension: a variable of the chat template."
+    )
+    include_reasoning: bool | None = Field(
+        None, description="Extension: whether the reply has the reasoning. Default: true."
+    )
     prediction: PredictionBody | None = Field(
         None,
         description="What the reply is expected to be like, such as the file to be edited: the "
@@ -123,8 +155,10 @@ class ChatBody(GenerationBody):
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise FieldError("max_tokens", "also given as max_completion_tokens; leave it out")
-        if self.thinking_budget is not None and self.reasoning is not None:
+            if noted() is None:
+                raise FieldError("max_tokens", "also given as max_completion_tokens; leave it out")
+            note_field("max_tokens")
+        if None not in (self.thinking_budget, self.reasoning and self.reasoning.max_tokens):
             raise FieldError("reasoning", "thinking_budget is given as well; leave one of them out")
         check_opening(self.add_generation_prompt, self.continue_final_message)
         return self
@@ -142,7 +176,7 @@ class ChatBody(GenerationBody):
         return self.top_logprobs or 0
 
     def names(self) -> Mapping[str, str]:
-        limit = "max_tokens" if self.max_tokens else "max_completion_tokens"
+        limit = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
         names = {
             **super().names(),
             "prompts": "messages",
@@ -156,29 +190,40 @@ class ChatBody(GenerationBody):
     def chat(self, model: CausalModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         choice, prediction = self.tool_choice, self.prediction
+        reasoning = self.reasoning or ReasoningBody()
+        budget, effort = self.thinking_budget, self.reasoning_effort
         return ChatRequest(
             [message.to_message() for message in self.messages],
             self.generation(
                 model.defaults,
                 max_new_tokens=self.max_completion_tokens
                 or self.max_tokens
-                or model.defaults.new_tokens(model.max_length, model.max_length),
+                or self.rest_of_context(model, self.n or 1),
                 num_sequences=self.n or 1,
                 prediction="" if prediction is None else prediction.content,
             ),
             tools=[tool.to_tool() for tool in self.tools or ()],
             tool_choice=ToolChoice() if choice is None else choice.to_choice(),
-            thinking_budget=(
-                self.thinking_budget if self.reasoning is None else self.reasoning.max_tokens
-            ),
-            template_variables=self.chat_template_kwargs or {},
-            **self.given(
-                "parallel_tool_calls",
-                "reasoning_effort",
-                "add_generation_prompt",
-                "continue_final_message",
-            ),
+            reasoning_effort=reasoning.effort if effort is None else effort,
+            thinking_budget=reasoning.max_tokens if budget is None else budget,
+            template_variables=self._variables(reasoning.enabled),
+            **self.given("parallel_tool_calls", "add_generation_prompt", "continue_final_message"),
         )
+
+    def _variables(self, enabled: bool | None) -> dict[str, Any]:
+        """The variables of the chat template."""
+        if self.thinking is not None:
+            enabled = self.thinking.type != "disabled"
+        if self.enable_thinking is not None:
+            enabled = self.enable_thinking
+        own = {} if enabled is None else {"enable_thinking": enabled}
+        return own | (self.chat_template_kwargs or {})
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the reply has the reasoning."""
+        excluded = self.reasoning is not None and self.reasoning.exclude
+        return self.include_reasoning is not False and not excluded
 
     def request(self, model: CausalModel) -> GenerationRequest:
         return self.chat(model).generation_for(model)
@@ -219,7 +264,7 @@ class ChatWriter:
         self._num_reasoning += reply.num_reasoning
         self._follow(len(self._followers), text.events)
         message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-        if reply.reasoning:
+        if reply.reasoning and self._body.shows_reasoning:
             message |= _reasoning(reply.reasoning)
         if reply.tool_calls:
             message["content"] = reply.content or None
@@ -251,7 +296,8 @@ class ChatWriter:
         self._follow(index, [event])
         stream = self._streams[index]
         for part in stream.reader.push(event):
-            _add(delta, part)
+            if self._body.shows_reasoning or not isinstance(part, ReasoningDelta):
+                _add(delta, part)
         reason = stream.reader.finish_reason
         if reason is not None and not stream.reader.num_calls:
             delta.setdefault("content", "")  # an empty text is not null, as it is beside calls

@@ -24,6 +24,7 @@ from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import (
     AnyInput,
     TextsOrIds,
+    Unsupported,
     check_input,
     inputs_of,
     is_batch,
@@ -66,6 +67,8 @@ class CompletionsBody(GenerationBody):
         description="The text after the one that is written, for models with fill-in-the-middle "
         "tokens.",
     )
+
+    prompt_embeds: Annotated[Any, Unsupported("prompts are texts or token ids here")] = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

@@ -8,7 +8,7 @@ import pydantic
 from pydantic import model_validator
 
 from maskdial.dialects.body import FieldError
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.lenient import Lenient
 
 _NO_IMAGES = "images are not supported; describe them in words"
 

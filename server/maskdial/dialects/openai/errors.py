@@ -12,6 +12,7 @@ from maskdial.errors import (
     MaskdialError,
     NotFoundError,
     OverloadedError,
+    PromptTooLongError,
     SlowBodyError,
     TooLargeError,
     UnauthorizedError,
@@ -23,6 +24,9 @@ from maskdial.http.sse import data_frame
 
 PREFIX = "/v1/"
 """Below it, every failure has this form, also that of a route that does not exist."""
+
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""The code of a prompt that does not fit the context."""
 
 _INVALID = "invalid_request_error"
 _FAULTS = (
@@ -66,6 +70,8 @@ def error_content(error: MaskdialError) -> OpenAIError:
     """An error as the OpenAI API writes it: ``param`` is the field at fault, if one is."""
     param = error.field if isinstance(error, ValidationError) else None
     code = None if isinstance(error, ValidationError) else error.error_type
+    if isinstance(error, PromptTooLongError):
+        code = CONTEXT_LENGTH_EXCEEDED
     if isinstance(error, NotFoundError):
         param, code = error.field, "model_not_found" if error.field == "model" else None
     if isinstance(error, UnauthorizedError):

@@ -6,13 +6,15 @@ import pydantic
 from pydantic import Field, model_validator
 
 from maskdial.causal.chat import request
-from maskdial.dialects.body import FieldError, join_parts
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.body import FieldError, join_parts, without_images
+from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.tools import ToolCallBody
 
 
 class TextPart(Lenient):
     """A part of a message."""
+
+    within = "messages.content"
 
     type: Literal["text"]
     text: str
@@ -21,14 +23,22 @@ class TextPart(Lenient):
 class Message(Lenient):
     """One message of a conversation. Parts of its ``content`` are joined by newlines."""
 
-    # litellm sends provider_specific_fields
-    habits = frozenset({"annotations", "audio", "name", "provider_specific_fields", "refusal"})
+    # What gateways and editors keep of other providers' replies, and of their caches
+    habits = frozenset(
+        {
+            *("annotations", "audio", "cache_control", "copilot_cache_control", "cot_id", "name"),
+            *("provider_specific_fields", "reasoning_details", "reasoning_opaque", "refusal"),
+            *("thinking_blocks",),
+        }
+    )
     neutral = {"tool_calls": ([],)}  # noqa: RUF012
+    renamed = {"reasoning_text": "reasoning"}  # noqa: RUF012
+    within = "messages"
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Annotated[
         str, pydantic.BeforeValidator(join_parts, json_schema_input_type=str | list[TextPart])
-    ] = Field(description="May be null beside tool_calls or reasoning.")
+    ] = Field(description="May be null in messages of the assistant.")
     tool_calls: list[ToolCallBody] | None = Field(None, description="What the assistant called.")
     tool_call_id: str | None = Field(None, description="The call that this is the result of.")
     reasoning: str | None = Field(None, description="Extension: what the assistant thought.")
@@ -37,13 +47,14 @@ class Message(Lenient):
     @model_validator(mode="before")
     @classmethod
     def _fill_content(cls, message: object) -> object:
-        beside = ("tool_calls", "reasoning", "reasoning_content")
-        if (
-            isinstance(message, dict)
-            and message.get("content") is None
-            and any(message.get(name) for name in beside)
-        ):
+        """Histories of agents have replies that were aborted, or empty, and pictures of screens."""
+        if not isinstance(message, dict):
+            return message
+        role, content = message.get("role"), message.get("content")
+        if role == "assistant" and (content is None or content == []):
             return {**message, "content": ""}
+        if role == "tool" and isinstance(content, list):
+            return {**message, "content": without_images(content) or ""}
         return message
 
     @model_validator(mode="after")

@@ -13,20 +13,29 @@ from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel
+from maskdial.causal.prompts import MAX_DESCRIBED
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
-from maskdial.dialects.openai.base import Lenient, Lora, OpenAIBody
+from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.openai.base import Gbnf, Lora, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
 from maskdial.grammar.source import GrammarRequest
+
+
+def rest_of_context(model: CausalModel, described: int) -> int:
+    """The limit on a text that has none, of which each token is described with so many."""
+    most = model.defaults.new_tokens(model.max_length, model.max_length)
+    return min(most, MAX_DESCRIBED // described) if described else most
 
 
 class StreamOptions(Lenient):
     """When a stream reports its usage."""
 
     habits = frozenset({"include_obfuscation"})
+    within = "stream_options"
 
     include_usage: bool | None = Field(
         None, description="Send a last chunk with the usage. Default: false."
@@ -41,6 +50,7 @@ class JsonSchemaFormat(Lenient):
 
     model_config = ConfigDict(validate_by_name=True)
     habits = frozenset({"name", "description", "strict"})
+    within = "response_format.json_schema"
 
     schema_: Schema = Field(None, alias="schema", description="Default: any JSON object.")
 
@@ -51,6 +61,8 @@ class ResponseFormat(Lenient):
     ``json`` and ``regex`` with a ``value`` are text-generation-inference's; InferenceClient sends
     JSON schemas as the ``value`` of ``json_object``.
     """
+
+    within = "response_format"
 
     type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: JsonSchemaFormat | None = None
@@ -77,6 +89,8 @@ class ResponseFormat(Lenient):
 class StructuredOutputs(Lenient):
     """vLLM's way to say what the text must be: one of the fields."""
 
+    within = "structured_outputs"
+
     json_: Schema = Field(None, alias="json")
     json_object: Literal[True] | None = None
     regex: str | None = None
@@ -89,6 +103,8 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
 
     Those that OpenAI does not have are vLLM's.
     """
+
+    renamed = {"repeat_penalty": "repetition_penalty"}  # noqa: RUF012
 
     # Where vLLM takes values of its own for what is the default anyway
     top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
@@ -141,6 +157,14 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
     def grammar(self) -> GrammarRequest | None:
         """What the text must match."""
 
+    def rest_of_context(self, model: CausalModel, num_texts: int = 1) -> int:
+        """The limit on a text that has none: what the context leaves, and what a reply may describe
+        of it.
+        """
+        return rest_of_context(
+            model, num_texts * (1 + self.num_top) if self.describes_tokens else 0
+        )
+
     def generation(
         self,
         defaults: GenerationDefaults,
@@ -172,11 +196,18 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
     habits = OpenAIBody.habits | {"parallel_tool_calls"}
     neutral = {  # noqa: RUF012
         "best_of": (1,),
+        "documents": ([],),
         "length_penalty": (1.0,),
+        "max_tokens": (-1,),
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True, False),
         "suffix": ("",),
         "use_beam_search": (False,),
+    }
+    renamed = {  # noqa: RUF012
+        **SamplingBody.renamed,
+        "json_schema": "guided_json",
+        "n_predict": "max_tokens",
     }
 
     max_tokens: Annotated[int, Range(1)] | None = None
@@ -190,6 +221,7 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
         None, description="Extension: what the text must be."
     )
     lora: Lora = None
+    grammar_: Gbnf = Field(None, alias="grammar")
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

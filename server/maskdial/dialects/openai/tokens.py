@@ -11,14 +11,14 @@ from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.body import FieldError, TokenId, example
+from maskdial.dialects.body import MAX_MESSAGES, FieldError, TokenId, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
 from maskdial.dialects.openai.replies import PromptReply, TokenizerInfo, TokensReply
-from maskdial.dialects.openai.tools import ToolBody
+from maskdial.dialects.openai.tools import Tools
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.engine.limits import check_num_characters
 from maskdial.engine.offload import offload
@@ -50,7 +50,7 @@ class PromptBody(OpenAIBody):
     )
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Size(1, 1024, "messages")] | None = None
+    messages: Annotated[list[Message], Size(1, MAX_MESSAGES, "messages")] | None = None
     add_special_tokens: bool | None = Field(
         None,
         description="Add the special tokens of the model's inputs. Default: true for a prompt; a "
@@ -64,7 +64,7 @@ class PromptBody(OpenAIBody):
     continue_final_message: bool | None = Field(
         None, description="End with the content of the final message. Default: false."
     )
-    tools: list[ToolBody] | None = Field(None, description="Functions that the prompt describes.")
+    tools: Tools | None = Field(None, description="Functions that the prompt describes.")
     chat_template_kwargs: Annotated[dict[str, Any], Size(0, 64, "variables")] | None = Field(
         None, description="Further variables of the chat template."
     )

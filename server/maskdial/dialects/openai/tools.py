@@ -1,5 +1,6 @@
 """Tools, calls and the choice between them, as `/v1/chat/completions` has them."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -8,7 +9,8 @@ from pydantic import Field, model_validator
 from maskdial.causal.chat.request import ToolCall
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.body import FieldError
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.lenient import Lenient
+from maskdial.http.ignored import note_tool, noted
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -16,7 +18,8 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 class FunctionBody(Lenient):
     """A function that the model may call. Its arguments satisfy the schema, ``strict`` or not."""
 
-    habits = frozenset({"strict"})
+    habits = frozenset({"cache_control", "strict"})
+    within = "tools.function"
 
     name: str
     description: str | None = None
@@ -28,6 +31,9 @@ class FunctionBody(Lenient):
 class ToolBody(Lenient):
     """A tool that the model may call."""
 
+    habits = frozenset({"cache_control"})
+    within = "tools"
+
     type: Literal["function"]
     function: FunctionBody
 
@@ -36,6 +42,30 @@ class ToolBody(Lenient):
         function = self.function
         parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
         return Tool(function.name, parameters, function.description or "")
+
+
+def left_out(tools: object, kinds: Collection[str]) -> object:
+    """A list of tools without those of other kinds, which the provider would run: they are noted,
+    or refused where unknown fields are.
+    """
+    if not isinstance(tools, list) or noted() is None:
+        return tools
+    kept = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            note_tool(kind)
+        else:
+            kept.append(tool)
+    return kept
+
+
+Tools = Annotated[
+    list[ToolBody],
+    pydantic.BeforeValidator(
+        lambda tools: left_out(tools, ["function"]), json_schema_input_type=list[ToolBody]
+    ),
+]
 
 
 class FunctionName(Lenient):
@@ -87,8 +117,10 @@ _MODES: dict[str, Literal["auto", "required"]] = {"auto": "auto", "required": "r
 ToolChoiceInput = Annotated[
     ToolChoiceBody,
     pydantic.BeforeValidator(
-        lambda value: {"type": value} if isinstance(value, str) else value,
-        json_schema_input_type=Literal["none", "auto", "required"] | ToolChoiceBody,
+        lambda value: (
+            {"type": "required" if value == "any" else value} if isinstance(value, str) else value
+        ),
+        json_schema_input_type=Literal["none", "auto", "required", "any"] | ToolChoiceBody,
     ),
 ]
 
@@ -103,7 +135,8 @@ class CalledFunction(Lenient):
 class ToolCallBody(Lenient):
     """A call that the model made before."""
 
-    habits = frozenset({"index"})
+    habits = frozenset({"cache_control", "extra_content", "index", "provider_specific_fields"})
+    within = "messages.tool_calls"
 
     id: str
     type: Literal["function"] = "function"

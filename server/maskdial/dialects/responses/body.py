@@ -10,13 +10,15 @@ from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import FieldError, example
-from maskdial.dialects.openai.base import Lenient, Unsupported
+from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.openai.sampling import SamplingBody
 from maskdial.dialects.responses.items import Input, Item, conversation
-from maskdial.dialects.responses.tools import Choice, Tools, to_choice
+from maskdial.dialects.responses.tools import Choice, Offered, Tools, offered, to_choice
 from maskdial.grammar.source import GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"
+_NO_PROMPTS = "prompts are not stored here; send instructions and input"
 _STATELESS = "conversations are not stored; send the items in input, or previous_response_id"
 
 
@@ -24,6 +26,7 @@ class TextFormat(Lenient):
     """What the text must be. Schemas are always enforced, ``strict`` or not."""
 
     model_config = ConfigDict(validate_by_name=True)
+    within = "text.format"
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
@@ -48,6 +51,7 @@ class TextOptions(Lenient):
     """Options of the text."""
 
     habits = frozenset({"verbosity"})
+    within = "text"
 
     format: TextFormat = Field(default_factory=TextFormat)
 
@@ -56,6 +60,7 @@ class ReasoningOptions(Lenient):
     """Options of the reasoning, which is always returned in full, never as a summary."""
 
     habits = frozenset({"context", "generate_summary", "mode", "summary"})
+    within = "reasoning"
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="A variable of the chat template; none also turns thinking off."
@@ -73,7 +78,16 @@ class ResponsesBody(SamplingBody):
 
     # Only OpenAI's own tools count for max_tool_calls. Metadata is returned, so it is a field.
     habits = SamplingBody.habits - {"metadata", "store"} | {"max_tool_calls", "stream_options"}
-    neutral = {**SamplingBody.neutral, "truncation": ("disabled",)}  # noqa: RUF012
+    neutral = {  # noqa: RUF012
+        **SamplingBody.neutral,
+        "max_output_tokens": (-1,),
+        "n": (1,),
+        "truncation": ("disabled",),
+    }
+    renamed = {  # noqa: RUF012
+        **SamplingBody.renamed,
+        "max_tokens": "max_output_tokens",
+    }
 
     input: Input
     instructions: str | None = Field(
@@ -117,6 +131,7 @@ class ResponsesBody(SamplingBody):
         "how far it is. Default: false.",
     )
     conversation: Annotated[Any, Unsupported(_STATELESS)] = None
+    prompt: Annotated[Any, Unsupported(_NO_PROMPTS)] = None
     truncation: Annotated[
         Any, Unsupported("conversations are not truncated; shorten the input")
     ] = None
@@ -151,16 +166,20 @@ class ResponsesBody(SamplingBody):
             "grammar": "text.format",
         }
 
+    @property
+    def offered(self) -> list[Offered]:
+        """The tools as the model knows them."""
+        return offered(self.tools)
+
     def chat_request(self, model: CausalModel, before: Sequence[Item] = ()) -> ChatRequest:
         """The body as a dialect-neutral request that goes on with earlier items."""
         return ChatRequest(
             conversation(self.instructions, [*before, *self.input]),
             self.generation(
                 model.defaults,
-                max_new_tokens=self.max_output_tokens
-                or model.defaults.new_tokens(model.max_length, model.max_length),
+                max_new_tokens=self.max_output_tokens or self.rest_of_context(model),
             ),
-            tools=[tool.to_tool() for tool in self.tools],
+            tools=[each.tool for each in self.offered],
             tool_choice=to_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort,
@@ -184,7 +203,11 @@ class ResponsesBody(SamplingBody):
             "store": stored,
             "temperature": params.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": self.tool_choice,
+            "tool_choice": (
+                choice
+                if isinstance(choice := self.tool_choice, str)
+                else choice.model_dump(exclude_none=True)
+            ),
             "tools": self.tools,
             "top_logprobs": self.num_top,
             "top_p": params.top_p,

@@ -1,6 +1,7 @@
 """The input items of `/v1/responses`, and the conversation that they become."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -8,19 +9,34 @@ import pydantic
 
 from maskdial.bounds import Size
 from maskdial.causal.chat.request import ChatMessage, ToolCall
-from maskdial.dialects.openai.base import Lenient
+from maskdial.dialects.body import IMAGES, without_images
+from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.responses.tools import INPUT, flat_name
+from maskdial.http.ignored import note_field, noted
+
+MAX_ITEMS = 16_384
 
 
 class InputText(Lenient):
     """A part of a message; a past answer's is ``output_text``."""
 
-    habits = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+    habits = frozenset({"annotations", "cache_control", "logprobs", "prompt_cache_breakpoint"})
+    renamed = {"refusal": "text"}  # noqa: RUF012
+    within = "input.content"
 
-    type: Literal["input_text", "output_text"]
+    type: Literal["input_text", "output_text", "text", "refusal"]
     text: str
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _refuse_images(cls, part: object) -> object:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in IMAGES:
+            raise ValueError("no model here reads images; send text")
+        return part
 
-_PARTS = pydantic.TypeAdapter(Annotated[list[InputText], Size(1, 1024, "parts")])
+
+_PARTS = pydantic.TypeAdapter(Annotated[list[InputText], Size(0, 1024, "parts")])
 
 
 def _join_parts(content: object) -> str:
@@ -32,8 +48,16 @@ def _join_parts(content: object) -> str:
     return "\n".join(part.text for part in _PARTS.validate_python(content))
 
 
+def _join_output(content: object) -> str:
+    """The text of a tool's result; images in it are left out."""
+    return _join_parts(without_images(content) if isinstance(content, list) else content)
+
+
 _Text = Annotated[
     str, pydantic.BeforeValidator(_join_parts, json_schema_input_type=str | list[InputText])
+]
+_Output = Annotated[
+    str, pydantic.BeforeValidator(_join_output, json_schema_input_type=str | list[InputText])
 ]
 
 
@@ -41,10 +65,19 @@ class MessageItem(Lenient):
     """A message of the conversation."""
 
     habits = frozenset({"id", "phase", "status"})
+    within = "input"
 
     type: Literal["message"] = "message"
     role: Literal["developer", "system", "user", "assistant"]
     content: _Text
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _fill_content(cls, message: object) -> object:
+        """An answer that was aborted may be empty."""
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            return {**message, "content": message.get("content") or ""}
+        return message
 
     def to_message(self) -> ChatMessage:
         return ChatMessage("system" if self.role == "developer" else self.role, self.content)
@@ -53,16 +86,36 @@ class MessageItem(Lenient):
 class FunctionCallItem(Lenient):
     """A call that the assistant made."""
 
-    habits = frozenset({"caller", "id", "namespace", "status"})
+    habits = frozenset({"caller", "id", "status"})
     neutral = {"async": (False,)}  # noqa: RUF012
+    within = "input"
 
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str = pydantic.Field(description="The text of a JSON object.")
 
     def to_message(self) -> ChatMessage:
-        call = ToolCall(self.call_id, self.name, self.arguments)
+        call = ToolCall(self.call_id, flat_name(self.namespace, self.name), self.arguments)
+        return ChatMessage("assistant", "", tool_calls=(call,))
+
+
+class CustomToolCallItem(Lenient):
+    """A call of a custom tool that the assistant made."""
+
+    habits = frozenset({"caller", "id", "status"})
+    within = "input"
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    def to_message(self) -> ChatMessage:
+        arguments = json.dumps({INPUT: self.input}, ensure_ascii=False)
+        call = ToolCall(self.call_id, flat_name(self.namespace, self.name), arguments)
         return ChatMessage("assistant", "", tool_calls=(call,))
 
 
@@ -70,10 +123,11 @@ class FunctionCallOutputItem(Lenient):
     """The result of a call."""
 
     habits = frozenset({"caller", "id", "name", "namespace", "status"})
+    within = "input"
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: _Text
+    output: _Output
 
     def to_message(self) -> ChatMessage:
         return ChatMessage("tool", self.output, tool_call_id=self.call_id)
@@ -81,6 +135,8 @@ class FunctionCallOutputItem(Lenient):
 
 class ReasoningText(Lenient):
     """A part of the assistant's reasoning, or of a summary of it."""
+
+    within = "input.content"
 
     type: Literal["reasoning_text", "summary_text"]
     text: str
@@ -90,6 +146,7 @@ class ReasoningItem(Lenient):
     """What the assistant thought. Reasoning that another provider encrypted is not readable."""
 
     habits = frozenset({"encrypted_content", "id", "status"})
+    within = "input"
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] = pydantic.Field(default_factory=list)
@@ -100,13 +157,34 @@ class ReasoningItem(Lenient):
         return ChatMessage("assistant", "", reasoning="\n".join(part.text for part in parts))
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+Item = MessageItem | FunctionCallItem | CustomToolCallItem | FunctionCallOutputItem | ReasoningItem
 _SCHEMAS: Mapping[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
+    "custom_tool_call": CustomToolCallItem,
     "function_call_output": FunctionCallOutputItem,
+    "custom_tool_call_output": FunctionCallOutputItem,
     "reasoning": ReasoningItem,
 }
+_OTHERS = frozenset(
+    {
+        *("apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction"),
+        *("compaction_trigger", "computer_call", "computer_call_output", "file_search_call"),
+        *("image_generation_call", "local_shell_call", "local_shell_call_output", "mcp_call"),
+        *("mcp_approval_request", "mcp_approval_response", "mcp_list_tools", "program"),
+        *("shell_call", "shell_call_output", "tool_search_call", "tool_search_output"),
+        *("web_search_call",),
+    }
+)
+"""Types of items of OpenAI's own tools, in conversations that went on there: they are left out."""
+
+
+def _is_other(item: object) -> bool:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if not isinstance(kind, str) or kind not in _OTHERS or noted() is None:
+        return False
+    note_field(kind, "input")
+    return True
 
 
 def _read_item(item: object) -> Item:
@@ -122,7 +200,9 @@ def _read_item(item: object) -> Item:
 
 
 _ITEMS: pydantic.TypeAdapter[list[Item]] = pydantic.TypeAdapter(
-    Annotated[list[Annotated[Item, pydantic.PlainValidator(_read_item)]], Size(1, 4096, "items")]
+    Annotated[
+        list[Annotated[Item, pydantic.PlainValidator(_read_item)]], Size(1, MAX_ITEMS, "items")
+    ]
 )
 
 
@@ -131,7 +211,10 @@ def _read_input(value: object) -> list[Item]:
         return [MessageItem(role="user", content=value)]
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of items")
-    return _ITEMS.validate_python(value)
+    kept = [item for item in value if not _is_other(item)]
+    if value and not kept:
+        raise ValueError("has no item that is read here; send a message")
+    return _ITEMS.validate_python(kept)
 
 
 def read_items(values: Sequence[Mapping[str, Any]]) -> list[Item]:

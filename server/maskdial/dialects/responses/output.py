@@ -2,10 +2,13 @@
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
+from maskdial.dialects.responses.tools import INPUT, Offered
 
 Event = dict[str, Any]
 """A stream event without its sequence number."""
@@ -16,8 +19,10 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class ResponseOutput:
     """Collects a reply into items: reasoning, a message, function calls, in the order they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Mapping[str, Offered]) -> None:
+        """``tools`` are those that may be called, by what the model calls them."""
         self._items: list[_Item] = []
+        self._tools = tools
 
     def push(self, delta: ReplyDelta, logprobs: Sequence[Any] = ()) -> list[Event]:
         """Adds a part of the reply; returns the events to send for it.
@@ -32,7 +37,7 @@ class ResponseOutput:
         events = []
         last = self._items[-1] if self._items else None
         if last is None or not last.continues_with(delta):
-            events += [*self.close("completed"), *self._open(_new_item(delta, len(self._items)))]
+            events += [*self.close("completed"), *self._open(self._new_item(delta))]
         return [*events, *self._items[-1].extend(growth, logprobs)]
 
     def finish(self, status: Status) -> list[Event]:
@@ -51,6 +56,18 @@ class ResponseOutput:
     def items(self) -> list[dict[str, Any]]:
         """The items so far, as the API writes them."""
         return [item.content() for item in self._items]
+
+    def _new_item(self, delta: ReplyDelta) -> "_Item":
+        index = len(self._items)
+        match delta:
+            case ContentDelta():
+                return _Message(index)
+            case ReasoningDelta():
+                return _Reasoning(index)
+            case ToolCallDelta():
+                tool = self._tools.get(delta.name or "")
+                kind = _CustomToolCall if tool is not None and tool.custom else _FunctionCall
+                return kind(index, delta, tool)
 
     def _open(self, item: "_Item") -> list[Event]:
         self._items.append(item)
@@ -180,9 +197,10 @@ class _Reasoning(_TextItem):
 class _FunctionCall(_Item):
     id_prefix = "fc"
 
-    def __init__(self, index: int, first: ToolCallDelta) -> None:
+    def __init__(self, index: int, first: ToolCallDelta, tool: Offered | None) -> None:
         super().__init__(index)
         self._call = first
+        self._tool = tool
 
     def continues_with(self, delta: ReplyDelta) -> bool:
         return isinstance(delta, ToolCallDelta) and delta.index == self._call.index
@@ -192,10 +210,18 @@ class _FunctionCall(_Item):
             "id": self.id,
             "type": "function_call",
             "status": self.status,
-            "call_id": self._call.call_id,
-            "name": self._call.name,
+            **self._called(),
             "arguments": self.text,
         }
+
+    def _called(self) -> dict[str, Any]:
+        """What is called, as the client knows it."""
+        called: dict[str, Any] = {"call_id": self._call.call_id, "name": self._call.name}
+        if self._tool is not None:
+            called["name"] = self._tool.name
+            if self._tool.namespace is not None:
+                called["namespace"] = self._tool.namespace
+        return called
 
     def close(self) -> Iterable[Event]:
         yield self._event("response.function_call_arguments.done", arguments=self.text)
@@ -205,11 +231,33 @@ class _FunctionCall(_Item):
         return self._event("response.function_call_arguments.delta", delta=text)
 
 
-def _new_item(delta: ReplyDelta, index: int) -> _Item:
-    match delta:
-        case ContentDelta():
-            return _Message(index)
-        case ReasoningDelta():
-            return _Reasoning(index)
-        case ToolCallDelta():
-            return _FunctionCall(index, delta)
+class _CustomToolCall(_FunctionCall):
+    """A call whose text is known once its arguments are: it is sent in one piece."""
+
+    id_prefix = "ctc"
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": self.status,
+            **self._called(),
+            "input": "" if self.status == "in_progress" else self._input(),
+        }
+
+    def extend(self, text: str, logprobs: Sequence[Any]) -> Iterable[Event]:
+        self.text += text
+        return ()
+
+    def close(self) -> Iterable[Event]:
+        text = self._input()
+        yield self._event("response.custom_tool_call_input.delta", delta=text)
+        yield self._event("response.custom_tool_call_input.done", input=text)
+        yield self._item_event("response.output_item.done")
+
+    def _input(self) -> str:
+        try:
+            arguments = from_json(self.text or "{}", allow_partial="trailing-strings")
+        except ValueError:
+            return self.text
+        return str(arguments.get(INPUT, "")) if isinstance(arguments, dict) else self.text

@@ -17,15 +17,16 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.generate import GENERATE
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, openai_route
 from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ResponseReply
 from maskdial.dialects.responses import stored
 from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.output import Event, ResponseOutput, Status
 from maskdial.dialects.responses.stored import StoredTurn, begin
+from maskdial.dialects.responses.tools import by_model_name, tool_warnings
 from maskdial.engine.offload import offload
-from maskdial.errors import MaskdialError, OverloadedError, ValidationError
+from maskdial.errors import MaskdialError, OverloadedError, PromptTooLongError, ValidationError
 from maskdial.http.replies import (
     encode_json,
     json_reply,
@@ -60,7 +61,7 @@ class ResponseWriter:
         self._describes_tokens = body.describes_tokens
         # Of tokens whose text is not part of any delta yet.
         self._logprobs: list[Any] = []
-        self._output = ResponseOutput()
+        self._output = ResponseOutput(by_model_name(body.offered))
         self._echoed = body.echoed(model.defaults, stored=turn.stores)
         self._num_generated = self._num_events = 0
         self._header = {
@@ -135,6 +136,8 @@ class ResponseWriter:
 
 def _error_code(error: MaskdialError) -> str:
     """One of the codes that OpenAI gives failed responses."""
+    if isinstance(error, PromptTooLongError):
+        return CONTEXT_LENGTH_EXCEEDED
     if isinstance(error, ValidationError):
         return "invalid_prompt"
     return "rate_limit_exceeded" if isinstance(error, OverloadedError) else "server_error"
@@ -151,7 +154,7 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
     writer = ResponseWriter(body, chat, prompt, model, turn)
-    warnings = warnings_header(generation.warnings)
+    warnings = warnings_header([*generation.warnings, *tool_warnings(body.tools)])
     if body.stream:
         return await call.stream(
             _frames(generation, writer, turn),
