@@ -138,6 +138,21 @@ def test_answers_are_those_of_http(client: Client, http: httpx.Client, raw: bool
     assert list(score.shape) == [2, 1]
 
 
+def test_tritons_configuration_and_statistics(client: Client, http: httpx.Client) -> None:
+    name = {"name": "sentiment"}
+    config = client.call("ModelConfig", message("ModelConfigRequest")(**name)).config
+    wanted = http.get("/v2/models/sentiment/config").json()
+    assert [each.name for each in config.output] == [each["name"] for each in wanted["output"]]
+    assert [each.data_type for each in config.output] == [13, 11]
+    client.call("ModelInfer", request("sentiment", *TEXTS))
+    (found,) = client.call("ModelStatistics", message("ModelStatisticsRequest")(**name)).model_stats
+    assert found.inference_stats.success.count == found.inference_count > 0
+    every = client.call("ModelStatistics").model_stats
+    assert {each.name for each in every} == {"hybrid", "sentiment"}
+    code, _ = refusal(client, "ModelConfig", message("ModelConfigRequest")(name="nobody"))
+    assert code is grpc.StatusCode.NOT_FOUND
+
+
 @pytest.mark.parametrize("written", [True, False])
 def test_outputs_come_as_bytes_whatever_http_would_do(client: Client, written: bool) -> None:
     """KServe's and Triton's clients send HTTP's parameters with either port."""

@@ -273,6 +273,49 @@ def test_what_the_protocol_lets_a_server_ignore_is_named(http: httpx.Client) -> 
     ]
 
 
+def test_a_raw_request_is_one_text(http: httpx.Client) -> None:
+    """Triton's, without any JSON: the body is the only element of the only input."""
+    path, headers = "/v2/models/sentiment/infer", {"inference-header-content-length": "0"}
+    reply = http.post(path, content=TEXTS[0].encode(), headers=headers)
+    body = {"inputs": [tensor("a", TEXTS[0])], "parameters": {"binary_data_output": True}}
+    assert reply.content == http.post(path, json=body).content
+    assert reply.headers["inference-header-content-length"] != "0"
+    for content, words in ((b"", "must not be empty"), (b"\xff", "is not UTF-8")):
+        reply = http.post(path, content=content, headers=headers)
+        assert reply.status_code == 400
+        assert words in reply.json()["error"]
+
+
+def test_tritons_configuration_and_statistics(http: httpx.Client) -> None:
+    config = http.get("/v2/models/embedder/config").json()
+    assert config["name"] == "embedder"
+    assert config["input"] == [{"name": "inputs", "data_type": "TYPE_STRING", "dims": [-1]}]
+    assert config["output"] == [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [-1]}]
+    assert config["model_transaction_policy"] == {"decoupled": False}
+    assert http.get("/v2/models/hybrid/config").json()["model_transaction_policy"]["decoupled"]
+
+    def statistics(path: str) -> dict[str, Any]:
+        found = http.get(path).json()["model_stats"]
+        return {each["name"]: each for each in found}
+
+    before = statistics("/v2/models/ranker/stats")["ranker"]
+    infer(http, "ranker", tensor("query", "tree"), tensor("texts", "red", "a tree"))
+    bad = {"inputs": [tensor("query", "tree"), tensor("texts", "")]}
+    assert http.post("/v2/models/ranker/infer", json=bad).status_code == 400
+    after = statistics("/v2/models/ranker/versions/1/stats")["ranker"]
+    assert after["inference_count"] == before["inference_count"] + 1
+    assert after["execution_count"] > before["execution_count"]
+    for name in ("success", "queue", "compute_infer"):
+        then, now = before["inference_stats"][name], after["inference_stats"][name]
+        assert now["count"] > then["count"]
+        assert now["ns"] > then["ns"]
+    everything = statistics("/v2/models/stats")
+    assert everything.keys() >= {"hybrid", "sentiment", "ranker"}
+    assert everything["ranker"] == after
+    for path in ("/v2/models/nobody/config", "/v2/models/nobody/stats"):
+        assert http.get(path).status_code == 404
+
+
 def test_versions_and_metadata(http: httpx.Client) -> None:
     body = {"inputs": [tensor("inputs", TEXTS[0])]}
     versioned = post(http, "/v2/models/sentiment/versions/1/infer", body)

@@ -16,6 +16,7 @@ from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository as kserve_repository
+from maskdial.dialects.kserve import triton as kserve_triton
 from maskdial.dialects.native import (
     admin,
     generate,
@@ -77,6 +78,7 @@ ROUTES = (
     *kserve_infer.ROUTES,
     *kserve_generate.ROUTES,
     *kserve_predict.ROUTES,
+    *kserve_triton.ROUTES,  # before those whose paths begin like theirs
     *kserve_repository.ROUTES,
     *service.ROUTES,
     *page.ROUTES,

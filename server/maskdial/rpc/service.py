@@ -24,7 +24,7 @@ from maskdial.rpc.infer import (
     read_infer,
     text_response,
 )
-from maskdial.rpc.messages import SERVICE, message
+from maskdial.rpc.messages import DATA_TYPES, SERVICE, message
 
 _PASSED_ON = frozenset({"authorization", "x-api-key", "x-request-id", "traceparent", "tracestate"})
 _LONGEST_TIMEOUT = 86_400.0  # seconds
@@ -53,6 +53,8 @@ class InferenceService:
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._model_infer,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
         }
         self._unary = {f"/{SERVICE}/{name}": answer for name, answer in unary.items()}
 
@@ -110,6 +112,22 @@ class InferenceService:
 
     async def _metadata(self, name: str, version: str, call: Call) -> dict[str, Any]:
         return _json(await self._get(_model_path(name, version), call))
+
+    async def _model_config(self, content: bytes, call: Call) -> Any:
+        request = read(content, "ModelConfigRequest")
+        path = f"{_model_path(request.name, request.version)}/config"
+        config = _json(await self._get(path, call))
+        for tensor in (*config["input"], *config["output"]):
+            tensor["data_type"] = DATA_TYPES[tensor["data_type"]]
+        return message("ModelConfigResponse")(config=config)
+
+    async def _model_statistics(self, content: bytes, call: Call) -> Any:
+        request = read(content, "ModelStatisticsRequest")
+        path = _model_path(request.name, request.version) if request.name else "/v2/models"
+        found = _json(await self._get(f"{path}/stats", call))
+        for each in found["model_stats"]:
+            del each["batch_stats"]  # which are not told
+        return message("ModelStatisticsResponse")(**found)
 
     async def _model_infer(self, content: bytes, call: Call) -> Any:
         return await self._infer(await _read_infer(content, call), call)

@@ -12,9 +12,10 @@ from typing_extensions import TypedDict
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import BodyError, TaskBody, example
 from maskdial.dialects.call import Call, read_lenient, respond
-from maskdial.dialects.kserve.answers import body_of, task_for, tensors_of
+from maskdial.dialects.kserve.answers import TEXT, body_of, task_for, tensors_of
 from maskdial.dialects.kserve.repository import check_version
 from maskdial.dialects.kserve.tensors import (
+    LENGTH_BYTES,
     OutputTensor,
     TextTensor,
     check_header,
@@ -276,7 +277,10 @@ async def _endpoint(request: Request) -> Response:
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
-    """The JSON of a body, and the bytes after it."""
+    """The JSON of a body, and the bytes after it.
+
+    Without any JSON, the body is the only text of the only input (Triton's raw binary request).
+    """
     if header_length is None:
         return body, b""
     digits = header_length.strip()
@@ -287,7 +291,16 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
             f"the header {HEADER_LENGTH} must be the number of bytes of JSON, at most the body's "
             f"{len(body):,}, not {shortened(digits)!r}"
         )
+    if int(digits) == 0:
+        return _raw_header(len(body)), len(body).to_bytes(LENGTH_BYTES, "little") + body
     return body[: int(digits)], body[int(digits) :]
+
+
+def _raw_header(num_bytes: int) -> bytes:
+    """What a raw request leaves out; its reply is bytes, too."""
+    size = {"binary_data_size": LENGTH_BYTES + num_bytes}
+    tensor = {"name": TEXT, "shape": [1], "datatype": "BYTES", "parameters": size}
+    return encode_json({"inputs": [tensor], "parameters": {"binary_data_output": True}})
 
 
 ROUTES = tuple(

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.errors import ValidationError, shortened
 
-_LENGTH = 4  # bytes of an element's length
+LENGTH_BYTES = 4
+"""Of an element's length."""
+
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
@@ -74,7 +76,7 @@ class OutputTensor:
                 .tobytes()
             )
         encoded = [text.encode() for text in self.values]
-        return b"".join(len(each).to_bytes(_LENGTH, "little") + each for each in encoded)
+        return b"".join(len(each).to_bytes(LENGTH_BYTES, "little") + each for each in encoded)
 
 
 def check_header(name: str, datatype: str, shape: Sequence[int]) -> int:
@@ -129,7 +131,7 @@ def read_bytes(name: str, num_texts: int, content: bytes) -> TextTensor:
     texts: list[str] = []
     place = 0
     while place < len(content):
-        start = place + _LENGTH
+        start = place + LENGTH_BYTES
         place = start + int.from_bytes(content[place:start], "little")
         if start > len(content) or place > len(content):
             raise ValidationError(
