@@ -34,7 +34,20 @@ DESCRIPTION = (
 )
 _QUESTION = "what hostile inputs break"
 _SHARES = {"body": 0.7, "http": 0.22, "grammar": 0.077, "template": 0.003}
-_NAMES = ("hybrid", "sentiment", "hybrid:full", "..", "%2e%2e%2fx", "%00", "a%0d%0ab", "%c3%a9/x")
+_NAMES = (
+    *("hybrid", "sentiment", "hybrid:full", "hybrid:causal", "hybrid:prefix", "hybrid:block"),
+    *(
+        "sentiment:prefix",
+        "sentiment:block",
+        "hybrid:",
+        "hybrid:latest",
+        "..",
+        "%2e%2e%2fx",
+        "%00",
+        "a%0d%0ab",
+        "%c3%a9/x",
+    ),
+)
 _HEADERS: tuple[Mapping[str, str], ...] = (
     *({}, {}, {}, {}, {"content-encoding": "gzip"}, {"content-type": "text/plain"}),
     *({"accept": "text/event-stream"}, {"x-request-id": "a" * 300}, {"x-api-key": "\xff"}),

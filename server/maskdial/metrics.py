@@ -27,6 +27,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 import maskdial
 
@@ -160,6 +161,19 @@ class _Family(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return (self.metric,)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a model has done: numbers, and seconds together."""
+
+    num_ok: int
+    num_failed: int
+    request_seconds: float
+    num_queued: int
+    queue_seconds: float
+    num_passes: int
+    pass_seconds: float
 
 
 class Metrics:
@@ -335,6 +349,29 @@ class Metrics:
         self._requests.labels(route, model, outcome).inc()
         self._request_duration.labels(route, model).observe(seconds)
 
+    def totals(self, model: str) -> Totals:
+        """The sums of a model's series, of both its engines; it reads those of all models."""
+        engines = (model, f"{model}:full")
+        outcomes = {"ok": 0.0, "failed": 0.0, "cancelled": 0.0}
+        for sample in _samples(self._requests, "_total", (model,)):
+            outcome = sample.labels["outcome"]
+            outcomes[outcome if outcome in outcomes else "failed"] += sample.value
+
+        def both(histogram: Histogram, models: tuple[str, ...]) -> tuple[int, float]:
+            count, total = (
+                sum(each.value for each in _samples(histogram, suffix, models))
+                for suffix in ("_count", "_sum")
+            )
+            return int(count), total
+
+        return Totals(
+            int(outcomes["ok"]),
+            int(outcomes["failed"]),
+            both(self._request_duration, (model,))[1],
+            *both(self._queue_duration, engines),
+            *both(self._inference_duration, engines),
+        )
+
     def count_batch_request(self, model: str, outcome: str) -> None:
         """Counts a request of a batch that has its answer, if need be of the empty model."""
         self._batch_requests.labels(self._known(model), outcome).inc()
@@ -412,3 +449,13 @@ class Metrics:
             parts.append(generate_latest(_Family(metric)))
             time.sleep(_PAUSE_SECONDS)
         return b"".join(parts)
+
+
+def _samples(metric: Counter | Histogram, suffix: str, models: tuple[str, ...]) -> Iterable[Sample]:
+    """Those of a metric with this end of their name, of these models."""
+    return (
+        sample
+        for family in metric.collect()
+        for sample in family.samples
+        if sample.name.endswith(suffix) and sample.labels["model"] in models
+    )

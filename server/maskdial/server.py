@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from maskdial.app import create_app
 from maskdial.config import Config
@@ -76,6 +76,12 @@ class Server(uvicorn.Server):
             else Certificate(config.ssl_certfile, config.ssl_keyfile)
         )
         self._connections = Connections(limits, context.metrics)
+        self.rpc: RpcServer | None = None
+        """The listener for gRPC, if there is one."""
+        self._rpc_certificate: Certificate | None = None
+        if config.grpc_port is not None:
+            self._rpc_certificate = _rpc_certificate(config)
+            self.rpc = _rpc_server(app, self._connections, self._rpc_certificate)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -94,8 +100,6 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
-        self.rpc = None if config.grpc_port is None else _rpc_server(app, config)
-        """The listener for gRPC, if there is one."""
         self.failure: MaskdialError | None = None
         self._context = context
         context.watchdog.on_death = self._engine_died
@@ -118,7 +122,10 @@ class Server(uvicorn.Server):
         if self._certificate is None:
             return connection()
         return Handshake(
-            self._connections, self._certificate.context, connection, self.server_state
+            self._connections,
+            self._certificate.context,
+            connection,
+            self.server_state.connections,
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -218,8 +225,9 @@ class Server(uvicorn.Server):
         self._reload_certificate()
 
     def _reload_certificate(self) -> None:
-        if self._certificate is not None:
-            self._certificate.reload()
+        for certificate in (self._certificate, self._rpc_certificate):
+            if certificate is not None:
+                certificate.reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
@@ -263,14 +271,31 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _rpc_server(app: ASGIApp, config: Config) -> "RpcServer":
+def _rpc_certificate(config: Config) -> Certificate | None:
+    """The certificate, for clients that ask for HTTP/2.
+
+    Raises:
+        ConfigError: its files can be read only once.
+    """
+    if config.ssl_certfile is None:
+        return None
+    for file in (config.ssl_certfile, config.ssl_keyfile):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{file} is no regular file, which --grpc-port needs beside HTTPS")
+    return Certificate(config.ssl_certfile, config.ssl_keyfile, "h2")
+
+
+def _rpc_server(
+    app: FastAPI, connections: Connections, certificate: Certificate | None
+) -> "RpcServer":
     try:
         from maskdial.rpc.server import RpcServer  # an extra
     except ImportError as error:
         raise ConfigError(
-            f"--grpc-port needs grpcio and protobuf ({error}): {how_to_install('grpc')}"
+            f"--grpc-port needs protobuf ({error}): {how_to_install('grpc')}"
         ) from error
-    return RpcServer(InProcess(app), config)
+    tls = None if certificate is None else certificate.context
+    return RpcServer(InProcess(app), app.state.context, connections, tls)
 
 
 def _raise_file_limit(max_connections: int) -> int:

@@ -107,8 +107,8 @@ class Server:
         connection = partial(Connection, self.connections, **arguments)
         if self._context is None:
             return connection()
-        state = self._server.server_state
-        return Handshake(self.connections, self._context, connection, state)
+        siblings = self._server.server_state.connections
+        return Handshake(self.connections, self._context, connection, siblings)
 
     def connect_raw(self) -> socket.socket:
         """A connection without its handshake."""

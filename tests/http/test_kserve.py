@@ -175,8 +175,18 @@ ONE = binary("a b")
 REFUSED: list[tuple[Any, bytes, int | str | None, str]] = [
     ({"inputs": []}, b"", None, "inputs: must have between 1 and 16 inputs, not 0"),
     ({"inputs": [tensor("a", "b", datatype="FP32")]}, b"", None, "datatype 'FP32'; models here"),
-    ({"inputs": [tensor("a", "b", shape=[2**40])]}, b"", None, "1 elements; its shape says 1,099"),
-    ({"inputs": [tensor("a", "b", shape=[2**40, 2**40])]}, b"", None, "its shape says 1,208,925,"),
+    (
+        {"inputs": [tensor("a", "b", shape=[2**40])]},
+        b"",
+        None,
+        "1,099,511,627,776 elements by its shape",
+    ),
+    (
+        {"inputs": [tensor("a", "b", shape=[2**40, 2**40])]},
+        b"",
+        None,
+        "1,208,925,819,614,629,174,706,176 elements by its shape",
+    ),
     (
         {"inputs": [tensor("a", "b", shape=[-1])]},
         b"",
@@ -204,7 +214,6 @@ REFUSED: list[tuple[Any, bytes, int | str | None, str]] = [
         "as many texts as each other",
     ),
     ({"inputs": [tensor("a", "b")], "outputs": [{"name": "x"}]}, b"", None, "but 'label', 'score'"),
-    ({"inputs": [tensor("a", "b")], "parameters": {"x": 1}}, b"", None, "parameters.x: unknown"),
     ({"inputs": [tensor("a", "b")], "parameters": {"timeout": "5"}}, b"", None, "microseconds"),
     ({"inputs": [in_bytes("a", 1, 7)]}, ONE[:-1], None, "has 7 bytes (binary_data_size); the body"),
     ({"inputs": [in_bytes("a", 1, 2**40)]}, ONE, None, "has 1,099,511,627,776 bytes"),
@@ -222,6 +231,16 @@ REFUSED: list[tuple[Any, bytes, int | str | None, str]] = [
     ({"inputs": [tensor("a", "b")]}, b"", 10**6, "at most the body's"),
     ({"inputs": [tensor("a", "b")]}, b"", "-1", "at most the body's"),
     ({"inputs": [tensor("a", "b")]}, b"", "9" * 5000, "at most the body's"),
+    ({"inputs": [tensor("a", "b")]}, b"", "0" * 5000, "at most the body's"),
+    (
+        {"inputs": [in_bytes("a", 2**40, 7)]},
+        ONE,
+        None,
+        "has 1,099,511,627,776 elements by its shape; an input may have 16,384",
+    ),
+    ({"inputs": [tensor("a", "b", shape=[16_385])]}, b"", None, "16,385 elements by its shape"),
+    ({"inputs": [tensor("a", "b", data=["b"] * 9)]}, b"", None, "has 9 elements; its shape says 1"),
+    ({"inputs": [in_bytes("a", 1, 14)]}, ONE * 2, None, "has more elements than the 1 of its shap"),
     ({"inputs": [tensor("a", "b")]}, b"", 3, "not valid JSON"),
 ]
 
@@ -236,6 +255,65 @@ def test_bad_tensors(
     assert reply.status_code == 400
     assert words in reply.json()["error"]
     assert "\n" not in reply.json()["error"]
+
+
+def test_what_the_protocol_lets_a_server_ignore_is_named(http: httpx.Client) -> None:
+    """KServe's own client repeats the name of the model, which tells nothing new."""
+    given = tensor("inputs", *TEXTS, parameters={"content_type": "str"})
+    output = {"name": "score", "parameters": {"classification": 2}}
+    body = {"model_name": "sentiment", "inputs": [given], "outputs": [output]}
+    more = {"headers": "x", "binary_data_output": False, "top_k": 1}
+    reply = http.post("/v2/models/sentiment/infer", json=body | {"parameters": more})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["outputs"][0]["shape"] == [2, 1]
+    assert reply.headers["x-ignored-fields"].split(", ") == [
+        "inputs.parameters.content_type",
+        "outputs.parameters.classification",
+        "parameters.headers",
+    ]
+
+
+def test_a_raw_request_is_one_text(http: httpx.Client) -> None:
+    """Triton's, without any JSON: the body is the only element of the only input."""
+    path, headers = "/v2/models/sentiment/infer", {"inference-header-content-length": "0"}
+    reply = http.post(path, content=TEXTS[0].encode(), headers=headers)
+    body = {"inputs": [tensor("a", TEXTS[0])], "parameters": {"binary_data_output": True}}
+    assert reply.content == http.post(path, json=body).content
+    assert reply.headers["inference-header-content-length"] != "0"
+    for content, words in ((b"", "must not be empty"), (b"\xff", "is not UTF-8")):
+        reply = http.post(path, content=content, headers=headers)
+        assert reply.status_code == 400
+        assert words in reply.json()["error"]
+
+
+def test_tritons_configuration_and_statistics(http: httpx.Client) -> None:
+    config = http.get("/v2/models/embedder/config").json()
+    assert config["name"] == "embedder"
+    assert config["input"] == [{"name": "inputs", "data_type": "TYPE_STRING", "dims": [-1]}]
+    assert config["output"] == [{"name": "embedding", "data_type": "TYPE_FP32", "dims": [-1]}]
+    assert config["model_transaction_policy"] == {"decoupled": False}
+    assert http.get("/v2/models/hybrid/config").json()["model_transaction_policy"]["decoupled"]
+
+    def statistics(path: str) -> dict[str, Any]:
+        found = http.get(path).json()["model_stats"]
+        return {each["name"]: each for each in found}
+
+    before = statistics("/v2/models/ranker/stats")["ranker"]
+    infer(http, "ranker", tensor("query", "tree"), tensor("texts", "red", "a tree"))
+    bad = {"inputs": [tensor("query", "tree"), tensor("texts", "")]}
+    assert http.post("/v2/models/ranker/infer", json=bad).status_code == 400
+    after = statistics("/v2/models/ranker/versions/1/stats")["ranker"]
+    assert after["inference_count"] == before["inference_count"] + 1
+    assert after["execution_count"] > before["execution_count"]
+    for name in ("success", "queue", "compute_infer"):
+        then, now = before["inference_stats"][name], after["inference_stats"][name]
+        assert now["count"] > then["count"]
+        assert now["ns"] > then["ns"]
+    everything = statistics("/v2/models/stats")
+    assert everything.keys() >= {"hybrid", "sentiment", "ranker"}
+    assert everything["ranker"] == after
+    for path in ("/v2/models/nobody/config", "/v2/models/nobody/stats"):
+        assert http.get(path).status_code == 404
 
 
 def test_versions_and_metadata(http: httpx.Client) -> None:

@@ -366,6 +366,8 @@ def test_rerank_in_both_dialects(http: httpx.Client) -> None:
     ]
     for path in ("/v2/rerank", "/rerank"):
         assert rank(http, path)["results"] == reply["results"]
+    # litellm sends Cohere's top_n to text-embeddings-inference's route, too.
+    assert http.post("/rerank", json=body | {"top_n": 2}).json() == expected[:2]
     objects = [{"text": text} for text in TEXTS]
     best = rank(http, documents=objects, top_n=2, return_documents=True)["results"]
     assert best == [

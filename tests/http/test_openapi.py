@@ -5,9 +5,10 @@ up the requests. ``TESTS_FUZZ_EXAMPLES`` says how many for each route.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -29,6 +30,7 @@ from maskdial.dialects import ROUTES
 from maskdial.dialects.native import page
 from maskdial.http.route import Route
 from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.registry.choice import WrittenMask
 from tests.documented import strict
 
 EXAMPLES = int(os.environ.get("TESTS_FUZZ_EXAMPLES", "4"))
@@ -113,6 +115,20 @@ OPERATIONS = [
 ]
 
 
+def suffix(name: Any) -> str:
+    """The mask behind a name that was made up, with its colon."""
+    mask = str(name).rpartition(":")[2]
+    return f":{mask}" if mask in get_args(WrittenMask) else ""
+
+
+def test_names_of_models_may_end_in_any_mask(document: Any) -> None:
+    parameters = document["paths"]["/models/{name}"]["post"]["parameters"]
+    (pattern,) = (each["schema"]["pattern"] for each in parameters)
+    for mask in get_args(WrittenMask):
+        assert re.search(pattern, f"owner/chat:{mask}"), mask
+    assert not re.search(pattern, "chat:none")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_requests_as_documented(api: Any, url: str, method: str, path: str) -> None:
@@ -123,7 +139,7 @@ def test_requests_as_documented(api: Any, url: str, method: str, path: str) -> N
             if path in SEVERAL:
                 case.body["model"] = "chat"
         if "name" in case.path_parameters:
-            case.path_parameters["name"] = "chat"
+            case.path_parameters["name"] = "chat" + suffix(case.path_parameters["name"])
         response = case.call(base_url=url, timeout=60)
         case.validate_response(response, checks=CHECKS)
         if response.status_code != 504:  # which is the request's own timeout

@@ -2,11 +2,13 @@
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tools import architecture_table
 
@@ -293,6 +295,25 @@ def test_client_needs_httpx_only(module: str) -> None:
     assert not broken(module, "maskdial", "maskdial_export")
     third_party = {use.name.partition(".")[0] for use in imports_of(module)}
     assert third_party - sys.stdlib_module_names <= {"httpx", "maskdial_client"}
+
+
+def test_packages_whose_inside_is_used_have_an_upper_bound() -> None:
+    """A subclass of what is no public interface breaks with any version of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    written = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        written += extra
+    bounded = {
+        Requirement(each).name
+        for each in written
+        if any(bound.operator in ("<", "~=", "==") for bound in Requirement(each).specifier)
+    }
+    inside = {"uvicorn"}  # of which `http.connection` overrides the protocol, as a whole
+    for module in modules_of("maskdial"):
+        for use in imports_of(module):
+            if any(part.startswith("_") and part != "__future__" for part in use.name.split(".")):
+                inside.add(use.name.partition(".")[0])
+    assert inside - sys.stdlib_module_names - {*PACKAGES} <= bounded
 
 
 def test_the_page_of_architectures_is_current() -> None:

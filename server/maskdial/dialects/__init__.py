@@ -17,6 +17,7 @@ from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository as kserve_repository
+from maskdial.dialects.kserve import triton as kserve_triton
 from maskdial.dialects.llamacpp import completion as llamacpp_completion
 from maskdial.dialects.llamacpp import service as llamacpp_service
 from maskdial.dialects.native import (
@@ -83,6 +84,7 @@ ROUTES = (
     *kserve_infer.ROUTES,
     *kserve_generate.ROUTES,
     *kserve_predict.ROUTES,
+    *kserve_triton.ROUTES,  # before those whose paths begin like theirs
     *kserve_repository.ROUTES,
     *service.ROUTES,
     *page.ROUTES,

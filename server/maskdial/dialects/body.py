@@ -25,7 +25,8 @@ _MAX_FIELDS = 30_000
 _MAX_LISTS_AND_OBJECTS = 30_000
 # One that does not end is matched as well, or looking for its end would begin again at each quote.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-_SECONDS_PER_BYTE = 8e-8  # of lists of small numbers, the slowest to parse
+SECONDS_PER_BYTE = 8e-8
+"""To parse a body: of lists of small numbers, the slowest."""
 
 
 def _stop_lists_at_first_error(schema: object) -> None:
@@ -260,7 +261,7 @@ def enumerate_inputs(value: object) -> list[tuple[str, object]]:
 async def read_body(schema: type[Body], content: bytes, ignored: Ignored | None = None) -> Body:
     """`parse_body`, in a thread if the body is large: others are answered meanwhile."""
     return await offload(
-        lambda: parse_body(schema, content, ignored), len(content) * _SECONDS_PER_BYTE
+        lambda: parse_body(schema, content, ignored), len(content) * SECONDS_PER_BYTE
     )
 
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from maskdial.causal.generate import Generation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
-from maskdial.dialects.body import BodyError, TaskBody, read_body, read_object
+from maskdial.dialects.body import SECONDS_PER_BYTE, BodyError, TaskBody, read_body, read_object
+from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, Timed
 from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
@@ -72,7 +73,12 @@ class Call(Generic[BodyT]):
 
     async def content(self) -> Mapping[str, Any]:
         """The body's fields as they were sent."""
-        return read_object(await self._request.body())
+        content = await self._request.body()
+        return await self.reread(lambda: read_object(content))
+
+    async def reread(self, work: Callable[[], T]) -> T:
+        """Reads the body, or parts of it, once more: in a thread if the body is large."""
+        return await offload(work, len(await self._request.body()) * SECONDS_PER_BYTE)
 
     def check_admin(self) -> None:
         """Whether the request may change the server; see `Keys.check_admin`."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from maskdial.dialects.body import read_object
+from maskdial.dialects.body import SECONDS_PER_BYTE, read_object
+from maskdial.engine.offload import offload
 from maskdial.http.route import Endpoint, TaskRoute
 
 
@@ -30,7 +31,7 @@ def share(route: TaskRoute, other: Sharer) -> TaskRoute:
         content = await request.body()
         # The search spares the route's own bodies from being parsed twice.
         if any(spelling in content for spelling in spellings):
-            body = read_object(content)
+            body = await offload(lambda: read_object(content), len(content) * SECONDS_PER_BYTE)
             if any(key in body for key in other.keys):
                 return await other.endpoint(request)
         return await native(request)

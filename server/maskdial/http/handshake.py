@@ -6,8 +6,6 @@ import ssl
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol
 
-from uvicorn.server import ServerState
-
 from maskdial.http.connections import Connections, Place
 from maskdial.metrics import ConnectionEnd
 
@@ -56,7 +54,7 @@ class Handshake(asyncio.Protocol):
         connections: shared by all.
         context: with the certificate.
         successor: makes the protocol that follows.
-        server_state: uvicorn's list of connections, to end them with the server.
+        siblings: the connections of the port, to end them with the server.
     """
 
     def __init__(
@@ -64,12 +62,12 @@ class Handshake(asyncio.Protocol):
         connections: Connections,
         context: ssl.SSLContext,
         successor: Callable[[], Successor],
-        server_state: ServerState,
+        siblings: set[Any],
     ) -> None:
         self._all = connections
         self._context = context
         self._successor = successor
-        self._siblings: set[Any] = server_state.connections
+        self._siblings = siblings
         self._place = Place(self.abort)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None

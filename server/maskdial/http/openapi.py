@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -11,6 +11,7 @@ from pydantic.json_schema import JsonSchemaMode
 
 from maskdial.http.route import Route
 from maskdial.http.sse import EVENTS
+from maskdial.registry.choice import WrittenMask
 
 _REFERENCE = "#/components/schemas/{model}"
 _MEANINGS = {
@@ -39,7 +40,7 @@ _EVENT = {
 }
 _BYTES = {"type": "string", "format": "binary"}
 _LINES = {"type": "string", "description": "A JSON object in each line."}
-_MODEL_NAME = r"^[\w.-]+(/[\w.-]+)?(:(full|causal))?$"
+_MODEL_NAME = rf"^[\w.-]+(/[\w.-]+)?(:({'|'.join(get_args(WrittenMask))}))?$"
 
 _Type = tuple[Any, JsonSchemaMode]
 

@@ -15,17 +15,20 @@ class Certificate:
     Args:
         certificate: PEM file with the certificate and those that lead to its issuer.
         key: PEM file with the private key; None: it is in the same file.
+        protocol: which clients must ask for, as ALPN names it; None: any.
 
     Raises:
         ConfigError: they cannot be used.
     """
 
-    def __init__(self, certificate: Path, key: Path | None) -> None:
+    def __init__(self, certificate: Path, key: Path | None, protocol: str | None = None) -> None:
         self.certificate = certificate
         self.key = key
         self._files = (certificate, key or certificate)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         """Of the server; new connections use what it has then."""
+        if protocol is not None:
+            self.context.set_alpn_protocols([protocol])
         try:
             self._changed = self._last_change()
             self._load(self.context)

@@ -35,6 +35,40 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "outputs": (5, "*TensorMetadata"),
     },
     "TensorMetadata": {"name": (1, "string"), "datatype": (2, "string"), "shape": (3, "*int64")},
+    "ModelConfigRequest": {"name": (1, "string"), "version": (2, "string")},
+    "ModelConfigResponse": {"config": (1, "ModelConfig")},
+    "ModelConfig": {
+        "name": (1, "string"),
+        "platform": (2, "string"),
+        "max_batch_size": (4, "int32"),
+        "input": (5, "*ConfigInput"),
+        "output": (6, "*ConfigOutput"),
+        "backend": (17, "string"),
+        "model_transaction_policy": (19, "ModelTransactionPolicy"),
+    },
+    "ModelTransactionPolicy": {"decoupled": (1, "bool")},
+    "ConfigInput": {"name": (1, "string"), "data_type": (2, "int32"), "dims": (4, "*int64")},
+    "ConfigOutput": {"name": (1, "string"), "data_type": (2, "int32"), "dims": (3, "*int64")},
+    "ModelStatisticsRequest": {"name": (1, "string"), "version": (2, "string")},
+    "ModelStatisticsResponse": {"model_stats": (1, "*ModelStatistics")},
+    "ModelStatistics": {
+        "name": (1, "string"),
+        "version": (2, "string"),
+        "last_inference": (3, "uint64"),
+        "inference_count": (4, "uint64"),
+        "execution_count": (5, "uint64"),
+        "inference_stats": (6, "InferStatistics"),
+    },
+    "InferStatistics": {
+        "success": (1, "StatisticDuration"),
+        "fail": (2, "StatisticDuration"),
+        "queue": (3, "StatisticDuration"),
+        "compute_input": (4, "StatisticDuration"),
+        "compute_infer": (5, "StatisticDuration"),
+        "compute_output": (6, "StatisticDuration"),
+        "cache_hit": (7, "StatisticDuration"),
+    },
+    "StatisticDuration": {"count": (1, "uint64"), "ns": (2, "uint64")},
     "InferParameter": {
         "bool_param": (1, "bool"),
         "int64_param": (2, "int64"),
@@ -81,7 +115,11 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
     },
 }
 """The fields of each message: number and type, with a star if it is repeated. Those of a parameter
-exclude each other. Numbers in ``contents`` are left out: models here read texts."""
+exclude each other. Numbers in ``contents`` are left out: models here read texts. Those of Triton's
+configuration that say nothing here are left out, and its enumeration of types is a number."""
+
+DATA_TYPES = {"TYPE_INT64": 9, "TYPE_FP32": 11, "TYPE_STRING": 13}
+"""Types of a configuration."""
 
 _ALTERNATIVES = {"InferParameter": "parameter_choice"}
 

@@ -1,17 +1,23 @@
 """RpcServer: the listener for gRPC, in the event loop of the server."""
 
+import asyncio
 import logging
-from pathlib import Path
+import ssl
+from functools import partial
+from typing import Any
 
-import grpc
-import grpc.aio
-
-from maskdial.config import Config
 from maskdial.errors import ConfigError
+from maskdial.http.connections import Connections
+from maskdial.http.context import ServerContext
+from maskdial.http.handshake import Handshake
 from maskdial.http.in_process import InProcess
+from maskdial.rpc.calls import Calls
+from maskdial.rpc.connection import Connection
 from maskdial.rpc.service import InferenceService
 
 _MESSAGE_BYTES = 65_536  # of a message beside its tensors
+_BACKLOG = 2048
+
 _log = logging.getLogger("maskdial")
 
 
@@ -20,13 +26,30 @@ class RpcServer:
 
     Args:
         application: answers the calls.
-        config: has the address, the port, the certificate and the limit of bodies.
+        context: of the server: settings, keys, phase.
+        connections: all of the server, to which those of this port belong.
+        tls: with the certificate; None: calls come unencrypted.
     """
 
-    def __init__(self, application: InProcess, config: Config) -> None:
-        self._config = config
-        self._service = InferenceService(application)
-        self._server: grpc.aio.Server | None = None
+    def __init__(
+        self,
+        application: InProcess,
+        context: ServerContext,
+        connections: Connections,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._config = context.config
+        self._connections = connections
+        self._tls = tls
+        self._service = InferenceService(application, context.keys)
+        self._calls = Calls(
+            connections.limits.max_connections,
+            self._config.max_body_bytes + _MESSAGE_BYTES,
+            self._config.body_timeout,
+            context.lifecycle,
+        )
+        self._open: set[Any] = set()
+        self._server: asyncio.Server | None = None
         self.port = 0
         """Which it listens on, once it does."""
 
@@ -36,48 +59,40 @@ class RpcServer:
         Raises:
             ConfigError: it cannot, at this address.
         """
-        config = self._config
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", config.max_body_bytes + _MESSAGE_BYTES),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-            ],
-            maximum_concurrent_rpcs=config.max_connections,
-        )
-        self._server.add_generic_rpc_handlers((self._service.handler(),))
-        host, port = config.host, config.grpc_port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        host, port = self._config.host, self._config.grpc_port
+        loop = asyncio.get_running_loop()
         try:
-            if config.ssl_certfile is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, self._credentials())
-        except (OSError, RuntimeError) as error:
-            raise ConfigError(f"cannot listen for gRPC on {address}: {error}") from error
-        await self._server.start()
+            self._server = await loop.create_server(self._accept, host, port, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(f"cannot listen for gRPC on {host}:{port}: {error}") from error
+        for listener in self._server.sockets:
+            self._connections.overload.watch(listener.fileno())
+        self.port = self._server.sockets[0].getsockname()[1]
         _log.info("listening on grpc://%s:%d", host, self.port)
 
     async def stop(self, grace: float) -> None:
         """Refuses new calls, and ends the others after some seconds."""
-        if self._server is not None:
-            await self._server.stop(grace)
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in tuple(self._open):
+            if isinstance(connection, Connection):
+                connection.leave()
+        ends = [each.has_ended for each in self._open if isinstance(each, Connection)]
+        if ends:
+            await asyncio.wait(ends, timeout=grace)
+        for connection in tuple(self._open):
+            connection.shutdown()
 
-    def _credentials(self) -> grpc.ServerCredentials:
-        assert self._config.ssl_certfile is not None
-        return grpc.dynamic_ssl_server_credentials(self._certificate(), self._certificate_now)
-
-    def _certificate(self) -> "grpc.ServerCertificateConfiguration":
-        certificate = self._config.ssl_certfile
-        assert certificate is not None
-        key = self._config.ssl_keyfile or certificate
-        return grpc.ssl_server_certificate_configuration(
-            [(Path(key).read_bytes(), Path(certificate).read_bytes())]
+    def _accept(self) -> asyncio.Protocol:
+        connection = partial(
+            Connection,
+            self._connections,
+            self._calls,
+            self._service,
+            self._config.keep_alive_timeout,
+            self._open,
         )
-
-    def _certificate_now(self) -> "grpc.ServerCertificateConfiguration | None":
-        """The files as they are for a new connection; None if they cannot be read."""
-        try:
-            return self._certificate()
-        except (OSError, ValueError):
-            return None
+        if self._tls is None:
+            return connection()
+        return Handshake(self._connections, self._tls, connection, self._open)

@@ -70,3 +70,14 @@ def test_a_broken_form_is_refused(cut: int, junk: bytes) -> None:
 def test_other_forms_are_refused(body: bytes, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         read(body)
+
+
+def test_a_form_of_too_many_fields_is_refused_at_its_first_ones() -> None:
+    """However it comes: the rest of a body of megabytes is not looked at."""
+    field = b'--x-y\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    upload = Upload(BOUNDARY)
+    upload.feed(field * 16)
+    with pytest.raises(ValidationError, match="the form has more than 16 fields; send multipart"):
+        upload.feed(field)
+    with pytest.raises(ValidationError, match="more than 16 fields"):
+        Upload(BOUNDARY).feed(field * 100_000)

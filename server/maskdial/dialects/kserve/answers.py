@@ -17,6 +17,7 @@ from maskdial.dialects.native.models import Dispatched, asked_task
 from maskdial.dialects.native.tasks import MaskedTask
 from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError, shortened
+from maskdial.http.ignored import Ignored
 from maskdial.http.replies import encode_json
 from maskdial.masked.tasks.classify import ClassifyRequest, LabelScore
 from maskdial.masked.tasks.embed import EmbedRequest
@@ -130,12 +131,17 @@ def task_for(served: Sequence[ServedModel], tensors: Sequence[TextTensor]) -> Di
 
 
 def body_of(
-    task: Dispatched, tensors: Sequence[TextTensor], parameters: Parameters, outer: TaskBody
+    task: Dispatched,
+    tensors: Sequence[TextTensor],
+    parameters: Parameters,
+    outer: TaskBody,
+    ignored: Ignored | None,
 ) -> Any:
     """The body that a task's own route would get.
 
     The only tensor may have any name: its texts are what the task reads. Several are fields of the
-    body, or of its parameters, or else of the items of ``inputs``.
+    body, or of its parameters, or else of the items of ``inputs``. Parameters that the task
+    does not know are noted, as the protocol lets a server ignore them.
 
     Raises:
         ValidationError: they are not what the task reads; the sentence names the body's field.
@@ -162,11 +168,13 @@ def body_of(
     for name, value in parameters.items():
         if name in fields:
             content[name] = value
-        else:
+        elif name in inner or ignored is None:
             given[name] = value
+        else:
+            ignored.add_field(name, "parameters")
     if given:
         content["parameters"] = given
-    return parse_body(task.body, encode_json(content))
+    return parse_body(task.body, encode_json(content), ignored)
 
 
 async def tensors_of(call: Call[Any], task: Dispatched, body: Any) -> Timed[list[OutputTensor]]:

@@ -61,7 +61,8 @@ async def _prepare(call: Call[GenerateTextBody]) -> tuple[Generation, dict[str, 
         "model": body.model,
         "mask": body.mask,
     }
-    inner = call.with_body(parse_body(GenerateBody, encode_json(content), call.ignored))
+    read = await call.reread(lambda: parse_body(GenerateBody, encode_json(content), call.ignored))
+    inner = call.with_body(read)
     parameters = inner.body.parameters
     if parameters is not None and parameters.num_sequences > 1:
         raise ValidationError("parameters.n: there is one text; leave out n and best_of")

@@ -12,9 +12,10 @@ from typing_extensions import TypedDict
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import BodyError, TaskBody, example
 from maskdial.dialects.call import Call, read_lenient, respond
-from maskdial.dialects.kserve.answers import body_of, task_for, tensors_of
+from maskdial.dialects.kserve.answers import TEXT, body_of, task_for, tensors_of
 from maskdial.dialects.kserve.repository import check_version
 from maskdial.dialects.kserve.tensors import (
+    LENGTH_BYTES,
     OutputTensor,
     TextTensor,
     check_header,
@@ -39,6 +40,7 @@ HEADER_LENGTH = "inference-header-content-length"
 
 _SECONDS_PER_NUMBER = 1e-7  # to write it as JSON
 _MAX_DIMENSION = 2**63 - 1
+_MAX_LENGTH_DIGITS = 19
 
 
 class InputParameters(Lenient):
@@ -91,6 +93,7 @@ class InferOutput(Lenient):
 class InferBody(Lenient, TaskBody):
     """Tensors of texts for a model, as in KServe's and Triton's protocol."""
 
+    habits = frozenset({"model_name"})  # which KServe's own client repeats from the path
     model_config = example(
         {
             "inputs": [
@@ -167,11 +170,13 @@ async def infer(call: Call[InferBody], content: bytes = b"") -> Response:
     The reply, or a part of it, may be bytes: see Triton's binary tensor data extension.
     """
     body = call.body
-    tensors = _read(body.inputs, content)
+    tensors = await call.reread(lambda: _read(body.inputs, content))
     lease = await call.lease(call.choice())
     served = [each for each in lease.models if call.choice().allows(each.manifest)]
     task = task_for(served, tensors)
-    answer = await tensors_of(call, task, body_of(task, tensors, body.task_parameters, body))
+    parameters, ignored = body.task_parameters, call.ignored
+    asked = await call.reread(lambda: body_of(task, tensors, parameters, body, ignored))
+    answer = await tensors_of(call, task, asked)
     wanted = _wanted(answer.content, body)
     size = sum(math.prod(tensor.shape) for tensor, _ in wanted)
 
@@ -272,16 +277,30 @@ async def _endpoint(request: Request) -> Response:
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[bytes, bytes]:
-    """The JSON of a body, and the bytes after it."""
+    """The JSON of a body, and the bytes after it.
+
+    Without any JSON, the body is the only text of the only input (Triton's raw binary request).
+    """
     if header_length is None:
         return body, b""
     digits = header_length.strip()
-    if not (digits.isascii() and digits.isdecimal() and int(digits[:19]) <= len(body)):
+    # Python reads no number of thousands of digits; leading zeros are digits, too.
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_LENGTH_DIGITS
+    if not (is_number and int(digits) <= len(body)):
         raise ValidationError(
             f"the header {HEADER_LENGTH} must be the number of bytes of JSON, at most the body's "
             f"{len(body):,}, not {shortened(digits)!r}"
         )
+    if int(digits) == 0:
+        return _raw_header(len(body)), len(body).to_bytes(LENGTH_BYTES, "little") + body
     return body[: int(digits)], body[int(digits) :]
+
+
+def _raw_header(num_bytes: int) -> bytes:
+    """What a raw request leaves out; its reply is bytes, too."""
+    size = {"binary_data_size": LENGTH_BYTES + num_bytes}
+    tensor = {"name": TEXT, "shape": [1], "datatype": "BYTES", "parameters": size}
+    return encode_json({"inputs": [tensor], "parameters": {"binary_data_output": True}})
 
 
 ROUTES = tuple(

@@ -19,7 +19,12 @@ from maskdial.metrics import ModelState
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Entry
 
-_VERSION = "1"  # of every model: a name serves one version at a time
+VERSION = "1"
+"""Of every model: a name serves one version at a time."""
+
+VERSION_PATHS = ("/versions/{version}", "")
+"""How paths name it, or do not."""
+
 _STATES: Mapping[ModelState, str] = {
     "unloaded": "UNAVAILABLE",
     "loading": "LOADING",
@@ -122,6 +127,8 @@ async def server_metadata() -> Response:
             "version": maskdial.__version__,
             "extensions": [
                 "binary_tensor_data",
+                "model_configuration",
+                "statistics",
                 "model_repository",
                 "model_repository(unload_dependents)",
             ],
@@ -143,7 +150,7 @@ async def ready(request: Request) -> Response:
 async def model_metadata(request: Request) -> Response:
     """A model's name, platform and version, and the tensors of its main task."""
     try:
-        entry = _entry(request)
+        entry = entry_of(request)
     except MaskdialError as error:
         return error_reply(error)
     models = server_context(request).models
@@ -152,7 +159,7 @@ async def model_metadata(request: Request) -> Response:
     return json_reply(
         {
             "name": entry.name,
-            "versions": [_VERSION],
+            "versions": [VERSION],
             "platform": "onnxruntime_onnx",
             "inputs": [_described(*each) for each in tensors.inputs],
             "outputs": [_described(*each) for each in tensors.outputs],
@@ -163,7 +170,7 @@ async def model_metadata(request: Request) -> Response:
 async def model_ready(request: Request) -> Response:
     """200 when the model is loaded and runs, otherwise 503."""
     try:
-        entry = _entry(request)
+        entry = entry_of(request)
     except MaskdialError as error:
         return error_reply(error)
     answer = entry.state == "ready"
@@ -180,7 +187,7 @@ async def index(request: Request) -> Response:
         [
             {
                 "name": entry.name,
-                "version": _VERSION,
+                "version": VERSION,
                 "state": _STATES[entry.state],
                 "reason": entry.reason or ("unloaded" if entry.state == "unloaded" else ""),
             }
@@ -220,22 +227,26 @@ def check_version(request: Request) -> None:
     Raises:
         NotFoundError: it has one.
     """
-    version = request.path_params.get("version", _VERSION)
-    if version != _VERSION:
+    version = request.path_params.get("version", VERSION)
+    if version != VERSION:
         raise NotFoundError(
-            f"models have the version {_VERSION} only, which is the current one, not "
+            f"models have the version {VERSION} only, which is the current one, not "
             f"{shortened(version)!r}"
         )
 
 
-def _entry(request: Request) -> Entry:
+def entry_of(request: Request) -> Entry:
+    """The model that a path names.
+
+    Raises:
+        NotFoundError: there is none, or not in the version.
+    """
     check_version(request)
     name = ModelChoice.of(request.path_params["name"]).name
     assert name is not None, "the path has one"
     return server_context(request).models.entry(name)
 
 
-_VERSIONS = ("/versions/{version}", "")
 _MODEL = "/v2/repository/models/{name:path}"
 ROUTES = (
     TaskRoute(
@@ -287,7 +298,7 @@ ROUTES = (
             reply_statuses=(503,),
             tags=["kserve"],
         )
-        for version in _VERSIONS
+        for version in VERSION_PATHS
     ),
     *(
         Route(
@@ -298,6 +309,6 @@ ROUTES = (
             statuses=(404, 422),
             tags=["kserve"],
         )
-        for version in _VERSIONS
+        for version in VERSION_PATHS
     ),
 )

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.config import MAX_BATCH_INPUTS
 from maskdial.errors import ValidationError, shortened
 
-_LENGTH = 4  # bytes of an element's length
+LENGTH_BYTES = 4
+"""Of an element's length."""
+
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
@@ -73,14 +76,14 @@ class OutputTensor:
                 .tobytes()
             )
         encoded = [text.encode() for text in self.values]
-        return b"".join(len(each).to_bytes(_LENGTH, "little") + each for each in encoded)
+        return b"".join(len(each).to_bytes(LENGTH_BYTES, "little") + each for each in encoded)
 
 
 def check_header(name: str, datatype: str, shape: Sequence[int]) -> int:
     """How many texts a tensor has.
 
     Raises:
-        ValidationError: none, or not texts.
+        ValidationError: none, more than any request may have, or not texts.
     """
     if datatype != "BYTES":
         raise ValidationError(
@@ -92,7 +95,13 @@ def check_header(name: str, datatype: str, shape: Sequence[int]) -> int:
             f"input {shortened(name)!r} has the shape {shortened(str(list(shape)))}; it must have "
             "at least one text, as in [1]"
         )
-    return math.prod(shape)
+    number = math.prod(shape)
+    if number > MAX_BATCH_INPUTS:  # before anything of it is read
+        raise ValidationError(
+            f"input {shortened(name)!r} has {number:,} elements by its shape; an input may have "
+            f"{MAX_BATCH_INPUTS:,}"
+        )
+    return number
 
 
 def read_list(name: str, num_texts: int, data: Sequence[Any]) -> TextTensor:
@@ -122,12 +131,16 @@ def read_bytes(name: str, num_texts: int, content: bytes) -> TextTensor:
     texts: list[str] = []
     place = 0
     while place < len(content):
-        start = place + _LENGTH
+        start = place + LENGTH_BYTES
         place = start + int.from_bytes(content[place:start], "little")
         if start > len(content) or place > len(content):
             raise ValidationError(
                 f"element {len(texts)} of input {shortened(name)!r} ends beyond the tensor's "
                 f"{len(content):,} bytes; each element begins with its length in 4 bytes"
+            )
+        if len(texts) == num_texts:
+            raise ValidationError(
+                f"input {shortened(name)!r} has more elements than the {num_texts:,} of its shape"
             )
         try:
             texts.append(content[start:place].decode())

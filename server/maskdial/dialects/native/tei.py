@@ -6,7 +6,6 @@ endpoints send what is for the only model.
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -24,10 +23,10 @@ from maskdial.dialects.body import (
     TaskBody,
     enumerate_inputs,
     example,
-    parse_body,
 )
 from maskdial.dialects.call import Call, endpoint, respond, task_route
 from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.native.instances import instance_calls, of_instance
 from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
 from maskdial.dialects.native.replies import DetokenizeReply
@@ -36,11 +35,10 @@ from maskdial.dialects.native.tokens import DetokenizeBody, detokenize
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.timing import Timed, Timings
 from maskdial.errors import ValidationError
-from maskdial.http.replies import encode_json, json_reply, timing_headers
+from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest, LabelScore
 from maskdial.masked.tasks.task import TextOrPair
-from maskdial.registry.served import ServedModel
 
 
 def _check_sequences(value: object) -> object:
@@ -168,7 +166,7 @@ async def vertex(call: Call[VertexBody]) -> Response:
     await call.masked(_VERTEX)
     lease = await call.lease(call.choice())
     served = [model for model in lease.models if _VERTEX.serves(model.manifest)]
-    calls = [_own_call(call, index, each, served) for index, each in enumerate(instances)]
+    calls = await instance_calls(call, instances, lambda each: _as_tei(asked_task(served, each)))
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_predict(index, *each)) for index, each in enumerate(calls)]
@@ -185,33 +183,13 @@ async def vertex(call: Call[VertexBody]) -> Response:
     return json_reply(content, headers=timing_headers(timings))
 
 
-def _own_call(
-    call: Call[VertexBody],
-    index: int,
-    instance: Mapping[str, Any],
-    served: Sequence[ServedModel],
-) -> tuple[MaskedTask[Any], Call[Any]]:
-    """The task that an instance is for, and its call."""
-    task = _as_tei(asked_task(served, instance))
-    named = {**instance, "model": call.body.model, "mask": call.body.mask}
-    try:
-        return task, call.with_body(parse_body(task.body, encode_json(named), call.ignored))
-    except ValidationError as error:
-        raise _of_instance(index, error) from error
-
-
 async def _predict(index: int, task: MaskedTask[Any], call: Call[Any]) -> Timed[object]:
     try:
         return await task.content(call)
     except ValidationError as error:
         located = call.located(error)
         assert isinstance(located, ValidationError)
-        raise _of_instance(index, located) from error
-
-
-def _of_instance(index: int, error: ValidationError) -> BodyError:
-    where = f"instances[{index}]"
-    return BodyError(f"{where}: {error.message}", field=where)
+        raise of_instance(index, located.message) from error
 
 
 ROUTES = (

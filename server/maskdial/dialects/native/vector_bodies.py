@@ -273,11 +273,13 @@ class RerankBody(Lenient, TruncationParameters, MaskedBody):
         None, description="Return the texts with their scores. Default: false."
     )
     instruction: Text | None = Field(None, description=INSTRUCTION_IN_TEMPLATE)
+    top_n: Annotated[int, Range(1)] | None = Field(
+        None, description="Return this many of the best texts. Default: all."
+    )
 
     def request(self) -> RerankRequest:
-        return RerankRequest(
-            self.query, self.texts, self.truncation, **self.given("raw_scores", "instruction")
-        )
+        given = self.given("raw_scores", "instruction", "top_n")
+        return RerankRequest(self.query, self.texts, self.truncation, **given)
 
     @property
     def batch(self) -> bool:

@@ -72,12 +72,15 @@ async def rerank(call: Call[RankBody]) -> Response:
     body = call.body
     model = await call.masked(task_of(RerankRequest))
     wanted = RerankRequest(
-        body.query, body.documents, body.truncation, instruction=body.instruction
+        body.query,
+        body.documents,
+        body.truncation,
+        instruction=body.instruction,
+        top_n=body.top_n,
     )
     answer = await call.answer(wanted, model)
     results: list[RankedDocument] = [
-        {"index": rank.index, "relevance_score": rank.score}
-        for rank in answer.content[: body.top_n]
+        {"index": rank.index, "relevance_score": rank.score} for rank in answer.content
     ]
     if body.return_documents:
         for result in results:

@@ -34,7 +34,8 @@ class Rank:
 class RerankRequest(TaskRequest[list[Rank]]):
     """A query, and documents to put in order.
 
-    ``instruction``: what the model shall look for, in place of its template's own.
+    ``instruction``: what the model shall look for, in place of its template's own. ``top_n``: how
+    many of the best are wanted; None: all.
     """
 
     task: ClassVar[str] = "rerank"
@@ -45,6 +46,7 @@ class RerankRequest(TaskRequest[list[Rank]]):
     truncation: Truncation = REFUSE
     raw_scores: bool = False
     instruction: str | None = None
+    top_n: int | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
@@ -89,7 +91,8 @@ class RerankRequest(TaskRequest[list[Rank]]):
             )
 
         def answer(results: Sequence[MaskedResult]) -> list[Rank]:
-            return rerank([result.logits for result in results], raw_scores=self.raw_scores)
+            logits = [result.logits for result in results]
+            return rerank(logits, raw_scores=self.raw_scores)[: self.top_n]
 
         return Reading(inputs, answer, num_truncated)
 
@@ -98,7 +101,7 @@ class RerankRequest(TaskRequest[list[Rank]]):
 
         def answer(results: Sequence[MaskedResult]) -> list[Rank]:
             query, *documents = (result.logits for result in results)
-            return rank(max_sim(query, documents))
+            return rank(max_sim(query, documents))[: self.top_n]
 
         embedding = model.manifest.embedding
         assert embedding is not None, "every bundle for this task has one"
