@@ -59,10 +59,11 @@ def kernels() -> Kernels:
 
 
 def weights_of(graph: onnx.GraphProto, node: onnx.NodeProto) -> Floats:
-    """The weights (outputs, inputs) that a ``MatMulNBits`` and what follows it multiply by."""
+    """The weights (outputs, inputs) that a ``MatMulNBits`` and what follows it stand for."""
     arrays = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     users = {name: each for each in graph.node for name in each.input}
     makers = {name: each for each in graph.node for name in each.output}
+    nibbles = node.input[1].endswith(".int4")
     packed, scale = (arrays[name] for name in node.input[1:3])
 
     def pairs(array: NDArray[Any]) -> Floats:
@@ -70,19 +71,23 @@ def weights_of(graph: onnx.GraphProto, node: onnx.NodeProto) -> Floats:
         return both.reshape(*array.shape[:-1], -1).astype(np.float32)
 
     after = users.get(node.output[0], node)
-    if len(node.input) > 3:
-        zero = pairs(arrays[node.input[3]])[:, : scale.shape[1], None]
-        weights = (pairs(packed) - zero) * scale[..., None]
-        assert after.op_type != "Sub" or not zero.any()
-    else:
-        weights = (packed.astype(np.float32) - 128) * scale[..., None]
-    if after.op_type == "Sub":
-        least = makers[after.input[1]]
-        sums = makers[least.input[0]]
+    values = pairs(packed) if nibbles else packed.astype(np.float32) - 128
+    if after.op_type == "Sub":  # less the zeros' share, which gives what the file has
+        sums, less = (makers[name] for name in makers[after.input[1]].input)
         members = arrays[sums.input[1]]
         assert sums.input[0] == node.input[0]
         np.testing.assert_array_equal(members, np.repeat(np.eye(members.shape[1]), 32, axis=0))
-        weights = weights - arrays[least.input[1]].T[..., None]
+        center = arrays[makers[less.input[1]].input[1]]
+        if nibbles:
+            assert len(node.input) == 3  # zeros of 8
+            assert center == 8
+        else:
+            zeros = arrays[makers[node.input[3]].input[0]]
+            np.testing.assert_array_equal(zeros[:, 0], center[0] + 128)
+        weights = values * scale[..., None] - arrays[less.input[0]].T[..., None]
+    else:
+        zero = pairs(arrays[node.input[3]])[:, : scale.shape[1], None] if nibbles else 0
+        weights = (values - zero) * scale[..., None]
     result: Floats = weights.reshape(len(weights), -1)
     return result
 
@@ -115,7 +120,7 @@ def test_the_kernels_subtract_minima(bundle: tuple[Path, Path], kernels: Kernels
     about = load_bundle("mine", folder).manifest
     rewritten = onnx.load_from_string(rewrite(folder / GRAPH).model).graph
     kinds = Counter(node.op_type for node in rewritten.node)
-    assert not kinds.keys() & {"MatMulNBits", "MatMulIntegerToFloat", "Sub"}
+    assert not kinds.keys() & {"MatMulNBits", "MatMulIntegerToFloat", "Sub", "Expand"}
     linears = [node for node in rewritten.node if node.op_type.endswith(("Linear4", "Linear8"))]
     minima = [name for node in linears for name in node.input if name.endswith(".minimum")]
     assert len(minima) == len(set(minima)) == 6

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 _EXACT, _INT8_ACTIVATIONS = 0, 4
 _LARGEST = 15
 _MIDDLE = 8
+NIBBLE_CENTER, BYTE_ZERO = _MIDDLE, 128
+"""What ``MatMulNBits`` takes as zero, of integers of 4 and of 8 bits."""
 _SHRINKS = tuple(np.linspace(0.7, 1.05, 12))
 """Of the range between a block's extremes, how much its integers span."""
 _DAMPING = 0.1
@@ -69,6 +71,8 @@ class Blocks:
         num_inputs: without the padding.
         minimum: float32 (outputs, num_blocks) in blocks of a file that has them; None otherwise.
         bits: 4 or 8.
+        center: uint8 (outputs,) beside minima with 8 bits: the middle of the integers of an output,
+            less 128; None otherwise.
     """
 
     integers: NDArray[np.uint8]
@@ -77,6 +81,7 @@ class Blocks:
     num_inputs: int
     minimum: NDArray[np.float32] | None = None
     bits: Literal[4, 8] = 4
+    center: NDArray[np.uint8] | None = None
 
     @property
     def block_size(self) -> int:

@@ -33,7 +33,14 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial.bundle.manifest import BLOCK_SUMS
-from maskdial_export.quantize.int4 import INT4, Blocks, Int4, to_blocks
+from maskdial_export.quantize.int4 import (
+    BYTE_ZERO,
+    INT4,
+    NIBBLE_CENTER,
+    Blocks,
+    Int4,
+    to_blocks,
+)
 from maskdial_export.quantize.table import LARGEST, quantize_table, to_int8
 from maskdial_export.tracing.rewrite import (
     PRODUCTS,
@@ -324,12 +331,13 @@ def _project_blocks(graph: ir.Graph, node: ir.Node, blocks: Blocks, kind: Int4) 
     num_outputs, num_blocks, size = blocks.integers.shape
     nibbles = blocks.bits == 4
     integers = _pairs(blocks.integers) if nibbles else blocks.integers
-    inputs = [
-        node.inputs[0],
-        add_initializer(graph, f"{name}.int{blocks.bits}", integers),
-        add_initializer(graph, f"{name}.scale", blocks.scale.astype(kind.dtype)),
-    ]
-    if nibbles and kind.zeros:
+    scale = add_initializer(graph, f"{name}.scale", blocks.scale.astype(kind.dtype))
+    inputs = [node.inputs[0], add_initializer(graph, f"{name}.int{blocks.bits}", integers), scale]
+    less = None
+    if blocks.minimum is not None:
+        less, zeros = _centered(graph, node, name, blocks, scale)
+        inputs += filter(None, [zeros])
+    elif nibbles and kind.zeros:
         inputs.append(add_initializer(graph, f"{name}.zero", _pairs(blocks.zero)))
     attributes = {
         "K": blocks.num_inputs,
@@ -340,17 +348,51 @@ def _project_blocks(graph: ir.Graph, node: ir.Node, blocks: Blocks, kind: Int4) 
     }
     product = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
     graph.insert_before(node, [product])
-    if blocks.minimum is None:
+    if less is None:
         return product.outputs[0]
     # Less the sum of each block's inputs times its minimum
     members = np.repeat(np.eye(num_blocks, dtype=np.float32), size, axis=0)[: blocks.num_inputs]
     of_sums = add_initializer(graph, f"{BLOCK_SUMS}{size}.{blocks.num_inputs}", members)
     sums = ir.node("MatMul", [node.inputs[0], of_sums])
-    minima = add_initializer(graph, f"{name}.minimum", blocks.minimum.T.copy())
-    least = ir.node("MatMul", [sums.outputs[0], minima])
+    least = ir.node("MatMul", [sums.outputs[0], less])
     difference = ir.node("Sub", [product.outputs[0], least.outputs[0]])
     graph.insert_before(node, [sums, least, difference])
     return difference.outputs[0]
+
+
+def _centered(
+    graph: ir.Graph, node: ir.Node, name: str, blocks: Blocks, scale: ir.Value
+) -> tuple[ir.Value, ir.Value | None]:
+    """What is subtracted of a matrix with minima whose integers are centered, and their zeros.
+
+    ONNX Runtime multiplies the integers by rounded inputs and the minima by the sums of inputs as
+    they are. An input's rounding error then counts as often as its integer less the zero: from 0
+    on, that is five times the error of the product; around the middle, about the product's own.
+    The file's minima are stored. ONNX Runtime takes the zeros' share off when it loads the graph;
+    the server's kernels need not, which round the sums as well.
+
+    Returns:
+        float32 (num_blocks, outputs), and uint8 (outputs, num_blocks), None for nibbles, which have
+        a zero of 8 by themselves.
+    """
+    assert blocks.minimum is not None, "a matrix with minima"
+    minima = add_initializer(graph, f"{name}.minimum", blocks.minimum.T.copy())
+    zeros = None
+    if blocks.bits == 4:
+        center = add_initializer(graph, "int4.center", np.array(NIBBLE_CENTER, np.float32))
+    else:
+        assert blocks.center is not None, "integers of 8 bits have a center beside minima"
+        center = add_initializer(graph, f"{name}.center", blocks.center.astype(np.float32)[None])
+        row = add_initializer(graph, f"{name}.zero", (blocks.center + BYTE_ZERO)[:, None])
+        shape = add_initializer(graph, f"int8.shape.{scale.shape}", np.array(blocks.scale.shape))
+        expanded = ir.node("Expand", [row, shape])
+        graph.insert_before(node, [expanded])
+        zeros = expanded.outputs[0]
+    transposed = ir.node("Transpose", [scale], {"perm": [1, 0]})
+    share = ir.node("Mul", [transposed.outputs[0], center])
+    less = ir.node("Sub", [minima, share.outputs[0]])
+    graph.insert_before(node, [transposed, share, less])
+    return less.outputs[0], zeros
 
 
 def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:
