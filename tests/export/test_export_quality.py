@@ -25,7 +25,8 @@ from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
-from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.quantize.quality import Graphs, Quantizer
 from maskdial_export.quantize.quantize import Precision, projections
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.session import Loaded, MaskedSession
@@ -223,10 +224,11 @@ def test_layers_of_int4_are_raised_to_int8(
     assert len(set(report.raised)) == 4
     assert not any("embeddings" in name or name in report.kept for name in report.raised)
     assert report.calibration_text == "maskdial_export/calibration.txt"
-    kinds = Counter(node.op_type for node in ir.load(tmp_path / "model.onnx").graph)
+    products = [n for n in ir.load(tmp_path / "model.onnx").graph if n.op_type == "MatMulNBits"]
+    bits = Counter(node.attributes.get_int("bits") for node in products)
     # Layers that are packed with one that is raised, or kept, are so, too.
-    assert kinds["MatMulIntegerToFloat"] >= 2
-    assert kinds["MatMulNBits"] > 0
+    assert bits[8] >= 2
+    assert bits[4] > 0
 
 
 def test_int4_is_tuned_and_measured_with_weights_alone(

@@ -20,7 +20,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from maskdial import Model, cli
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 
 pytestmark = pytest.mark.usefixtures("torch")
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import StoredBlocks, StoredMatrix
-from maskdial_export.quantize.int4 import BYTE_ZERO, NIBBLE_CENTER, Blocks
+from maskdial_export.quantize.blocks import BYTE_ZERO, NIBBLE_CENTER, Blocks
 
 Floats = NDArray[np.float32]
 Value = TypeVar("Value", bound=np.generic)
