@@ -94,7 +94,9 @@ def test_one_attempt_is_better_beyond_what_is_chance(evaluate: Callable[[str], A
 def test_languages_are_read_where_the_vocabulary_is_of_many(checkpoint: New, unknown: bool) -> None:
     loaded = load(checkpoint("llama"))
     sample = replace(
-        SAMPLE, others=("five six\n" * 9,), languages="drei\n" if unknown else "one three\n"
+        SAMPLE,
+        others=("five six\n" * 9,),
+        languages="日本語 한국어\n" if unknown else "one three\n",
     )
     assert loaded.kv is not None
     few, many = (

@@ -1,5 +1,6 @@
 """Bundles of GGUF files keep the integers of the file, to the last bit of each weight."""
 
+import io
 import math
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from rich.console import Console
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK
@@ -18,6 +20,7 @@ from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.gguf.convert import read_contents
+from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.gate import Gate
 from tests.export.test_gguf_models import write
@@ -136,6 +139,35 @@ def test_the_kernels_subtract_minima(bundle: tuple[Path, Path], kernels: Kernels
     np.testing.assert_allclose(ours, plain, atol=0.05 * np.abs(plain).max())
     half = np.array(run.prefill(1, tokens[:18], 0, 18))
     np.testing.assert_array_equal(half, ours[:18])
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_a_file_is_not_refused_for_what_its_integers_round(
+    bundle: tuple[Path, Path], tmp_path: Path, precision: str
+) -> None:
+    """Nor are its layers raised or kept: nothing of ours would lose less."""
+    told = Console(record=True, quiet=False, file=io.StringIO(), width=200)
+    path, gate = bundle[0], Gate(max_loss=1e-9)
+    manifest = export(str(path), tmp_path / "b", precision=precision, gate=gate, console=told)
+    assert manifest.quality is not None
+    assert manifest.quality.loss > 1e-9
+    assert (manifest.quality.raised, manifest.quality.kept) == ((), ())
+    assert "the rounding of what the file's integers are multiplied by" in told.export_text()
+
+
+def test_layers_that_a_file_has_in_floats_are_judged_alone(tmp_path: Path) -> None:
+    types = {name: kind for name, kind in TYPES.items() if "ffn_down" not in name}
+    write("llama-bias", tmp_path / "model.gguf", quantize=types)
+    source = str(tmp_path / "model.gguf")
+    alone = export(source, tmp_path / "a", precision="int8", gate=Gate(max_loss=math.inf))
+    assert alone.quality is not None
+    # As much as all layers lose, of which these are a few
+    gate = Gate(max_loss=0.9 * alone.quality.loss, keep_worst=0)
+    manifest = export(source, tmp_path / "b", precision="int8", gate=gate)
+    assert manifest.quality is not None
+    assert manifest.quality.kept == ()
+    with pytest.raises(ExportError, match="int8 loses"):
+        export(source, tmp_path / "c", precision="int8", gate=Gate(max_loss=1e-9, keep_worst=0))
 
 
 def test_a_file_without_4_bits_is_quantized_as_any_other(tmp_path: Path) -> None:
