@@ -200,7 +200,7 @@ def _fast_tokenizer(config: "PreTrainedConfig") -> "PreTrainedTokenizerFast":
 def export_random(folder: Path, bundle: Path, precision: str, task: str = "auto") -> None:
     """Exports a checkpoint. Random weights have no quality to lose, so the gate lets all pass."""
     from maskdial_export.export import export
-    from maskdial_export.quantize.quality import Gate
+    from maskdial_export.quantize.gate import Gate
 
     gate = None if precision == "fp32" else Gate(max_loss=math.inf, keep_worst=0)
     export(str(folder), bundle, task=task, precision=precision, gate=gate)

@@ -301,7 +301,7 @@ def circling(torch: ModuleType, made_once: MakeOnce) -> Path:
 
     def make(folder: Path) -> None:
         from maskdial_export.export import export
-        from maskdial_export.quantize.quality import Gate
+        from maskdial_export.quantize.gate import Gate
         from tests.mtp import make_circling
 
         make_circling(folder, make_byte_tokenizer(), max_length=512)
@@ -316,7 +316,7 @@ def circling_experts(torch: ModuleType, made_once: MakeOnce) -> Path:
 
     def make(folder: Path) -> None:
         from maskdial_export.export import export
-        from maskdial_export.quantize.quality import Gate
+        from maskdial_export.quantize.gate import Gate
         from tests.mtp import make_circling
 
         make_circling(folder, make_byte_tokenizer(), 512, "Qwen3_5MoeForCausalLM")
@@ -331,7 +331,7 @@ def circling_eagle(torch: ModuleType, made_once: MakeOnce) -> Path:
 
     def make(folder: Path) -> None:
         from maskdial_export.export import export
-        from maskdial_export.quantize.quality import Gate
+        from maskdial_export.quantize.gate import Gate
         from tests.eagle import make_circling
 
         folder.mkdir()

@@ -12,7 +12,7 @@ MASKS = get_args(MaskChoice)
 TOLERANCE = 1e-4
 """How far the logits of ONNX Runtime may be from torch's, where they are at most 10."""
 MAX_LOSS = 0.01
-"""The quality that a lower precision may lose; see `maskdial_export.quantize.quality.Gate`."""
+"""The quality that a lower precision may lose; see `maskdial_export.quantize.gate.Gate`."""
 LONGEST = 131_072
 """Tokens of models with rotary positions, unless --max-length says otherwise. With heads of 128 the
 tables take 64 MiB then; a million positions would take half a gigabyte."""

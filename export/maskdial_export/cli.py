@@ -23,7 +23,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.phase import say
 
 if TYPE_CHECKING:
-    from maskdial_export.quantize.quality import Gate
+    from maskdial_export.quantize.gate import Gate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        default="fp32",
         metavar=f"{{{','.join(PRECISIONS)}}}",
         help="number format of weights and activations: int8 is about twice as fast as fp32 on "
         "CPUs with VNNI, int4 is the smallest; for CUDA, fp16, or int4-fp16, which reads about a "
-        "quarter of fp16's weight bytes per token (default: %(default)s)",
+        "quarter of fp16's weight bytes per token (default: fp32; for a GGUF file of integers int4 "
+        "or int8, which keeps them)",
     )
     _add_gate_arguments(parser)
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repository")
@@ -110,7 +110,7 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         default=MAX_LOSS,
         metavar="LOSS",
         help="largest quality loss allowed for a precision below fp32: 0.01 is one changed "
-        "decision in a hundred or, for causal models, a 1%% higher perplexity; inf accepts any "
+        "decision in a hundred or, for causal models, a divergence of 0.01 nats; inf accepts any "
         "loss (default: %(default)s)",
     )
     parser.add_argument(
@@ -118,7 +118,8 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="UTF-8 text that the tokenizer must know and to measure the loss on, best similar to "
-        "what the model will be served (default: a page of mixed English)",
+        "what the model will be served (default: a page of mixed English; for causal "
+        "models code and dialogue as well)",
     )
     parser.add_argument(
         "--calibration-text",
@@ -154,9 +155,7 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-calibrate",
         dest="calibrate",
         action="store_false",
-        help="int8: compute a scale for each row of activations at run time, even where the "
-        "calibration text shows that a fixed scale is accurate enough, which is slower; int4: "
-        "round each weight to the nearest integer",
+        help="int4: round each weight to the nearest integer, instead of by what the layers read",
     )
     parser.add_argument(
         "--tune",
@@ -169,9 +168,9 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reduce-range",
         action="store_true",
-        help="int8 layers: use 7 bits for weights, so that products are exact on any CPU; with 8 "
-        "bits the server needs a CPU with VNNI, or an ARM one (default: 7 bits if the exporting "
-        "CPU needs them)",
+        help="int8 with one scale for a row (masked models): use 7 bits for weights, so that "
+        "products are exact on any CPU; with 8 bits the server needs its kernels, or a CPU with "
+        "VNNI or an ARM one (default: 7 bits if the exporting CPU needs them)",
     )
 
 
@@ -264,7 +263,7 @@ def _exporter() -> "tuple[Callable[..., Manifest], type[Gate]]":
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from maskdial_export.export import export
-        from maskdial_export.quantize.quality import Gate
+        from maskdial_export.quantize.gate import Gate
     except ImportError as error:
         raise ExportError(
             f"export needs torch and transformers ({error}): {how_to_install('export')}"

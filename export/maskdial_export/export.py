@@ -14,6 +14,7 @@ from rich.console import Console
 from maskdial.bundle.manifest import Manifest
 from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.adapter import check_adapter
+from maskdial_export.checkpoint.integers import stored_matrices
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checkpoint.task_adapters import TaskAdapters, read_tasks
@@ -23,8 +24,8 @@ from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
 from maskdial_export.phase import finding, phase
+from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.int4 import INT4
-from maskdial_export.quantize.quality import Gate
 from maskdial_export.writing import Settings, write_bundle
 
 
@@ -34,7 +35,7 @@ def export(
     *,
     task: str = "auto",
     mask: MaskChoice | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     gate: Gate | None = None,
     revision: str | None = None,
     allow_pickle: bool = False,
@@ -54,7 +55,8 @@ def export(
         task: one of ``TASKS``.
         mask: the attention mask; None for that of the architecture. "both" writes two graphs that
             share one weight file, and returns the causal graph's manifest.
-        precision: one of ``PRECISIONS``.
+        precision: one of ``PRECISIONS``; None for that of the integers which a GGUF file has, or
+            fp32.
         gate: how much quality a precision below fp32 may lose, and where.
         revision: a branch, tag or commit of the Hub id.
         allow_pickle: whether to load ``.bin`` files, which can run code.
@@ -71,41 +73,11 @@ def export(
     Raises:
         ExportError: the checkpoint cannot be exported.
     """
-    console = console or Console(quiet=True)
-    if precision not in PRECISIONS:
-        raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
-    if precision == "fp32" and gate is not None and replace(gate, text=None) != Gate():
-        raise ExportError(
-            "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
-            "--precision int8, int4 or int4-fp16"
-        )
-    gate = gate or Gate()
-    if precision in ("int8", "int4") and not gate.reduce_range and not exact_here():
-        text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
-        console.print(text, highlight=False, soft_wrap=True)
-        gate = replace(gate, reduce_range=True)
-    if precision != "int4" and gate.int8:
-        raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
-    if precision not in INT4 and gate.tune is not None:
-        raise ExportError(
-            "--tune trains the scales of 4-bit weights; add --precision int4 or int4-fp16"
-        )
-    if precision == "fp16" and (gate.keep or gate.keep_worst):
-        raise ExportError(
-            "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
-        )
-    settings = Settings(
-        cast(Precision, precision),
-        gate,
-        read_sample(gate.text),
-        read_calibration(gate.calibration_text, gate.text),
-        tolerance,
-        console,
-        strict=strict,
-        limit=max_length,
-        draft=draft,
-        allow_pickle=allow_pickle,
-    )
+    console, gate = console or Console(quiet=True), gate or Gate()
+    if precision is not None:
+        _check_choice(precision, gate)
+    sample = read_sample(gate.text)
+    calibration = read_calibration(gate.calibration_text, gate.text)
     with new_folder(dest) as folder, _temporary(folder, ".gguf.") as restored:
         with phase(console, "Finding the checkpoint"), _reading(source):
             found = find(
@@ -120,6 +92,25 @@ def export(
             if adapter is not None:
                 check_adapter(adapter, allow_pickle=allow_pickle)
                 found = replace(found, adapter=adapter)
+        if precision is None:
+            precision = _of_file(found, console)
+            _check_choice(precision, gate)
+        if precision in ("int8", "int4") and not gate.reduce_range and not exact_here():
+            text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
+            console.print(text, highlight=False, soft_wrap=True)
+            gate = replace(gate, reduce_range=True)
+        settings = Settings(
+            cast(Precision, precision),
+            gate,
+            sample,
+            calibration,
+            tolerance,
+            console,
+            strict=strict,
+            limit=max_length,
+            draft=draft,
+            allow_pickle=allow_pickle,
+        )
         try:
             if mask == "both":
                 return _write_both(found, folder, settings)
@@ -131,6 +122,40 @@ def export(
         except OSError as error:
             reason = io_reason(error)
             raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
+
+
+def _check_choice(precision: str, gate: Gate) -> None:
+    """Refuses options that do not apply to a precision."""
+    if precision not in PRECISIONS:
+        raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
+    if precision == "fp32" and replace(gate, text=None) != Gate():
+        raise ExportError(
+            "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
+            "--precision int8, int4 or int4-fp16"
+        )
+    if precision != "int4" and gate.int8:
+        raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
+    if precision not in INT4 and gate.tune is not None:
+        raise ExportError(
+            "--tune trains the scales of 4-bit weights; add --precision int4 or int4-fp16"
+        )
+    if precision == "fp16" and (gate.keep or gate.keep_worst):
+        raise ExportError(
+            "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
+        )
+
+
+def _of_file(source: Source, console: Console) -> Precision:
+    """The precision that keeps the integers of a GGUF file; fp32 if it has none.
+
+    As floats of 32 bits they would take five to eight times the file.
+    """
+    bits = {each.bits for each in stored_matrices(source).values()} if source.gguf else set()
+    if not bits:
+        return "fp32"
+    chosen: Precision = "int4" if 4 in bits else "int8"
+    finding(console, f"exported as {chosen}, which keeps the file's integers; see --precision")
+    return chosen
 
 
 def _with_tasks(

@@ -1,5 +1,6 @@
 """The golden check: a short text and some of its logits, which the server compares at load."""
 
+import itertools
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -78,8 +79,13 @@ class Golden:
         row: Floats = output[self.row] if output.ndim == 2 else output
         return row
 
-    def check(self, logits: Floats, tolerance: float) -> GoldenCheck:
-        """The check for the manifest: the largest logits and some spread over the rest."""
+    def check(
+        self, logits: Floats, tolerance: float, of_kernels: Floats | None = None
+    ) -> GoldenCheck:
+        """The check for the manifest: the largest logits and some spread over the rest.
+
+        ``of_kernels`` are those that the server's kernels compute.
+        """
         best = np.argsort(-logits)[:_NUM_BEST]
         spread = np.linspace(0, len(logits) - 1, min(_NUM_SPREAD, len(logits)), dtype=np.int64)
         columns = np.union1d(best, spread)
@@ -88,20 +94,23 @@ class Golden:
             row=self.row,
             columns=tuple(columns.tolist()),
             logits=tuple(logits[columns].tolist()),
+            kernel_logits=None if of_kernels is None else tuple(of_kernels[columns].tolist()),
             tolerance=tolerance,
         )
 
 
-def quantized_tolerance(before: Floats, logits: Floats, fp32: float) -> float:
+def quantized_tolerance(before: Floats, computed: Sequence[Floats], fp32: float) -> float:
     """How far a quantized graph's logits may drift on another machine; at least ``fp32``.
 
-    Four times the root mean square of the change by quantizing. fp32's tolerance would be too
+    Four times the largest root mean square of the differences between what this machine computes:
+    from fp32, and of the kernels from ONNX Runtime's operators. fp32's tolerance would be too
     narrow: where another CPU computes the last bits of a float differently, an activation now and
     then rounds to the other integer, and that tips more of them in later layers. In a deep model
     (seen in BERT-base) two correct machines differ as much as each differs from fp32. Saturating
     kernels can do less harm than that to one text; the kernel check finds them.
     """
-    return max(_QUANTIZED_SLACK * _root_mean_square(logits - before), fp32)
+    pairs = itertools.combinations([before, *computed], 2)
+    return max(_QUANTIZED_SLACK * max(_root_mean_square(a - b) for a, b in pairs), fp32)
 
 
 def half_tolerance(exact: Floats, halves: Sequence[Floats], fp32: float) -> float:

@@ -53,10 +53,10 @@ from maskdial_export.checks.evaluation import (
     FindEntities,
     GreedyText,
     Order,
-    Perplexity,
     QuestionAnswering,
     TokenClassify,
 )
+from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.checks.parity import (
     CausalParity,
     EncoderDecoderParity,
@@ -146,6 +146,11 @@ class Checkpoint:
         return replace(self, model=model, survey=self.survey.half(), kv=kv)
 
     @property
+    def reads_forward(self) -> bool:
+        """Whether the graph has a KV cache, or shares its weights with one that has."""
+        return self.kv is not None or self.reads_both_ways
+
+    @property
     def predicts_tokens(self) -> bool:
         """Whether the model's output are distributions over the vocabulary."""
         return self.task in ("fill-mask", "generate")
@@ -227,7 +232,7 @@ class Checkpoint:
                 *text[:2], self.text_to_text, self.max_length, self.kv, self.tokens.eos
             )
         if self.task == "generate" and self.kv is not None:
-            return Perplexity(*text, config.vocab_size, self.kv)
+            return NextTokens(*text, config.vocab_size, self.kv)
         if self.pooler is not None:
             return Cosine(*text)
         if self.task == "fill-mask" and self.tokens.mask is not None:

@@ -1,5 +1,6 @@
 """Runs exported graphs in ONNX Runtime the way the server does."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,31 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.bundle import UNWANTED_FUSIONS
 from maskdial.bundle.manifest import ENCODER_GRAPH, KVLayout
+from maskdial.kernels.graph import AHEAD, NEW_TOKENS
+from maskdial.kernels.installed import Kernels
+from maskdial.kernels.rewrite import rewrite
+from maskdial.runtime.cores import usable_cores
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+_WEIGHTS = "session.model_external_initializers_file_folder_path"
+_ELEMENTS = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int16)": np.int16,
+    "tensor(int8)": np.int8,
+}
+"""Of a KV cache."""
 
 
-def load_session(graph: Path | bytes, *, prepack: bool = True) -> onnxruntime.InferenceSession:
+def load_session(
+    graph: Path | bytes, *, prepack: bool = True, kernels: Kernels | None = None
+) -> onnxruntime.InferenceSession:
     """A session on the CPU, with the graph optimizations that the server enables.
 
     Without ``prepack``, matrices are read where the file is mapped, instead of from a copy in the
-    order that products like best.
+    order that products like best. With ``kernels``, a graph file is rewritten for them, with the KV
+    cache that the server chooses, as far as they compute any of it.
     """
     options = onnxruntime.SessionOptions()
     if not prepack:
@@ -27,8 +43,18 @@ def load_session(graph: Path | bytes, *, prepack: bool = True) -> onnxruntime.In
     options.log_severity_level = 4  # errors are raised, and said in words of our own
     # Threads that spin while they wait take the time of others, torch's among them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    source = graph
+    if kernels is not None and isinstance(graph, Path):
+        rewritten = rewrite(graph, "auto")
+        if rewritten.num_replaced:
+            source = rewritten.model
+            threads = usable_cores() or os.cpu_count() or 1
+            options.intra_op_num_threads = threads
+            options.add_session_config_entry("maskdial.threads", str(threads))
+            options.register_custom_ops_library(str(kernels.path))
+            options.add_session_config_entry(_WEIGHTS, str(graph.parent))
     return onnxruntime.InferenceSession(
-        graph,
+        source,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=UNWANTED_FUSIONS,
@@ -42,8 +68,9 @@ class Loaded:
     much memory in a session as in torch, unless they are not packed (see `load_session`).
     """
 
-    def __init__(self, path: Path, *, prepack: bool = True) -> None:
+    def __init__(self, path: Path, *, prepack: bool = True, kernels: Kernels | None = None) -> None:
         self.path = path
+        self.kernels = kernels
         self._prepack = prepack
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
 
@@ -51,7 +78,9 @@ class Loaded:
         """The session of the graph, or of the file ``name`` next to it."""
         name = name or self.path.name
         if name not in self._sessions:
-            self._sessions[name] = load_session(self.path.parent / name, prepack=self._prepack)
+            self._sessions[name] = load_session(
+                self.path.parent / name, prepack=self._prepack, kernels=self.kernels
+            )
         return self._sessions[name]
 
     def free(self) -> None:
@@ -169,16 +198,18 @@ class CausalSession:
 
     def __init__(self, graph: Graph, layout: KVLayout, slots: int, room: int) -> None:
         self._session = _loaded(graph).session()
-        self.inputs = frozenset(value.name for value in self._session.get_inputs())
-        types = {value.name: value.type for value in self._session.get_inputs()}
-        self._gives_hidden = "hidden" in {value.name for value in self._session.get_outputs()}
-        half = types.get("past_key.0") == "tensor(float16)"
-        self._dtype = np.dtype(np.float16 if half else np.float32)
-        self._cache = {
-            f"{kind}.{i}": np.zeros((slots, heads.num_heads, room, heads.head_dim), self._dtype)
-            for i, heads in enumerate(layout.layers)
-            for kind in ("key", "value")
-        }
+        inputs = {value.name: value for value in self._session.get_inputs()}
+        self.inputs = frozenset(inputs)
+        self._outputs = {value.name for value in self._session.get_outputs()}
+        self._cache: dict[str, NDArray[Any]] = {}
+        for layer, heads in enumerate(layout.layers):
+            for kind in ("key", "value"):
+                past = inputs[f"past_{kind}.{layer}"]
+                width = past.shape[-1]  # integers have a header
+                if not isinstance(width, int):
+                    width = heads.head_dim
+                shape = slots, heads.num_heads, room, width
+                self._cache[f"{kind}.{layer}"] = np.zeros(shape, _ELEMENTS[past.type])
         self._states = {
             f"state.{i}": np.zeros((slots, *shape), np.float32)
             for i, shape in enumerate(layout.states)
@@ -199,7 +230,6 @@ class CausalSession:
         with its text.
         """
         slots = slice(first_slot, first_slot + len(texts))
-        ids = _pad(texts)
         seen = self.seen[slots]
         lengths = [len(text) for text in texts]
         totals = seen + lengths
@@ -207,11 +237,9 @@ class CausalSession:
             state[slots][seen == 0] = 0
         wanted = positions or [np.arange(len(text)) for text in texts]
         feeds: dict[str, NDArray[Any]] = {
-            "input_ids": ids,
-            "position_ids": seen[:, None] + np.arange(ids.shape[1]),
+            **self._tokens(texts, seen, wanted),
             "seqlens_k": (totals - 1).astype(np.int32),
             "total_sequence_length": np.array(totals.max(), np.int32),
-            "rows": _flat_rows(texts, wanted),
             "lengths": np.array(lengths, np.int32),
         }
         if previous_hidden is not None:
@@ -225,16 +253,39 @@ class CausalSession:
             view = cache[slots]
             place = ("cpu", 0, cache.dtype, view.shape, view.ctypes.data)
             binding.bind_input(f"past_{name}", *place)
-            binding.bind_output(f"present_{name}", *place)
-        if self._gives_hidden:
+            if f"present_{name}" in self._outputs:
+                binding.bind_output(f"present_{name}", *place)
+        if "hidden" in self._outputs:
             binding.bind_output("hidden")
         binding.bind_output("logits")
         self._session.run_with_iobinding(binding)
         self.seen[slots] = totals
-        *_, before, logits = binding.get_outputs()
-        if self._gives_hidden:
-            self.hidden = before.numpy()
+        *before, logits = binding.get_outputs()
+        if "hidden" in self._outputs:
+            self.hidden = before[-1].numpy()
         return _split(logits.numpy(), wanted)
+
+    def _tokens(
+        self, texts: Sequence[Ids], seen: Ids, wanted: Sequence[Ids]
+    ) -> dict[str, NDArray[Any]]:
+        """The inputs with a number for each token: in padded rows, or one after the other where the
+        kernels read how many each row has.
+        """
+        if NEW_TOKENS not in self.inputs:
+            ids = _pad(texts)
+            places = seen[:, None] + np.arange(ids.shape[1])
+            return {"input_ids": ids, "position_ids": places, "rows": _flat_rows(texts, wanted)}
+        counts = np.array([len(text) for text in texts])
+        firsts = np.cumsum(counts) - counts
+        positions = [start + np.arange(count) for start, count in zip(seen, counts, strict=True)]
+        rows = [first + chosen for first, chosen in zip(firsts, wanted, strict=True)]
+        return {
+            "input_ids": np.concatenate(texts)[None],
+            "position_ids": np.concatenate(positions)[None],
+            "rows": np.concatenate(rows),
+            NEW_TOKENS: counts.astype(np.int32),
+            AHEAD: np.zeros(counts.sum(), np.int32),
+        }
 
 
 class EncoderDecoderSession:
@@ -248,6 +299,7 @@ class EncoderDecoderSession:
         self._encoder = loaded.session(ENCODER_GRAPH)
         self._decoder = loaded.session()
         self.inputs = frozenset(value.name for value in self._decoder.get_inputs())
+        self._outputs = {value.name for value in self._decoder.get_outputs()}
         layers = range(len(layout.layers))
         num_heads, head_dim = layout.layers[0]
         self._names = [f"{kind}.{i}" for i in layers for kind in ("key", "value")]
@@ -297,7 +349,7 @@ class EncoderDecoderSession:
                 view = cache[name][:count]
                 place = ("cpu", 0, np.float32, view.shape, view.ctypes.data)
                 binding.bind_input(f"{prefix}_{name}", *place)
-                if prefix == "past":
+                if prefix == "past" and f"present_{name}" in self._outputs:
                     binding.bind_output(f"present_{name}", *place)
         binding.bind_output("logits")
         self._decoder.run_with_iobinding(binding)

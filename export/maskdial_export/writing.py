@@ -49,8 +49,9 @@ from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tole
 from maskdial_export.join import share_weights
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.phase import finding, phase
-from maskdial_export.quantize.int4 import Blocks
-from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
+from maskdial_export.quantize.blocks import Blocks
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.quantize.quality import Graphs, Quantizer
 from maskdial_export.quantize.quantize import HALF
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.quantize.table import tied_head
@@ -206,10 +207,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         _check_draft_head(folder, settings)
     names = [*graphs.files, *write_files(texts, folder)]
     names += _write_draft_tokens(checkpoint, folder)
-    multiplies_int8 = precision == "int8" or (
-        checked.quality is not None and checked.quality.raised
-    )
-    if multiplies_int8 and not settings.gate.reduce_range:
+    by_row = precision == "int8" and checked.quality is not None and checked.quality.by_row
+    if by_row and not settings.gate.reduce_range:  # products in blocks do not saturate
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
     if graphs.others:
@@ -438,17 +437,21 @@ def _check_quantized(
     quality: QualityReport,
     settings: Settings,
 ) -> _Checked:
-    """Tests the quantized graph for batch invariance, and sets its golden check."""
+    """Tests the graph, as it is served, for batch invariance, and sets its golden check."""
     with phase(settings.console, "Checking invariance"):
         batch_invariant = checkpoint.parity(graph).batch_invariant()
-        before, logits = golden.expected, golden.computed(graph)
+        before, served = golden.expected, golden.computed(graph)
         allowed = fp32.golden.tolerance
-        if settings.precision not in HALF:
-            allowed = quantized_tolerance(before, logits, allowed)
+        if settings.precision in HALF:
+            halves = [golden.halved()] + [served] * (settings.precision == "fp16")
+            check = golden.check(served, half_tolerance(before, halves, allowed))
+        elif graph.kernels is None:
+            check = golden.check(served, quantized_tolerance(before, [served], allowed))
         else:
-            halves = [golden.halved()] + [logits] * (settings.precision == "fp16")
-            allowed = half_tolerance(before, halves, allowed)
-    return _Checked(fp32.parity, batch_invariant, golden.check(logits, allowed), quality)
+            plain = golden.computed(graph.path)
+            tolerance = quantized_tolerance(before, [plain, served], allowed)
+            check = golden.check(plain, tolerance, served)
+    return _Checked(fp32.parity, batch_invariant, check, quality)
 
 
 @contextmanager

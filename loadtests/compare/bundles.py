@@ -43,7 +43,9 @@ def write_unchecked(setup: Setup, tiny: Manifest) -> None:
         graph = optimize(checkpoint.trace())
         if setup.precision != "fp16":
             table = None if setup.precision in HALF else word_embedding(checkpoint.model)
-            graph = quantize(graph, cast(Precision, setup.precision), (), embedding=table)
+            by_row = setup.precision == "int8" and source.family == "masked"
+            precision = cast(Precision, setup.precision)
+            graph = quantize(graph, precision, embedding=table, by_row=by_row)
         names = save(graph, folder / GRAPH)
         names += write_files(read_files(source, checkpoint.tokenizer), folder)
         config: Any = checkpoint.model.config

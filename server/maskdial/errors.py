@@ -16,6 +16,7 @@ MaskdialError
 ├── DeviceLostError      500  the GPU is gone; the engines that it runs die
 ├── InternalError        500  a bug in the server
 ├── BundleError               a model folder cannot be served
+│   └── CheckError            it computes something else here than where it was exported
 └── ConfigError               a setting is wrong (start-up only)
 """
 
@@ -193,6 +194,10 @@ class InternalError(MaskdialError):
 
 class BundleError(MaskdialError):
     """A model folder is missing, damaged, or made for another version."""
+
+
+class CheckError(BundleError):
+    """A model's golden check, or the check of its products, fails; other models are served."""
 
 
 class ConfigError(MaskdialError):

@@ -7,13 +7,16 @@ from typing import Any
 
 from maskdial import dialects
 from maskdial.bundle.manifest import (
+    CacheInteger,
     Denoising,
     Embedding,
     InfillTokens,
+    KVLayout,
     Manifest,
     ParityReport,
     QualityReport,
 )
+from maskdial.kernels.installed import find_kernels
 
 _MAX_LABELS = 20
 
@@ -33,7 +36,7 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
         "can do": ", ".join(tasks),
         "reads": f"up to {manifest.max_length:,} tokens; the vocabulary has "
         f"{manifest.vocab_size:,}",
-        **_of_task(manifest),
+        **_of_task(manifest, _served_cache(manifest, folder)),
         "tool calls": _json(replies.get("tool_format")),
         "reasoning": _json(replies.get("thinking_marks")),
         "left out": ", ".join(manifest.left_out),
@@ -59,7 +62,7 @@ def _kind(manifest: Manifest) -> str:
     return f"reads a text {'from left to right' if goes_right else 'in both directions'}"
 
 
-def _of_task(manifest: Manifest) -> dict[str, str]:
+def _of_task(manifest: Manifest, served: CacheInteger | None) -> dict[str, str]:
     kv, source = manifest.kv, manifest.text_to_text
     return {
         "canvas": "" if manifest.denoising is None else _canvas(manifest.denoising),
@@ -68,8 +71,26 @@ def _of_task(manifest: Manifest) -> dict[str, str]:
         "languages": "" if source is None else ", ".join(source.languages),
         "vectors": "" if manifest.embedding is None else _vectors(manifest.embedding),
         "labels": _labels(manifest.labels),
-        "cache": "" if kv is None else f"{kv.bytes_per_token / 1024:.1f} KiB a token in {kv.dtype}",
+        "cache": "" if kv is None else _cache(kv, served),
     }
+
+
+def _served_cache(manifest: Manifest, folder: Path) -> CacheInteger | None:
+    """The integers of the KV cache with which a server on this machine's CPU would begin."""
+    if manifest.kv is None or find_kernels("auto") is None:
+        return None
+    from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
+
+    return rewrite(folder / manifest.graph, "auto").kv_cache
+
+
+def _cache(kv: KVLayout, served: CacheInteger | None) -> str:
+    def size(layout: KVLayout, dtype: str) -> str:
+        return f"{layout.bytes_per_token / 1024:.1f} KiB a token in {dtype}"
+
+    if served is None:
+        return size(kv, kv.dtype)
+    return f"{size(kv.stored_as(served), served)} (without the kernels {size(kv, kv.dtype)})"
 
 
 def _canvas(how: Denoising) -> str:
@@ -121,10 +142,14 @@ def _quality(quality: QualityReport) -> str:
     limit = "any was accepted" if quality.max_loss is None else f"at most {quality.max_loss:.2%}"
     kept = f"; layers not quantized: {len(quality.kept)}" if quality.kept else ""
     raised = f"; layers in int8: {len(quality.raised)}" if quality.raised else ""
-    exact = ""
+    exact, portable = "", ""
+    if quality.portable is not None:
+        portable = f"; without the kernels: {_figures(quality.portable)}"
     if quality.weights_only is not None:
         exact = f"; with activations in fp32: {_figures(quality.weights_only)}"
-    return f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}{raised}{exact}"
+    return (
+        f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}{raised}{portable}{exact}"
+    )
 
 
 def _figures(figures: Mapping[str, float]) -> str:

@@ -49,7 +49,7 @@ def exported(checkpoint: Path, made_once: MakeOnce) -> Callable[[str], Path]:
 
     def get(precision: str) -> Path:
         from maskdial_export.export import export
-        from maskdial_export.quantize.quality import Gate
+        from maskdial_export.quantize.gate import Gate
 
         def make(folder: Path) -> None:
             # The weights were int8 once; rounded to int4, they lose more than an export allows.

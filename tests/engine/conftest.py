@@ -525,7 +525,7 @@ def tiny(
     import transformers
 
     from maskdial_export.export import export
-    from maskdial_export.quantize.quality import Gate
+    from maskdial_export.quantize.gate import Gate
 
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from maskdial_export.checkpoint.source import find
 from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from tests.export.test_gguf_integers import weights_of
 
 New = Callable[[str], Path]

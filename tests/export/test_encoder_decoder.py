@@ -29,7 +29,7 @@ from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from tests.export.zoo import TEXT_TO_TEXT, marked
 
 Folder = Callable[[str], Path]

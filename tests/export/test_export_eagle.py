@@ -18,7 +18,7 @@ from maskdial_export.checkpoint.eagle import load_eagle
 from maskdial_export.checkpoint.eagle_head import Eagle
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from maskdial_export.session import CausalSession
 from maskdial_export.tracing.eagle import eagle_head
 from tests.eagle import (

@@ -1,5 +1,6 @@
 """`maskdial export` of GGUF files: a model in parts, one of embeddings, and what is refused."""
 
+import json
 from collections.abc import Callable
 from hashlib import sha256
 from io import StringIO
@@ -13,6 +14,7 @@ import torch
 from rich.console import Console
 
 from maskdial.bundle.bundle import file_sha256, load_bundle
+from maskdial.causal.generation_config import read_generation_defaults
 from maskdial_export.checkpoint.embedding import read_pooler
 from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
 from maskdial_export.checkpoint.source import find
@@ -53,6 +55,17 @@ def test_a_model_in_parts(tmp_path: Path, bundles: Path, export_by_command: Comm
     assert code == 0, line
     loaded = load_bundle("it", bundles / "it")
     manifest = loaded.manifest
+    assert manifest.precision == "int8"  # the integers are kept unless another one is asked for
+    assert manifest.quality is not None
+    sampling = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # llama.cpp's
+    written = json.loads((bundles / "it" / "generation_config.json").read_text())
+    assert written.items() >= sampling.items()
+    defaults = read_generation_defaults(loaded)
+    assert defaults.do_sample
+    assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p) == (
+        *(0.8, 40),
+        *(0.95, 0.05),
+    )
     assert (manifest.architecture, manifest.task) == ("LlamaForCausalLM", "generate")
     assert manifest.source == parts[0].name
     names = "".join(f"{part.name} {file_sha256(part)}\n" for part in parts)
@@ -178,7 +191,9 @@ def test_what_ends_a_reply(tmp_path: Path) -> None:
     restored.mkdir()
     source = find(str(path), "auto", revision=None, allow_pickle=False, restored=restored)
     generation = source.read_json("generation_config.json")
-    assert generation == {"bos_token_id": 258, "eos_token_id": [258, 260, 259], "temperature": 0.5}
+    ends = {"bos_token_id": 258, "eos_token_id": [258, 260, 259]}
+    # what the file does not say is llama.cpp's
+    assert generation == ends | {"temperature": 0.5, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
     templates = restored / "additional_chat_templates"
     assert [each.name for each in templates.iterdir()] == ["tool_use.jinja"]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from maskdial_export.quantize.int4 import INT4, Blocks, to_blocks
+from maskdial_export.quantize.blocks import Blocks
+from maskdial_export.quantize.int4 import INT4, to_blocks
 from maskdial_export.quantize.quantize import quantize
 from tests.export.test_export_quantize import one_product
 

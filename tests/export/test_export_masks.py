@@ -18,7 +18,7 @@ from maskdial.bundle.manifest import FULL_GRAPH, GRAPH, QualityReport
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from maskdial_export.writing import Settings, Written
 
 BOS, MASK, EOS = 0, 1, 2

@@ -20,7 +20,7 @@ from maskdial_export import writing
 from maskdial_export.checkpoint.mtp import without_mtp
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.quantize import Precision
 from maskdial_export.session import CausalSession
 from maskdial_export.tracing.draft_head import DraftHead

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -22,10 +23,12 @@ from maskdial.bundle.manifest import QualityReport
 from maskdial_export import cli
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.evaluation import Comparison, Cosine
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
-from maskdial_export.quantize.quality import Gate, Graphs, Quantizer
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.quantize.quality import Graphs, Quantizer
 from maskdial_export.quantize.quantize import Precision, projections
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.session import Loaded, MaskedSession
@@ -223,10 +226,11 @@ def test_layers_of_int4_are_raised_to_int8(
     assert len(set(report.raised)) == 4
     assert not any("embeddings" in name or name in report.kept for name in report.raised)
     assert report.calibration_text == "maskdial_export/calibration.txt"
-    kinds = Counter(node.op_type for node in ir.load(tmp_path / "model.onnx").graph)
+    products = [n for n in ir.load(tmp_path / "model.onnx").graph if n.op_type == "MatMulNBits"]
+    bits = Counter(node.attributes.get_int("bits") for node in products)
     # Layers that are packed with one that is raised, or kept, are so, too.
-    assert kinds["MatMulIntegerToFloat"] >= 2
-    assert kinds["MatMulNBits"] > 0
+    assert bits[8] >= 2
+    assert bits[4] > 0
 
 
 def test_int4_is_tuned_and_measured_with_weights_alone(
@@ -263,6 +267,75 @@ def test_loss_without_a_limit(bad: Traced, quantize: Quantize) -> None:
     assert report.loss > 0.01
     assert report.max_loss is None
     assert report.kept == ()
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_layer_is_kept_only_if_that_lowers_the_loss_beyond_chance(
+    better: bool,
+    traced: Callable[[str], Traced],
+    quantize: Quantize,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(4, 100)) * 0.02
+    noise -= noise.mean(axis=1, keepdims=True)
+    # In a row, in blocks, then with a layer kept: below the limit, but nearly as before
+    levels = iter([0.02, 0.0101, 0.002 if better else 0.0099])
+    order = iter(noise)
+
+    def compare(_self: Cosine, _reference: Any, _answers: Any) -> Comparison:
+        return Comparison(next(levels, 0.0099) + next(order, noise[0]), 100, {})
+
+    monkeypatch.setattr(Cosine, "compare", compare)
+    monkeypatch.setattr("maskdial_export.quantize.quality.find_kernels", lambda _setting: None)
+    if better:
+        assert len(quantize(traced("bert-embed"), Gate()).kept) == 1
+    else:
+        with pytest.raises(ExportError, match="int8 loses"):
+            quantize(traced("bert-embed"), Gate())
+
+
+def test_one_scale_for_a_row_is_taken_where_it_loses_nothing(
+    traced: Callable[[str], Traced], quantize: Quantize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quantize(traced("bert-embed"), Gate()).by_row
+    monkeypatch.setattr(Cosine, "negligible", 1e-9)
+    report = quantize(traced("bert-embed"), Gate())
+    assert not report.by_row
+    assert report.loss < 0.001
+
+
+def test_activations_that_overflow(
+    traced: Callable[[str], Traced], quantize: Quantize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(_self: Cosine, _reference: Any, _answers: Any) -> Comparison:
+        return Comparison(np.array([0.0, np.nan]), 2, {})
+
+    monkeypatch.setattr(Cosine, "compare", compare)
+    with pytest.raises(ExportError, match=r"in int8 the model computes NaN .* overflow"):
+        quantize(traced("bert-embed"), Gate(max_loss=math.inf))
+
+
+def test_a_calibration_text_of_one_word(
+    traced: Callable[[str], Traced], quantize: Quantize, tmp_path: Path
+) -> None:
+    text = tmp_path / "word.txt"
+    text.write_text("one")
+    with pytest.raises(ExportError, match=r"word.txt is too short: it has \d tokens, and at least"):
+        quantize(traced("bert-classify"), Gate(calibration_text=text), precision="int4")
+
+
+def test_a_calibration_text_on_which_layers_read_nan(
+    traced: Callable[[str], Traced], quantize: Quantize
+) -> None:
+    model = traced("bert-classify")
+    layer = model.checkpoint.model.get_submodule("bert.encoder.layer.0.output.dense")
+    handle = layer.register_forward_hook(lambda _module, _read, output: output * math.inf)
+    try:
+        with pytest.raises(ExportError, match=r"calibration\.txt overflows or is NaN"):
+            quantize(model, Gate(), precision="int4")
+    finally:
+        handle.remove()
 
 
 def test_own_text(

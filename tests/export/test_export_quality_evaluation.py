@@ -1,6 +1,7 @@
 """Evaluations: the questions about a sample, and the comparison of answers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.evaluation import (
     Classify,
     ClassifyAll,
+    Comparison,
     Cosine,
     Evaluation,
     FillMask,
     Order,
-    Perplexity,
     QuestionAnswering,
 )
+from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.model import Checkpoint, load_checkpoint
 
 New = Callable[[str], Path]
@@ -35,11 +37,11 @@ def evaluate(checkpoint: New) -> Callable[[str], Any]:
     return lambda name: load(checkpoint(name)).evaluation(SAMPLE)
 
 
-def test_perplexity_equals_torch(
+def test_next_tokens_equal_torchs(
     checkpoint: New, bundle: New, load_reference: Callable[[Path], Any]
 ) -> None:
     evaluation = load(checkpoint("llama")).evaluation(SAMPLE)
-    assert isinstance(evaluation, Perplexity)
+    assert isinstance(evaluation, NextTokens)
     answers = evaluation.answers(bundle("llama") / "model.onnx")
     losses, best = [], []
     model = load_reference(checkpoint("llama"))
@@ -52,11 +54,56 @@ def test_perplexity_equals_torch(
     np.testing.assert_allclose(answers[:, 0], torch.cat(losses), atol=1e-4)
     assert np.mean(answers[:, 1] == torch.cat(best).numpy()) > 0.99
     assert not evaluation.answers(bundle("llama") / "model.onnx")[:, 2].any()
-    comparison = evaluation.compare(answers, answers + np.array([0.02, 0, 1.5]))
-    assert comparison.loss == pytest.approx(np.expm1(0.02))
+    # The reference itself has a divergence of -1
+    comparison = evaluation.compare(answers, answers + np.array([0.02, 0, 1.5, 0]))
+    assert comparison.figures["perplexity"] == pytest.approx(
+        np.exp(0.02) * comparison.figures["perplexity_fp32"]
+    )
     assert comparison.figures["top1_agreement"] == 1
-    assert comparison.figures["kl_divergence"] == 0.5  # the reference itself has -1
+    assert comparison.loss == comparison.figures["kl_divergence"] == pytest.approx(0.5)
+    assert comparison.error == pytest.approx(0, abs=1e-6)
     assert comparison.positions == sum(len(text) - 1 for text in evaluation.texts)
+
+
+def test_a_window_that_moves_more_is_the_worst_and_an_error(evaluate: Callable[[str], Any]) -> None:
+    evaluation = evaluate("llama")
+    windows = np.repeat(np.arange(4), 50)
+    reference = np.column_stack([np.ones(200), np.zeros(200), np.full(200, -1.0), windows])
+    answers = reference.copy()
+    answers[:, 2] = [0.01, 0.02, 0.03, 0.1] @ np.eye(4)[windows].T
+    found = evaluation.compare(reference, answers)
+    assert found.loss == pytest.approx(0.04)
+    assert found.figures["kl_worst_window"] == pytest.approx(0.1)
+    expected = np.std([0.01, 0.02, 0.03, 0.1], ddof=1) / 2
+    assert found.error == found.figures["kl_error"] == pytest.approx(expected)
+
+
+def test_one_attempt_is_better_beyond_what_is_chance(evaluate: Callable[[str], Any]) -> None:
+    """The same text is hard for both, which is no difference."""
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(0.01, 1, 16)
+    before, noise = Comparison(hard, 16, {}), rng.normal(size=16) * 0.01
+    noise -= noise.mean()
+    assert Comparison(hard - 0.01 + noise, 16, {}).improves(before)
+    assert not Comparison(hard - 0.001 + noise, 16, {}).improves(before)
+    assert not Comparison(hard + 0.01 + noise, 16, {}).improves(before)
+    assert before.error > 0.05
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_languages_are_read_where_the_vocabulary_is_of_many(checkpoint: New, unknown: bool) -> None:
+    loaded = load(checkpoint("llama"))
+    sample = replace(
+        SAMPLE,
+        others=("five six\n" * 9,),
+        languages="日本語 한국어\n" if unknown else "one three\n",
+    )
+    assert loaded.kv is not None
+    few, many = (
+        NextTokens(loaded.tokenizer, sample, 128, size, loaded.kv) for size in (1000, 100_000)
+    )
+    count = len(few.texts)
+    assert (len(many.texts) > count) != unknown
 
 
 def test_every_token_is_masked_once(checkpoint: New) -> None:
@@ -160,8 +207,8 @@ def test_tie_is_no_loss(evaluate: Callable[[str], Any]) -> None:
 def test_nan_is_a_loss(evaluate: Callable[[str], Any], checkpoint: New) -> None:
     for name in ("bert-classify", "bert-embed", "llama"):
         evaluation: Evaluation = evaluate(name)
-        answers = np.array([[0.5, 1.0, 0.0][: 3 if name == "llama" else 2]])
-        broken = answers * np.nan
+        answers = np.array([[0.5, 1.0, 0.0, 0.0][: 4 if name == "llama" else 2]])
+        broken = answers * np.array([np.nan, np.nan, np.nan, 1])[: answers.shape[1]]
         if isinstance(evaluation, Classify):
             answers, broken = (evaluation.choose(each[0]) for each in (answers, broken))
         assert not evaluation.compare(answers, broken).loss <= 0.01
@@ -202,6 +249,9 @@ def test_sample_of_the_exporter() -> None:
     assert sample.name == "maskdial_export/sample.txt"
     assert len(sample.sentences()) > 60
     assert len(set(sample.passages())) > 300
+    assert ["def " in each for each in sample.others] == [True, False]
+    assert "User:" in sample.others[1]
+    assert any("\u4e00" <= letter <= "\u9fff" for letter in sample.languages)
 
 
 def test_passages_are_runs_of_sentences() -> None:

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -21,7 +22,8 @@ from maskdial.bundle.bundle import file_sha256, load_bundle
 from maskdial.bundle.exactness import multiplies_exactly
 from maskdial.bundle.manifest import KERNEL_CHECK, MANIFEST
 from maskdial.config import Config
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, CheckError
+from maskdial.kernels.installed import find_kernels
 from maskdial.metrics import Metrics
 from maskdial.registry.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
@@ -31,13 +33,12 @@ from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
 from maskdial_export.model import load_checkpoint
+from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.int4 import INT4
-from maskdial_export.quantize.quality import Gate
 from maskdial_export.quantize.quantize import projections
 from maskdial_export.quantize.sensitivity import int4_weight
 from maskdial_export.session import CausalSession
 
-INT8 = onnx.TensorProto.INT8
 New = Callable[[str], Path]
 
 
@@ -48,9 +49,22 @@ def int8(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def by_row(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A masked model that loses nothing by a scale for each row."""
+    folder = tmp_path_factory.mktemp("by_row") / "bundle"
+    export(str(checkpoint("bert")), folder, task="embed", precision="int8")
+    return folder
+
+
 @pytest.fixture
 def copy(int8: Path, tmp_path: Path) -> Path:
     return shutil.copytree(int8, tmp_path / "bundle")
+
+
+@pytest.fixture
+def by_row_copy(by_row: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(by_row, tmp_path / "bundle")
 
 
 def spoil_kernel_check(folder: Path) -> None:
@@ -68,6 +82,14 @@ def spoil_kernel_check(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
+def largest_weight(folder: Path) -> int:
+    """The largest integer of the products with a scale for each row."""
+    graph = onnx.load(folder / "model.onnx").graph
+    names = {node.input[1] for node in graph.node if node.op_type == "MatMulIntegerToFloat"}
+    weights = [numpy_helper.to_array(each) for each in graph.initializer if each.name in names]
+    return max(int(np.abs(array.astype(int)).max()) for array in weights)
+
+
 def test_divergences_are_torchs(
     monkeypatch: pytest.MonkeyPatch, checkpoint: New, bundle: New, int8: Path
 ) -> None:
@@ -78,7 +100,7 @@ def test_divergences_are_torchs(
     layout, vocabulary = loaded.kv, loaded.model.config.vocab_size
     assert layout is not None
     count = sum(len(text) - 1 for text in loaded.evaluation(sample).texts)
-    kept = "maskdial_export.checks.evaluation._MAX_KEPT"
+    kept = "maskdial_export.checks.next_tokens._MAX_KEPT"
     monkeypatch.setattr(kept, (count // 2 + 1) * vocabulary)
     evaluation = loaded.evaluation(sample)
     graphs = bundle("llama") / "model.onnx", int8 / "model.onnx"
@@ -100,29 +122,60 @@ def test_int8_bundle_is_served(int8: Path) -> None:
     assert manifest.golden.tolerance > 1e-3
     assert manifest.quality is not None
     figures = {"perplexity", "perplexity_fp32", "top1_agreement", "kl_divergence"}
-    assert set(manifest.quality.figures) == figures
+    assert set(manifest.quality.figures) == figures | {"kl_error", "kl_worst_window"}
+    assert not manifest.quality.by_row
+    assert KERNEL_CHECK not in manifest.files
+    assert manifest.quality.positions > 1000
     assert 0 < manifest.quality.figures["kl_divergence"] < 0.01
     assert manifest.quality.max_loss is None
     model = load_model("mine", int8, Config(golden_check="warn"), Metrics())
     model.engine.stop(0)
 
 
-def test_golden_check_of_an_int8_bundle(copy: Path) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_golden_check_of_an_int8_bundle(copy: Path, kernels: Literal["auto", "off"]) -> None:
+    """The logits are those of the arithmetic that serves; the others may be anything."""
     manifest = json.loads((copy / MANIFEST).read_text())
-    manifest["golden"]["logits"][0] += 1.1 * manifest["golden"]["tolerance"]
+    serve = kernels == "auto" and find_kernels("auto") is not None
+    tolerance = manifest["golden"]["tolerance"]
+    for name in ("logits", "kernel_logits"):
+        if manifest["golden"][name] is not None:
+            manifest["golden"][name][0] += 1.1 * tolerance
+            (copy / MANIFEST).write_text(json.dumps(manifest))
+            if (name == "kernel_logits") == serve:
+                with pytest.raises(CheckError, match=r"differ by") as caught:
+                    load_model("mine", copy, Config(kernels=kernels), Metrics())
+                cause = "same kernels" if serve else "this machine computes something else"
+                assert cause in caught.value.message
+            else:
+                load_model("mine", copy, Config(kernels=kernels), Metrics()).engine.stop(0)
+            manifest["golden"][name][0] -= 1.1 * tolerance
+
+
+def test_a_bundle_without_the_kernels_logits_names_the_cause(copy: Path) -> None:
+    if find_kernels("auto") is None:
+        pytest.skip("there are no kernels")
+    manifest = json.loads((copy / MANIFEST).read_text())
+    assert manifest["quality"]["measured_with"] == "kernels"
+    assert manifest["quality"]["portable"].keys() == {"loss", *manifest["quality"]["figures"]}
+    manifest["golden"]["kernel_logits"] = None
     (copy / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(BundleError, match=r"differ by|saturate"):
+    load_model("mine", copy, Config(), Metrics()).engine.stop(0)
+    manifest["golden"]["logits"][0] += 1.5 * manifest["golden"]["tolerance"]
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckError, match=r"had none of this server.s kernels.* --kernels off"):
         load_model("mine", copy, Config(), Metrics())
 
 
 @pytest.mark.usefixtures("exact_products")
-def test_kernels_that_are_not_exact(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_kernels_that_are_not_exact(by_row_copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copy = by_row_copy
     spoil_kernel_check(copy)
     with pytest.raises(BundleError, match=r"'mine' is int8, and .* saturate") as caught:
         load_model("mine", copy, Config(kernels="off"), Metrics())
     assert (
-        f"(maskdial export llama {copy}-7bit --task generate --precision int8 --reduce-range "
-        "--max-loss inf)" in caught.value.message
+        f"(maskdial export bert {copy}-7bit --task embed --precision int8 --reduce-range)"
+        in caught.value.message
     )
     settings = Config(golden_check="warn", kernels="off")
     load_model("mine", copy, settings, Metrics()).engine.stop(0)
@@ -158,23 +211,21 @@ def test_export_on_a_processor_without_vnni(
     monkeypatch.setattr(maskdial_export.export, "exact_here", lambda: False)
     told = io.StringIO()
     console = Console(file=told, width=200)
-    source, gate = str(checkpoint("bert")), Gate(max_loss=math.inf)
-    export(source, tmp_path / "bundle", precision="int8", gate=gate, console=console)
+    source = str(checkpoint("bert"))
+    export(source, tmp_path / "bundle", task="embed", precision="int8", console=console)
     assert "saturate on this processor (no VNNI), so weights get 7 bits" in told.getvalue()
-    integers = [
-        numpy_helper.to_array(tensor, str(tmp_path / "bundle"))
-        for tensor in onnx.load(tmp_path / "bundle" / "model.onnx").graph.initializer
-        if tensor.data_type == INT8
-    ]
-    assert max(np.abs(each.astype(int)).max() for each in integers) == 63
+    assert largest_weight(tmp_path / "bundle") == 63
     assert KERNEL_CHECK not in load_bundle("mine", tmp_path / "bundle").manifest.files
 
 
 def test_tolerance_grows_with_what_quantizing_changed() -> None:
     logits = np.zeros(8, np.float32)
     change = np.array([0.1, -0.1] * 4, np.float32)
-    assert quantized_tolerance(logits, logits + change, 1e-3) == pytest.approx(0.4)
-    assert quantized_tolerance(logits, logits, 1e-3) == 1e-3
+    assert quantized_tolerance(logits, [logits + change], 1e-3) == pytest.approx(0.4)
+    assert quantized_tolerance(logits, [logits], 1e-3) == 1e-3
+    # the kernels differ more from ONNX Runtime than either from fp32
+    both = [logits + change, logits - change]
+    assert quantized_tolerance(logits, both, 1e-3) == pytest.approx(0.8)
 
 
 def test_tolerance_of_float16_is_what_float16_changes() -> None:
@@ -221,9 +272,7 @@ def test_float16_goes_through_the_gate(checkpoint: New, tmp_path: Path) -> None:
 
 
 def test_seven_bits_need_no_kernel_check(checkpoint: New, tmp_path: Path) -> None:
-    gate = Gate(max_loss=math.inf, reduce_range=True)
-    manifest = export(str(checkpoint("bert")), tmp_path / "b", precision="int8", gate=gate)
+    gate, source = Gate(reduce_range=True), str(checkpoint("bert"))
+    manifest = export(source, tmp_path / "b", task="embed", precision="int8", gate=gate)
     assert KERNEL_CHECK not in manifest.files
-    weights = onnx.load(tmp_path / "b" / "model.onnx").graph.initializer
-    integers = [numpy_helper.to_array(each) for each in weights if each.data_type == INT8]
-    assert max(int(np.abs(array.astype(int)).max()) for array in integers if array.ndim == 2) == 63
+    assert largest_weight(tmp_path / "b") == 63

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from maskdial_export.quantize.blocks import to_bytes
 from maskdial_export.quantize.int4 import INT4
 from maskdial_export.quantize.quantize import quantize
 from maskdial_export.quantize.sensitivity import int4_weight
@@ -102,21 +103,54 @@ def one_product(weight: Floats, **kwargs: Any) -> ir.Model:
 @pytest.mark.parametrize(
     ("precision", "least", "most"), [("int8", 1e-3, 0.02), ("int4", 0.02, 0.15)]
 )
-def test_a_product_keeps_its_value(
-    precision: Any, least: float, most: float, request: pytest.FixtureRequest
-) -> None:
-    if precision == "int8":
-        request.getfixturevalue("exact_products")
+def test_a_product_keeps_its_value(precision: Any, least: float, most: float) -> None:
     weight, rows = draw(INPUTS, 48), draw(9, INPUTS)
     (actual,) = run(quantize(one_product(weight), precision), rows)
     assert least < relative_error(actual, rows @ weight) < most
 
 
+def test_int8_has_a_scale_for_each_row_and_32_inputs() -> None:
+    """One input a thousand times as large as the others costs those of its block alone."""
+    weight, rows = draw(INPUTS, 48), draw(9, INPUTS)
+    rows[:, 40] *= 1000
+    weight[40] = 0  # the others are what is left
+    model = quantize(one_product(weight), "int8")
+    assert operators(model) == Counter(MatMulNBits=1)
+    (actual,) = run(model, rows)
+    (by_row,) = run(quantize(one_product(weight), "int8", by_row=True), rows)
+    expected = np.zeros((9, 48))
+    for start in range(0, INPUTS, 32):
+        row, part = rows[:, start : start + 32], weight[start : start + 32]
+        step = np.abs(row).max(axis=1, keepdims=True).astype(np.float64) / 127
+        exact = np.abs(part).max(axis=0) / np.float32(127)
+        scale = exact.astype(np.float16).astype(np.float64)
+        expected += np.rint(row / step) * step @ (np.rint(part / scale).clip(-127, 127) * scale)
+    np.testing.assert_allclose(actual, expected, atol=2e-3 * np.abs(expected).max())
+    exact = rows @ weight
+    assert relative_error(by_row, exact) > 2 * relative_error(actual, exact) > 0.01
+
+
+def test_scales_of_blocks_are_numbers_of_16_bits_down_to_small_ones() -> None:
+    weight = draw(64, 3)
+    weight[:32, 0] = 0
+    weight[32:, 1] *= 1e-9
+    blocks = to_bytes(weight)
+    assert blocks.bits == 8
+    assert blocks.integers.shape == (3, 2, 32)
+    assert ((blocks.integers >= 1) & (blocks.integers <= 255)).all()
+    found = np.ones((3, 2), bool)
+    found[1, 1] = False
+    halves = blocks.scale.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(halves == blocks.scale, found)
+    step = np.abs(weight).reshape(2, 32, 3).max(axis=1).repeat(32, axis=0) / 127
+    assert (np.abs(blocks.weight() - weight) <= 0.51 * step + 1e-12).all()
+
+
 @pytest.mark.usefixtures("exact_products")
-def test_int8_is_the_integer_product() -> None:
+def test_int8_by_row_is_the_integer_product() -> None:
     weight, rows = draw(INPUTS, 48), draw(9, INPUTS) * 10.0 ** np.arange(-4, 5)[:, None]
     rows = rows.astype(np.float32)
-    (actual,) = run(quantize(one_product(weight), "int8"), rows)
+    (actual,) = run(quantize(one_product(weight), "int8", by_row=True), rows)
     peaks = np.abs(rows).max(axis=1, keepdims=True).astype(np.float64)
     scale = np.abs(weight).max(axis=0).astype(np.float64) / 127
     integers = np.rint(rows / peaks * 127) @ np.rint(weight / scale)
@@ -124,8 +158,8 @@ def test_int8_is_the_integer_product() -> None:
     assert actual == pytest.approx(integers * scale * peaks / 127, rel=1e-2, abs=0)
 
 
-def test_int8_products_are_batch_invariant() -> None:
-    model = quantize(one_product(draw(INPUTS, 48)), "int8")
+def test_int8_products_by_row_are_batch_invariant() -> None:
+    model = quantize(one_product(draw(INPUTS, 48)), "int8", by_row=True)
     rows = draw(33, INPUTS) * np.geomspace(1e-6, 1e6, 33, dtype=np.float32)[:, None]
     (together,) = run(model, rows)
     for index in range(len(rows)):
@@ -133,45 +167,36 @@ def test_int8_products_are_batch_invariant() -> None:
         assert np.array_equal(alone[0], together[index])
 
 
-@pytest.mark.parametrize("ranges", [{}, {"layer": 4.0}])
-def test_a_row_of_zeros_stays_one(ranges: dict[str, float]) -> None:
+@pytest.mark.parametrize("by_row", [False, True])
+def test_a_row_of_zeros_stays_one(by_row: bool) -> None:
     rows = np.zeros((3, INPUTS), np.float32)
     rows[1] = 1.0
-    (actual,) = run(quantize(one_product(draw(INPUTS, 48)), "int8", (), ranges), rows)
+    (actual,) = run(quantize(one_product(draw(INPUTS, 48)), "int8", by_row=by_row), rows)
     assert np.array_equal(actual[[0, 2]], np.zeros((2, 48), np.float32))
     assert np.isfinite(actual).all()
     assert actual[1].any()
-
-
-def test_one_scale_for_all_rows_cuts_what_is_larger() -> None:
-    weight = np.eye(INPUTS, 48, dtype=np.float32)
-    model = quantize(one_product(weight), "int8", (), {"layer": 2.0})
-    rows = np.zeros((1, INPUTS), np.float32)
-    rows[0, :4] = 1.0, -1.5, 3.0, -3.0
-    (actual,) = run(model, rows)
-    assert actual[0, :4] == pytest.approx([1.0, -1.5, 2.0, -2.0], abs=0.02)
-    assert operators(model) == Counter(QuantizeLinear=1, MatMulIntegerToFloat=1)
 
 
 def test_projections_of_one_input_share_its_quantization() -> None:
     graph = Graph()
     for name in ("query", "key", "value"):
         graph.give(name, graph.multiply(name, draw(INPUTS, 32)))
-    found = operators(quantize(graph.model(), "int8"))
+    found = operators(quantize(graph.model(), "int8", by_row=True))
     assert found["MatMulIntegerToFloat"] == 3
     assert found["QuantizeLinear"] == found["ReduceMax"] == found["Div"] == 1
 
 
-@pytest.mark.parametrize("ranges", [{}, {"layer": 6.0}])
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_biases_are_added(precision: Any, ranges: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("precision", "by_row"), [("int8", False), ("int8", True), ("int4", False)]
+)
+def test_biases_are_added(precision: Any, by_row: bool) -> None:
     weight, bias, rows = draw(INPUTS, 48), 100 * draw(48), draw(9, INPUTS)
     graph = Graph()
     graph.give("y", graph.add(graph.multiply("layer", weight), bias))
     gemm = one_product(weight.T.copy(), op_type="Gemm", transB=1, alpha=1.0, beta=1.0, bias=bias)
     expected = rows @ weight + bias
     for model in (graph.model(), gemm):
-        (actual,) = run(quantize(model, precision, (), ranges), rows)
+        (actual,) = run(quantize(model, precision, by_row=by_row), rows)
         assert np.abs(actual - expected).max() < 0.5 * np.abs(rows @ weight).max()
         assert relative_error(actual - bias, rows @ weight) < 0.2
 
@@ -247,7 +272,11 @@ def weights(model: ir.Model) -> dict[tuple[int, ...], np.dtype[Any]]:
 
 
 def test_weights_shrink() -> None:
-    assert weights(quantize(one_product(draw(INPUTS, 48)), "int8")) == {(INPUTS, 48): np.int8}
+    by_row = weights(quantize(one_product(draw(INPUTS, 48)), "int8", by_row=True))
+    assert by_row == {(INPUTS, 48): np.int8}
+    # seven blocks of 32
+    int8 = weights(quantize(one_product(draw(INPUTS, 48)), "int8"))
+    assert int8 == {(48, 7, 32): np.uint8, (48, 7): np.float32}
     # seven blocks of 32, two values a byte, and two zeros
     int4 = weights(quantize(one_product(draw(INPUTS, 48)), "int4"))
     assert int4 == {(48, 7, 16): np.uint8, (48, 7): np.float32, (48, 4): np.uint8}

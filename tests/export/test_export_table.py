@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -10,7 +10,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
+from maskdial_export.checkpoint.blocks import StoredBlocks
+from maskdial_export.quantize.blocks import Blocks, to_bytes
 from maskdial_export.quantize.quantize import projections, quantize
+from maskdial_export.quantize.stored import as_blocks
 from maskdial_export.quantize.table import word_embedding
 from maskdial_export.tracing import causal
 from maskdial_export.tracing.graph import optimize
@@ -31,9 +34,9 @@ def draw(*shape: int) -> Floats:
 class Graph:
     """Looks up the rows of ``ids``, and multiplies rows ``x`` by a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: int = COLUMNS) -> None:
         self.ids = self.value("ids", ir.DataType.INT64, ["batch", "length"])
-        self.x = self.value("x", ir.DataType.FLOAT, ["rows", COLUMNS])
+        self.x = self.value("x", ir.DataType.FLOAT, ["rows", columns])
         self.nodes: list[ir.Node] = []
         self.constants: dict[str, ir.Value] = {}
         self.outputs: list[ir.Value] = []
@@ -155,9 +158,9 @@ def test_a_token_has_the_same_row_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("reduce_range", [False, True])
-def test_tied_output_layer_reads_the_same_integers(reduce_range: bool) -> None:
+def test_tied_output_layer_by_row_reads_the_same_integers(reduce_range: bool) -> None:
     table, x = draw(TOKENS, COLUMNS), draw(4, COLUMNS)
-    model = quantize(tied(table), "int8", embedding=WORDS, reduce_range=reduce_range)
+    model = quantize(tied(table), "int8", by_row=True, embedding=WORDS, reduce_range=reduce_range)
     assert weights(model) == TABLE
     largest = 63 if reduce_range else 127
     assert np.abs(arrays_of(model)[f"{WORDS}.int8"]).max() == largest
@@ -165,12 +168,14 @@ def test_tied_output_layer_reads_the_same_integers(reduce_range: bool) -> None:
     step = np.abs(table[IDS]).max(axis=-1, keepdims=True) / largest
     assert (np.abs(rows - table[IDS]) <= 0.501 * step).all()
     # as an output layer that has its integers to itself
-    apart = quantize(untied(draw(TOKENS, COLUMNS), table), "int8", reduce_range=reduce_range)
+    apart = quantize(
+        untied(draw(TOKENS, COLUMNS), table), "int8", by_row=True, reduce_range=reduce_range
+    )
     assert np.array_equal(logits, run(apart, ids=IDS, x=x)[1])
 
 
 def test_transpose_is_computed_when_the_graph_is_loaded(tmp_path: Path) -> None:
-    model = quantize(tied(draw(TOKENS, COLUMNS)), "int8", embedding=WORDS)
+    model = quantize(tied(draw(TOKENS, COLUMNS)), "int8", by_row=True, embedding=WORDS)
     assert "Transpose" in {node.op_type for node in model.graph}
     session(model, tmp_path / "optimized.onnx")
     loaded = {node.op_type for node in ir.load(tmp_path / "optimized.onnx").graph}
@@ -180,10 +185,59 @@ def test_transpose_is_computed_when_the_graph_is_loaded(tmp_path: Path) -> None:
 
 def test_untied_table_has_8_bits_in_any_case() -> None:
     model = untied(draw(TOKENS, COLUMNS), draw(TOKENS, COLUMNS))
-    quantize(model, "int8", embedding=WORDS, reduce_range=True)
+    quantize(model, "int8", by_row=True, embedding=WORDS, reduce_range=True)
     constants = arrays_of(model)
     assert np.abs(constants[f"{WORDS}.int8"]).max() == 127
     assert np.abs(constants[f"{HEAD}.int8"]).max() == 63
+
+
+def file_blocks(bits: int, minima: bool) -> StoredBlocks:
+    """A table as a file may have it."""
+    rng = np.random.default_rng(bits)
+    shape = TOKENS, WIDTH // 32
+    low, high = (0, 2**bits) if minima else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    drawn = rng.integers(low, high, (TOKENS, WIDTH))
+    values = drawn.astype(np.uint8) if minima else drawn.astype(np.int8)
+    scale = rng.uniform(0.5, 2, shape).astype(np.float16).astype(np.float32)
+    minimum = (scale * 7.5).astype(np.float16).astype(np.float32) if minima else None
+    return StoredBlocks(values, scale, minimum, bits, 32)
+
+
+WIDTH = 64
+
+
+@pytest.mark.parametrize(
+    ("bits", "minima"), [(None, False), (4, False), (4, True), (5, True), (8, False)]
+)
+def test_a_tied_table_in_blocks_is_stored_once(bits: int | None, minima: bool) -> None:
+    """Tokens look up the output layer's integers, also those of a file, to the last bit."""
+    table = draw(TOKENS, WIDTH) if bits is None else file_blocks(bits, minima).dequantize()
+    held: Literal[4, 8] = 4 if bits == 4 else 8
+
+    def stored(_: object, weight: Floats) -> Blocks | None:
+        if bits is None or weight.shape[1] != TOKENS:
+            return None
+        return as_blocks(file_blocks(bits, minima), held, 32, minima=minima)
+
+    def looked_up() -> ir.Model:
+        graph = Graph(columns=WIDTH)
+        graph.look_up(WORDS, graph.constant("table", table))
+        graph.multiply(HEAD, graph.constant("table", table))
+        return graph.model()
+
+    find = None if bits is None else stored
+    model = quantize(looked_up(), "int8", embedding=WORDS, stored=find)
+    large = [array.nbytes for array in arrays_of(model).values() if array.size >= table.size / 2]
+    assert large == [table.size * held // 8]
+    x = draw(4, WIDTH)
+    rows, logits = run(model, ids=IDS, x=x)
+    blocks = to_bytes(table.T) if bits is None else stored(None, table.T)
+    assert blocks is not None
+    np.testing.assert_array_equal(rows, blocks.weight().T[IDS])
+    assert rows.shape == (*IDS.shape, WIDTH)
+    if bits is not None:
+        np.testing.assert_array_equal(rows, table[IDS])
+    np.testing.assert_allclose(logits, x @ table.T, atol=0.03 * np.abs(x @ table.T).max())
 
 
 def test_int4_output_layer_leaves_int8_rows() -> None:
@@ -203,7 +257,7 @@ def test_table_that_is_read_in_float32_is_stored_once() -> None:
 
 def test_table_that_was_kept() -> None:
     table = draw(TOKENS, COLUMNS)
-    model = quantize(tied(table), "int8", [WORDS], embedding=WORDS)
+    model = quantize(tied(table), "int8", [WORDS], by_row=True, embedding=WORDS)
     assert weights(model) == {
         "table": ((TOKENS, COLUMNS), np.dtype(np.float32)),
         f"{HEAD}.int8": ((COLUMNS, TOKENS), np.dtype(np.int8)),

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from maskdial_export.checkpoint.sample import read_calibration
-from maskdial_export.quantize.int4 import INT4, Blocks, to_blocks
+from maskdial_export.quantize.blocks import Blocks
+from maskdial_export.quantize.int4 import INT4, to_blocks
 from maskdial_export.quantize.quantize import projections
 from maskdial_export.quantize.sensitivity import input_major
 from maskdial_export.quantize.tune import divergence, relative_error, tune

@@ -1,5 +1,6 @@
 """Bundles of GGUF files keep the integers of the file, to the last bit of each weight."""
 
+import io
 import math
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from rich.console import Console
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK
@@ -18,8 +20,9 @@ from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.gguf.convert import read_contents
+from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from tests.export.test_gguf_models import write
 
 Floats = NDArray[np.float32]
@@ -59,10 +62,11 @@ def kernels() -> Kernels:
 
 
 def weights_of(graph: onnx.GraphProto, node: onnx.NodeProto) -> Floats:
-    """The weights (outputs, inputs) that a ``MatMulNBits`` and what follows it multiply by."""
+    """The weights (outputs, inputs) that a ``MatMulNBits`` and what follows it stand for."""
     arrays = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     users = {name: each for each in graph.node for name in each.input}
     makers = {name: each for each in graph.node for name in each.output}
+    nibbles = node.input[1].endswith(".int4")
     packed, scale = (arrays[name] for name in node.input[1:3])
 
     def pairs(array: NDArray[Any]) -> Floats:
@@ -70,19 +74,23 @@ def weights_of(graph: onnx.GraphProto, node: onnx.NodeProto) -> Floats:
         return both.reshape(*array.shape[:-1], -1).astype(np.float32)
 
     after = users.get(node.output[0], node)
-    if len(node.input) > 3:
-        zero = pairs(arrays[node.input[3]])[:, : scale.shape[1], None]
-        weights = (pairs(packed) - zero) * scale[..., None]
-        assert after.op_type != "Sub" or not zero.any()
-    else:
-        weights = (packed.astype(np.float32) - 128) * scale[..., None]
-    if after.op_type == "Sub":
-        least = makers[after.input[1]]
-        sums = makers[least.input[0]]
+    values = pairs(packed) if nibbles else packed.astype(np.float32) - 128
+    if after.op_type == "Sub":  # less the zeros' share, which gives what the file has
+        sums, less = (makers[name] for name in makers[after.input[1]].input)
         members = arrays[sums.input[1]]
         assert sums.input[0] == node.input[0]
         np.testing.assert_array_equal(members, np.repeat(np.eye(members.shape[1]), 32, axis=0))
-        weights = weights - arrays[least.input[1]].T[..., None]
+        center = arrays[makers[less.input[1]].input[1]]
+        if nibbles:
+            assert len(node.input) == 3  # zeros of 8
+            assert center == 8
+        else:
+            zeros = arrays[makers[node.input[3]].input[0]]
+            np.testing.assert_array_equal(zeros[:, 0], center[0] + 128)
+        weights = values * scale[..., None] - arrays[less.input[0]].T[..., None]
+    else:
+        zero = pairs(arrays[node.input[3]])[:, : scale.shape[1], None] if nibbles else 0
+        weights = (values - zero) * scale[..., None]
     result: Floats = weights.reshape(len(weights), -1)
     return result
 
@@ -115,7 +123,7 @@ def test_the_kernels_subtract_minima(bundle: tuple[Path, Path], kernels: Kernels
     about = load_bundle("mine", folder).manifest
     rewritten = onnx.load_from_string(rewrite(folder / GRAPH).model).graph
     kinds = Counter(node.op_type for node in rewritten.node)
-    assert not kinds.keys() & {"MatMulNBits", "MatMulIntegerToFloat", "Sub"}
+    assert not kinds.keys() & {"MatMulNBits", "MatMulIntegerToFloat", "MatMul", "Expand"}
     linears = [node for node in rewritten.node if node.op_type.endswith(("Linear4", "Linear8"))]
     minima = [name for node in linears for name in node.input if name.endswith(".minimum")]
     assert len(minima) == len(set(minima)) == 6
@@ -131,6 +139,35 @@ def test_the_kernels_subtract_minima(bundle: tuple[Path, Path], kernels: Kernels
     np.testing.assert_allclose(ours, plain, atol=0.05 * np.abs(plain).max())
     half = np.array(run.prefill(1, tokens[:18], 0, 18))
     np.testing.assert_array_equal(half, ours[:18])
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_a_file_is_not_refused_for_what_its_integers_round(
+    bundle: tuple[Path, Path], tmp_path: Path, precision: str
+) -> None:
+    """Nor are its layers raised or kept: nothing of ours would lose less."""
+    told = Console(record=True, quiet=False, file=io.StringIO(), width=200)
+    path, gate = bundle[0], Gate(max_loss=1e-9)
+    manifest = export(str(path), tmp_path / "b", precision=precision, gate=gate, console=told)
+    assert manifest.quality is not None
+    assert manifest.quality.loss > 1e-9
+    assert (manifest.quality.raised, manifest.quality.kept) == ((), ())
+    assert "the rounding of what the file's integers are multiplied by" in told.export_text()
+
+
+def test_layers_that_a_file_has_in_floats_are_judged_alone(tmp_path: Path) -> None:
+    types = {name: kind for name, kind in TYPES.items() if "ffn_down" not in name}
+    write("llama-bias", tmp_path / "model.gguf", quantize=types)
+    source = str(tmp_path / "model.gguf")
+    alone = export(source, tmp_path / "a", precision="int8", gate=Gate(max_loss=math.inf))
+    assert alone.quality is not None
+    # As much as all layers lose, of which these are a few
+    gate = Gate(max_loss=0.9 * alone.quality.loss, keep_worst=0)
+    manifest = export(source, tmp_path / "b", precision="int8", gate=gate)
+    assert manifest.quality is not None
+    assert manifest.quality.kept == ()
+    with pytest.raises(ExportError, match="int8 loses"):
+        export(source, tmp_path / "c", precision="int8", gate=Gate(max_loss=1e-9, keep_worst=0))
 
 
 def test_a_file_without_4_bits_is_quantized_as_any_other(tmp_path: Path) -> None:

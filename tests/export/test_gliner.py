@@ -22,7 +22,7 @@ from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.model import load_checkpoint
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

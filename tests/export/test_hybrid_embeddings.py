@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 
 TEXTS = ["the baker repaired the old bridge", "a", "the the bridge, nobody at all. the"]
 TOKEN_DIMENSION = 24

@@ -21,7 +21,7 @@ from maskdial_export.checkpoint import torchao
 from maskdial_export.checkpoint.dequantize import dequantize, read_integers
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from tests.export.test_gguf_integers import weights_of
 
 New = Callable[[str], Path]

@@ -23,7 +23,7 @@ from tokenizers import models, pre_tokenizers, processors
 from maskdial import Model, cli
 from maskdial.dialects.openai import embeddings
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 from tests.held import held
 from tests.servers import engine_of, metric, wait_for
 

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from maskdial.causal.chat.request import ChatMessage, ToolCall
+from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,

@@ -9,6 +9,7 @@ import maskdial
 from maskdial.bundle.bundle import load_bundles
 from maskdial.bundle.manifest import InfillTokens
 from maskdial.inspection import describe
+from maskdial.kernels.installed import Kernels
 
 STARTERS = Path(maskdial.__file__).parent / "starter"
 
@@ -62,3 +63,17 @@ def test_bits_of_a_parameter() -> None:
     changed = manifest.model_copy(update={"num_parameters": 2 * size, "files": files})
     text = describe(changed, folder, {})["size"]
     assert text.endswith(f"; {2 * size / 1e6:,.1f} million parameters in 4.00 bits each")
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_cache_is_named_that_serves(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = STARTERS / "hybrid"
+    manifest = load_bundles("hybrid", folder)[0].manifest
+    assert manifest.kv is not None
+    floats = f"{manifest.kv.bytes_per_token / 1024:.1f} KiB a token in float32"
+    integers = manifest.kv.stored_as("int16").bytes_per_token
+    found = Kernels(Path("kernels.so"), "avx2") if built else None
+    monkeypatch.setattr("maskdial.inspection.find_kernels", lambda _setting: found)
+    line = describe(manifest, folder, {})["cache"]
+    expected = f"{integers / 1024:.1f} KiB a token in int16 (without the kernels {floats})"
+    assert line == (expected if built else floats)

@@ -11,6 +11,7 @@ from maskdial_export.errors import ExportError
 
 _PACKAGE = "maskdial_export"
 _OWN, _CALIBRATION = "sample.txt", "calibration.txt"
+_OTHERS, _LANGUAGES = ("sample_code.txt", "sample_dialogue.txt"), "sample_languages.txt"
 # About 16,000 tokens, more than any evaluation reads, and 250,000, which tuning reads.
 _MAX_CHARACTERS, _MAX_TO_CALIBRATE = 2**16, 2**20
 _PART = 2**13  # characters, half of what an evaluation reads
@@ -20,11 +21,17 @@ _LONGEST_PASSAGE = 4
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A text, with the name and SHA-256 of its file for the manifest."""
+    """A text, with the name and SHA-256 of its file for the manifest.
+
+    The built-in one has ``others``, which language models read as well (code and dialogue), and a
+    text in several ``languages`` for those whose tokens are of as many.
+    """
 
     name: str
     sha256: str
     text: str
+    others: tuple[str, ...] = ()
+    languages: str = ""
 
     def sentences(self) -> list[str]:
         return [part for part in _SENTENCE_END.split(self.text) if part.strip()]
@@ -56,7 +63,10 @@ def read_sample(path: Path | None) -> Sample:
     Raises:
         ExportError: the file cannot be read, is not UTF-8, or is empty.
     """
-    return _built_in(_OWN) if path is None else _read(path, "quality")
+    if path is not None:
+        return _read(path, "quality")
+    others = tuple(_built_in(name).text for name in _OTHERS)
+    return replace(_built_in(_OWN), others=others, languages=_built_in(_LANGUAGES).text)
 
 
 def read_calibration(path: Path | None, quality: Path | None) -> Sample:

@@ -7,7 +7,7 @@ one by one. The same text always gives the same questions.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,18 +30,15 @@ from maskdial_export.session import (
 Answers = NDArray[Any]
 
 _WINDOW = 128  # tokens per pass
-_CAUSAL_WINDOW = 256
 _PASSAGE = 48
 # Enough that a loss of 1% is several decisions, and at most what a BERT-base in fp32 reads on two
 # cores in 15 seconds.
-_MAX_TOKENS = 4096
+MAX_TOKENS = 4096
 _MAX_MASKED = 2048  # each is read _MASK_EVERY times
 _MAX_PASSAGES = 320
 _MAX_PAIRS = 160
-_BATCH_TOKENS = 1024  # padding included
-_MAX_LOGITS = 2**24  # per pass, 64 MB
-_NOT_MEASURED = -1.0
-_MAX_KEPT = 2**26  # log-probabilities of the reference, 256 MB
+BATCH_TOKENS = 1024  # padding included
+MAX_LOGITS = 2**24  # per pass, 64 MB
 _MAX_SOURCES = 48
 _SOURCES_AT_ONCE = 16
 _WRITTEN = 24  # tokens
@@ -58,17 +55,48 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The loss of a graph against fp32; 0.01 is one decision in a hundred, or 1% perplexity."""
+    """How much of fp32's answers a graph loses.
 
-    loss: float
+    Attributes:
+        losses: float64, of each window, decision or passage; their mean is the loss.
+        positions: the number of decisions.
+        figures: what else was measured, by name.
+    """
+
+    losses: NDArray[np.float64]
     positions: int
     figures: dict[str, float]
 
+    @property
+    def loss(self) -> float:
+        """0.01 is one decision in a hundred, or a divergence of 0.01 nats for each token."""
+        return float(self.losses.mean())
+
+    @property
+    def error(self) -> float:
+        """The standard error of the loss."""
+        return _standard_error(self.losses)
+
+    def improves(self, other: "Comparison") -> bool:
+        """Whether the loss is lower than another one's, by more than the difference's standard
+        error: both are of the same text, so that what is hard in it counts in neither.
+        """
+        difference = self.losses - other.losses
+        return float(difference.mean()) < -_standard_error(difference)
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+
 
 class Evaluation(ABC):
-    """The questions about a sample for one task. ``texts`` are their token ids."""
+    """The questions about a sample for one task. ``texts`` are their token ids.
+
+    ``negligible`` is a loss that is not worth a slower form of the same precision.
+    """
 
     texts: list[Ids]
+    negligible = 0.005
 
     @abstractmethod
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
@@ -86,8 +114,8 @@ class Evaluation(ABC):
         return None
 
 
-def _cut(
-    tokenizer: Tokenizer, text: str, longest: int, max_tokens: int = _MAX_TOKENS
+def cut(
+    tokenizer: Tokenizer, text: str, longest: int, max_tokens: int = MAX_TOKENS
 ) -> list[Encoding]:
     """A text in windows of at most ``longest`` tokens, special tokens included."""
     cutting = Tokenizer.from_str(tokenizer.to_str())
@@ -97,7 +125,7 @@ def _cut(
     return windows[: -(-max_tokens // longest)]
 
 
-def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+def batches_of(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Indices of texts of similar length, in batches of at most ``max_tokens`` padded tokens."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -107,95 +135,6 @@ def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
-
-
-class Perplexity(Evaluation):
-    """Causal models: the log-probability of each next token, and the most likely one.
-
-    The first graph that is asked is the reference, from which the distributions of others diverge
-    (Kullback-Leibler), measured at all positions or as many as memory is spent for.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        sample: Sample,
-        max_length: int,
-        vocab_size: int,
-        layout: KVLayout,
-    ) -> None:
-        windows = _cut(tokenizer, sample.text, min(_CAUSAL_WINDOW, max_length))
-        self.texts = [np.array(window.ids) for window in windows if len(window.ids) > 1]
-        self.layout = layout
-        self.batch_tokens = min(_BATCH_TOKENS, _MAX_LOGITS // vocab_size)
-        num_positions = sum(len(text) - 1 for text in self.texts)
-        self._every = -(-num_positions * vocab_size // _MAX_KEPT)
-        self._reference: list[Floats] = []
-
-    def answers(self, graph: Graph, show: Progress = silent) -> Answers:
-        """(num_tokens, 3): the negative log-probability of the token in nats, the argmax, and the
-        divergence from the reference in nats, `_NOT_MEASURED` where it is not measured.
-        """
-        lengths = [len(text) for text in self.texts]
-        batches = list(_batches(lengths, self.batch_tokens))
-        slots, room = max(map(len, batches), default=0), max(lengths, default=0)
-        session = CausalSession(graph, self.layout, slots, room)
-        rows: list[Answers] = []
-        is_reference = not self._reference
-        for number, batch in enumerate(batches):
-            show(number, len(batches), "batches")
-            session.seen[:] = 0
-            texts = [self.texts[index] for index in batch]
-            for text, logits in zip(texts, session.run(0, texts), strict=True):
-                probabilities = _log_softmax(logits[: -1 : self._every])
-                divergence = np.full(len(text) - 1, _NOT_MEASURED)
-                if is_reference:
-                    self._reference.append(probabilities)
-                else:
-                    of_reference = self._reference[len(rows)]
-                    divergence[:: self._every] = _divergence(of_reference, probabilities)
-                rows.append(np.column_stack([_next_tokens(text, logits), divergence]))
-        return np.concatenate(rows) if rows else np.zeros((0, 3))
-
-    def compare(self, reference: Answers, answers: Answers) -> Comparison:
-        before, after = (np.exp(np.mean(each[:, 0])) for each in (reference, answers))
-        divergence = answers[:, 2]
-        figures = {
-            "perplexity_fp32": float(before),
-            "perplexity": float(after),
-            "top1_agreement": float(np.mean(reference[:, 1] == answers[:, 1])),
-            "kl_divergence": float(divergence[divergence != _NOT_MEASURED].mean()),
-        }
-        return Comparison(float(after / before) - 1, len(answers), figures)
-
-    def weakness(self, reference: Answers) -> str | None:
-        share = _shares(np.concatenate([text[1:] for text in self.texts]))
-        guessed, read = math.exp(-(share * np.log(share)).sum()), np.exp(reference[:, 0].mean())
-        if read < guessed:
-            return None
-        return f"perplexity {read:.4g}, and {guessed:.4g} by the frequency of tokens alone"
-
-
-def _log_softmax(logits: Floats) -> Floats:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    total = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
-    probabilities: Floats = shifted - np.log(total).astype(np.float32)
-    return probabilities
-
-
-def _divergence(reference: Floats, other: Floats) -> NDArray[np.float64]:
-    """Of each row of log-probabilities, in nats."""
-    difference = np.where(reference > -np.inf, reference - other, 0)  # tokens that are ruled out
-    divergence: NDArray[np.float64] = (np.exp(reference) * difference).sum(axis=1, dtype=np.float64)
-    return divergence
-
-
-def _next_tokens(text: Ids, logits: Floats) -> Answers:
-    rows = logits[:-1]
-    peak = rows.max(axis=1)
-    total = np.exp(rows - peak[:, None]).sum(axis=1, dtype=np.float64)
-    surprise = np.log(total) + peak - rows[np.arange(len(rows)), text[1:]]
-    return np.stack([surprise, rows.argmax(axis=1)], axis=1)
 
 
 class Agreement(Evaluation):
@@ -213,8 +152,8 @@ class Agreement(Evaluation):
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_decisions, num_tied): the choice and those tied with it, padded with -1."""
         outputs: dict[int, Answers] = {}
-        batch_tokens = min(_BATCH_TOKENS, _MAX_LOGITS // self.columns)
-        batches = list(_batches([len(text) for text in self.texts], batch_tokens))
+        batch_tokens = min(BATCH_TOKENS, MAX_LOGITS // self.columns)
+        batches = list(batches_of([len(text) for text in self.texts], batch_tokens))
         run = self._runner(graph, max(map(len, batches), default=0))
         for number, batch in enumerate(batches):
             show(number, len(batches), "batches")
@@ -267,7 +206,7 @@ def _agreement(same: Answers, same_or_tied: Answers) -> Comparison:
         "agreement": float(np.mean(same)),
         "agreement_or_tie": float(np.mean(same_or_tied)),
     }
-    return Comparison(1 - figures["agreement_or_tie"], len(same), figures)
+    return Comparison(1.0 - same_or_tied, len(same), figures)
 
 
 class GreedyText(Agreement):
@@ -286,7 +225,7 @@ class GreedyText(Agreement):
         eos_token_ids: Sequence[int],
     ) -> None:
         longest = min(_PASSAGE, text_to_text.max_source_length)
-        windows = _cut(tokenizer, sample.text, longest, _MAX_SOURCES * longest)
+        windows = cut(tokenizer, sample.text, longest, _MAX_SOURCES * longest)
         self.texts = [np.array(window.ids) for window in windows]
         self.start = text_to_text.start_token_id
         self.steps = min(_WRITTEN, max_length)
@@ -326,7 +265,7 @@ class FillMask(Agreement):
         generator = np.random.default_rng(_SEED)
         self.columns = -(-vocab_size // _MASK_EVERY)
         self.texts, self.asked, truth = [], [], [np.zeros(0, np.int64)]
-        for window in _cut(tokenizer, sample.text, min(_WINDOW, max_length), _MAX_MASKED):
+        for window in cut(tokenizer, sample.text, min(_WINDOW, max_length), _MAX_MASKED):
             ids = np.array(window.ids)
             for part in np.array_split(generator.permutation(_words(window)), _MASK_EVERY):
                 if len(part):
@@ -343,10 +282,10 @@ class FillMask(Agreement):
             "top1_fp32": float(np.mean(reference[:, 0] == self.truth)),
             "top1": float(np.mean(answers[:, 0] == self.truth)),
         }
-        return Comparison(agreement.loss, agreement.positions, agreement.figures | figures)
+        return replace(agreement, figures=agreement.figures | figures)
 
     def weakness(self, reference: Answers) -> str | None:
-        guessed, found = _shares(self.truth).max(), np.mean(reference[:, 0] == self.truth)
+        guessed, found = shares(self.truth).max(), np.mean(reference[:, 0] == self.truth)
         if found > guessed:
             return None
         return f"{found:.1%} of the tokens found, and {guessed:.1%} by naming the most frequent one"
@@ -363,7 +302,7 @@ class TokenClassify(Agreement):
         cache: KVLayout | None = None,
     ) -> None:
         self.cache = cache
-        windows = _cut(tokenizer, sample.text, min(_WINDOW, max_length))
+        windows = cut(tokenizer, sample.text, min(_WINDOW, max_length))
         self.texts = [np.array(window.ids) for window in windows]
         self.asked = [_words(window) for window in windows]
 
@@ -404,7 +343,7 @@ class FindEntities(Agreement):
         )
         ids, words = np.array(encoded.ids), np.array(encoded.word_ids)
         self.texts, self.asked, self.pairs = [], [], []
-        for start in range(0, min(len(ids), _MAX_TOKENS), room):
+        for start in range(0, min(len(ids), MAX_TOKENS), room):
             window = slice(start, start + room)
             firsts = len(prompt) + np.flatnonzero(np.diff(words[window], prepend=-1))
             self.texts.append(np.concatenate([prompt, ids[window], after]).astype(np.int64))
@@ -535,6 +474,8 @@ class Order(_Passages):
 class Cosine(_Passages):
     """Embeddings: the cosine between the two vectors of a passage, or of each of its tokens."""
 
+    negligible = 0.001
+
     def choose(self, output: Floats) -> Answers:
         return np.atleast_2d(output).astype(np.float64)
 
@@ -542,10 +483,10 @@ class Cosine(_Passages):
         lengths = [np.linalg.norm(vectors, axis=1) for vectors in (reference, answers)]
         cosines = (reference * answers).sum(axis=1) / (lengths[0] * lengths[1])
         figures = {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
-        return Comparison(1 - figures["mean_cosine"], len(answers), figures)
+        return Comparison(1 - cosines, len(answers), figures)
 
 
-def _shares(tokens: Ids) -> NDArray[np.float64]:
+def shares(tokens: Ids) -> NDArray[np.float64]:
     """How often each token occurs, as a part of all."""
     counts = np.unique(tokens, return_counts=True)[1]
     shares: NDArray[np.float64] = counts / counts.sum()
@@ -563,12 +504,12 @@ def _encode_each(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def _lines(words: Sequence[list[int]], room: int) -> list[list[list[int]]]:
-    """The words of a text in lines of at most ``room`` tokens, about `_MAX_TOKENS` together."""
+    """The words of a text in lines of at most ``room`` tokens, about `MAX_TOKENS` together."""
     lines: list[list[list[int]]] = [[]]
     left = room
     for word in words:
         if len(word) > left:
-            if len(lines) * room >= _MAX_TOKENS:
+            if len(lines) * room >= MAX_TOKENS:
                 break
             lines.append([])
             left = room

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from maskdial_export.quantize.blocks import NIBBLE_CENTER, Blocks, as_halves
+
 # MatMulNBits' accuracy levels. CUDA ignores them; on the CPU the second one rounds activations to
 # int8.
 _EXACT, _INT8_ACTIVATIONS = 0, 4
 _LARGEST = 15
-_MIDDLE = 8
 _SHRINKS = tuple(np.linspace(0.7, 1.05, 12))
 """Of the range between a block's extremes, how much its integers span."""
 _DAMPING = 0.1
@@ -55,42 +56,6 @@ INT4: Mapping[Literal["int4", "int4-fp16"], Int4] = {
     "int4": Int4(32, np.float32, _INT8_ACTIVATIONS, zeros=True),
     "int4-fp16": Int4(64, np.float16, _EXACT, zeros=False),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """A matrix in blocks of its inputs: a weight is ``scale * (integer - zero) - minimum``.
-
-    Attributes:
-        integers: uint8 (outputs, num_blocks, block_size), from 0 to 15, or to 255 with 8 bits;
-            padded with zeros.
-        scale: float32 (outputs, num_blocks), numbers of 16 bits unless some are too small.
-        zero: uint8 (outputs, num_blocks); 128 with 8 bits, 0 with 4 bits and minima.
-        num_inputs: without the padding.
-        minimum: float32 (outputs, num_blocks) in blocks of a file that has them; None otherwise.
-        bits: 4 or 8.
-    """
-
-    integers: NDArray[np.uint8]
-    scale: NDArray[np.float32]
-    zero: NDArray[np.uint8]
-    num_inputs: int
-    minimum: NDArray[np.float32] | None = None
-    bits: Literal[4, 8] = 4
-
-    @property
-    def block_size(self) -> int:
-        size: int = self.integers.shape[2]
-        return size
-
-    def weight(self) -> NDArray[np.float32]:
-        """The matrix (inputs, outputs) in float32."""
-        values = self.integers.astype(np.float32) - self.zero[..., None]
-        values *= self.scale[..., None]
-        if self.minimum is not None:
-            values -= self.minimum[..., None]
-        rounded: NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.num_inputs].T
-        return rounded
 
 
 def to_blocks(weight: NDArray[np.float32], kind: Int4, moments: Tensor | None = None) -> Blocks:
@@ -138,7 +103,7 @@ def _blocks(rows: Tensor, size: int) -> Tensor:
 def _symmetric(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Scales by which the value of largest magnitude becomes -8, the longer end of the range."""
     largest = blocks.gather(2, blocks.abs().argmax(dim=2, keepdim=True))
-    return largest / -_MIDDLE, torch.tensor(float(_MIDDLE))
+    return largest / -NIBBLE_CENTER, torch.tensor(float(NIBBLE_CENTER))
 
 
 def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +115,7 @@ def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     low = blocks.amin(dim=2, keepdim=True).clamp_max(0)
     high = blocks.amax(dim=2, keepdim=True).clamp_min(0)
     best_error = torch.full_like(low, torch.inf)
-    best_scale, best_zero = torch.ones_like(low), torch.full_like(low, _MIDDLE)
+    best_scale, best_zero = torch.ones_like(low), torch.full_like(low, NIBBLE_CENTER)
     for shrink in _SHRINKS:
         first = torch.where(high > low, (high - low) * (shrink / _LARGEST), 1)
         nearest = (-low * shrink / first).round()
@@ -168,13 +133,6 @@ def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
             best_scale = torch.where(better, scale, best_scale)
             best_zero = torch.where(better, zero, best_zero)
     return best_scale, best_zero
-
-
-def as_halves(scale: Tensor) -> Tensor:
-    """Scales as numbers of 16 bits, where those are as exact as any."""
-    halves = scale.half().float()
-    normal = torch.isfinite(halves) & (halves >= torch.finfo(torch.float16).smallest_normal)
-    return torch.where(normal, halves, scale)
 
 
 def _damped(moments: Tensor) -> Tensor:

@@ -17,13 +17,12 @@ _ROWS = 64  # per text; comparing all of them takes longer than the model itself
 
 @dataclass(slots=True)
 class Observation:
-    """Some rows that a layer reads (an embedding: returns), and the largest magnitude in all.
+    """Some rows that a layer reads (an embedding: returns).
 
     ``parts`` are (num_rows, columns) for each call, at most 64 rows, evenly spread over a text.
     """
 
     module: nn.Module
-    peak: float = 0.0
     parts: list[Tensor] = field(default_factory=list)
 
 
@@ -52,7 +51,6 @@ def observe_layers(
         if last is None or last[0] is not source:
             last = source, some_rows(source).clone()
         seen = observations.setdefault(name, Observation(module))
-        seen.peak = max(seen.peak, float(source.abs().max()))
         seen.parts.append(last[1])
 
     _run(model, names, texts, keep, show)

@@ -2,30 +2,29 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import onnx_ir as ir
 from rich.console import Console
 from torch import Tensor
 
 from maskdial.bundle.manifest import GRAPH, QualityReport
+from maskdial.kernels.installed import find_kernels
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
-from maskdial_export.choices import MAX_LOSS
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
-from maskdial_export.quantize.calibrate import calibrate
-from maskdial_export.quantize.int4 import Blocks
+from maskdial_export.quantize.blocks import Blocks
+from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.observe import observe_moments
 from maskdial_export.quantize.quantize import HALF, Precision, projections, quantize
-from maskdial_export.quantize.sensitivity import Errors, layer_errors, rank
+from maskdial_export.quantize.sensitivity import layer_errors, rank
 from maskdial_export.quantize.stored import StoredIntegers
-from maskdial_export.quantize.table import sharing, word_embedding
+from maskdial_export.quantize.table import sharing, tied_head, word_embedding
 from maskdial_export.quantize.tune import divergence, relative_error, tune
 from maskdial_export.session import Ids, Loaded
 from maskdial_export.tracing.graph import data_file, optimize, save
@@ -33,6 +32,7 @@ from maskdial_export.tracing.rewrite import modules_of
 
 # With fewer, a single changed decision is half of the default maximum loss.
 _MIN_POSITIONS = 200
+_MIN_CALIBRATION = 64  # tokens
 _RANKED_TEXTS = 16
 _CALIBRATION_TEXTS = 64
 # Of the layers, how many the automatic pass may keep, or raise to int8: more would not be worth the
@@ -41,70 +41,11 @@ _KEPT_PART, _RAISED_PART = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """How much quality a lower precision may lose, and which layers keep the higher one.
-
-    Attributes:
-        text: the text file to measure on; None for the built-in sample.
-        calibration_text: the text file to calibrate with; None for the built-in one, or ``text``.
-        max_loss: 0.01 is one changed decision in a hundred, or a 1% higher perplexity; infinity
-            accepts any loss.
-        keep: patterns of module names that stay fp32 (int4-fp16: fp16).
-        int8: patterns of module names that are int8 with int4.
-        keep_worst: how many of the most sensitive layers to keep as well, or with int4 to have as
-            int8; None for as few as ``max_loss`` needs.
-        calibrate: whether int8 inputs may have one fixed scale where that is accurate enough,
-            which is faster than a scale per row; and whether int4 weights are rounded by what their
-            layers read.
-        tune: for int4 and int4-fp16, the minutes that scales are tuned for by distillation.
-        reduce_range: whether int8 weights have 7 bits, exact also on CPUs without VNNI. An export
-            on such a CPU sets it.
-    """
-
-    text: Path | None = None
-    calibration_text: Path | None = None
-    max_loss: float = MAX_LOSS
-    keep: tuple[str, ...] = ()
-    int8: tuple[str, ...] = ()
-    keep_worst: int | None = None
-    calibrate: bool = True
-    tune: float | None = None
-    reduce_range: bool = False
-
-    def kept(self, names: Sequence[str]) -> list[str]:
-        """The names that match a pattern of ``keep``.
-
-        Raises:
-            ExportError: a pattern matches no name.
-        """
-        return _matching("--keep", self.keep, names)
-
-    def raised(self, names: Sequence[str]) -> list[str]:
-        """The names that match a pattern of ``int8``.
-
-        Raises:
-            ExportError: a pattern matches no name.
-        """
-        return _matching("--int8", self.int8, names)
-
-
-def _matching(option: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
-            raise ExportError(
-                f"{option} {pattern} matches none of the {len(names)} layers; their names look "
-                f"like {some}"
-            )
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-
-
-@dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One try: sensitive layers to keep or to raise, and inputs with one fixed scale."""
+    """One try: sensitive layers to keep or to raise, and whether int8 has a scale for each row."""
 
     worst: tuple[str, ...] = ()
-    ranges: Mapping[str, float] = field(default_factory=dict)
+    by_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +109,15 @@ class Quantizer:
         if kept and precision == "int4":
             kept |= {*self.named, *self.raised}
             self.raised += [each for each in self.projections if each not in kept]
+        tied = tied_head(checkpoint.model)
+        if precision == "int4" and not kept and tied is not None and tied[0] not in self.named:
+            # Its table is looked up as well, which 4 bits would harm more than the product
+            self.raised = [*dict.fromkeys([*self.raised, tied[0]])]
+        self.kernels = None if precision in HALF else find_kernels("auto")
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
-        self._errors: Mapping[str, Errors] | None = None
+        self._errors: Mapping[str, float] | None = None
         self._moments: Mapping[str, Tensor] | None = None
 
     def replace(self, graphs: Graphs, path: Path, fp32: Loaded) -> tuple[QualityReport, Loaded]:
@@ -192,6 +138,7 @@ class Quantizer:
                 f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
                 f"decisions, and at least {_MIN_POSITIONS} are needed"
             )
+        folder = path.parent
         weakness = self.evaluation.weakness(reference)
         if weakness is not None:
             finding(self.console, f"fp32 itself does no better than chance: {weakness}")
@@ -199,26 +146,94 @@ class Quantizer:
             self._tune(graphs, self.gate.tune)
         tried: list[tuple[int, Comparison]] = []
         for attempt in self._attempts(graphs.graph):
-            with phase(self.console, "Quantizing"):
-                save(self._lowered(graphs.graph, attempt), path)
-                for name, graph in graphs.others.items():  # which read other inputs
-                    lowered = self._lowered(graph, replace(attempt, ranges={}))
-                    save(lowered, path.parent / name)
-            quantized = Loaded(path)
-            with phase(self.console, "Checking quality") as show:
-                answers = self.evaluation.answers(quantized, show)
-                comparison = self.evaluation.compare(reference, answers)
-            if self.keeps_integers:
-                count, total = len(self.stored.kept), len(self.projections)
-                text = f"{count} of {total} layers keep the integers of the file; others are int8"
-                finding(self.console, text)
+            quantized = self._save(graphs, attempt, folder)
+            comparison = self._compared(quantized, reference)
             finding(self.console, _describe(comparison, attempt, self.kept_as))
-            if comparison.loss <= self.gate.max_loss:
-                exact = self._by_weights_alone(graphs, attempt, path.parent, reference)
-                return self._report(comparison, attempt, exact), quantized
+            if self._accepts(attempt, comparison, [each for _, each in tried]) or (
+                not tried and self._is_the_files(graphs, attempt, folder, comparison, reference)
+            ):
+                exact = self._by_weights_alone(graphs, attempt, folder, reference)
+                return self._report(
+                    comparison, attempt, exact, self._portable(folder, reference)
+                ), quantized
             quantized.free()
-            tried.append((len(attempt.worst), comparison))
+            if not attempt.by_row:
+                tried.append((len(attempt.worst), comparison))
         raise ExportError(self._refusal(tried, weakness))
+
+    def _save(self, graphs: Graphs, attempt: _Attempt, folder: Path, **how: Any) -> Loaded:
+        """Writes the graphs of an attempt; returns the main one as it is served."""
+        with phase(self.console, "Quantizing"):
+            save(self._lowered(graphs.graph, attempt, **how), folder / GRAPH)
+            for name, graph in graphs.others.items():
+                save(self._lowered(graph, attempt, **how), folder / name)
+        if self.keeps_integers and not how:
+            count, total = len(self.stored.kept), len(self.projections)
+            text = f"{count} of {total} layers keep the integers of the file; others are int8"
+            finding(self.console, text)
+        return Loaded(folder / GRAPH, kernels=self.kernels)
+
+    def _compared(self, graph: Loaded, reference: Answers) -> Comparison:
+        with phase(self.console, "Checking quality") as show:
+            answers = self.evaluation.answers(graph, show)
+            comparison = self.evaluation.compare(reference, answers)
+        if math.isnan(comparison.loss):
+            raise ExportError(
+                f"in {self.precision} the model computes NaN on {self.sample.name}: its "
+                "activations overflow; choose another precision, or keep the layers that do "
+                f"in {self.kept_as} with --keep"
+            )
+        return comparison
+
+    def _accepts(
+        self, attempt: _Attempt, comparison: Comparison, before: Sequence[Comparison]
+    ) -> bool:
+        """Whether an attempt loses little enough: a faster form nothing to speak of, and one that
+        keeps more layers also less than the first one did, beyond what is chance.
+        """
+        most = self.gate.max_loss
+        if attempt.by_row:
+            most = min(most, self.evaluation.negligible)
+        lowers = not before or comparison.improves(before[0])
+        return comparison.loss <= most and lowers
+
+    def _is_the_files(
+        self,
+        graphs: Graphs,
+        attempt: _Attempt,
+        folder: Path,
+        comparison: Comparison,
+        reference: Answers,
+    ) -> bool:
+        """Whether the layers that have no integers of the file lose little enough by themselves.
+
+        Those that have are exact, and only round what they read, as every engine that multiplies
+        integers does: no other layer of ours loses less.
+        """
+        if not self.keeps_integers or attempt.worst:
+            return False
+        own = comparison
+        if not self.stored.kept.issuperset(self.projections):
+            with TemporaryDirectory(prefix=".own.", dir=folder) as temporary:
+                exact = tuple(self.stored.kept)
+                own = self._compared(
+                    self._save(graphs, attempt, Path(temporary), exact=exact), reference
+                )
+            if own.loss > self.gate.max_loss:
+                return False
+        finding(self.console, "that is the rounding of what the file's integers are multiplied by")
+        return True
+
+    def _portable(self, folder: Path, reference: Answers) -> Comparison | None:
+        """What the accepted graph loses without the kernels; None if nothing else was measured."""
+        if self.kernels is None:
+            return None
+        comparison = self._compared(Loaded(folder / GRAPH), reference)
+        finding(
+            self.console,
+            f"without the kernels, {_describe(comparison, _Attempt(), self.kept_as)}",
+        )
+        return comparison
 
     def _tune(self, graphs: Graphs, minutes: float) -> None:
         """Trains the scales of the 4-bit matrices, once for all graphs that share them."""
@@ -268,8 +283,8 @@ class Quantizer:
             save(self._lowered(graphs.graph, attempt, weights_only=True), path)
             for name, graph in graphs.others.items():
                 save(self._lowered(graph, attempt, weights_only=True), path.parent / name)
-            answers = self.evaluation.answers(Loaded(path, prepack=False), show)
-            comparison = self.evaluation.compare(reference, answers)
+            exact = Loaded(path, prepack=False)
+            comparison = self.evaluation.compare(reference, self.evaluation.answers(exact, show))
         finding(
             self.console,
             f"with activations in fp32, {_describe(comparison, _Attempt(), self.kept_as)}",
@@ -277,8 +292,14 @@ class Quantizer:
         return comparison
 
     def _lowered(
-        self, graph: ir.Model, attempt: _Attempt, *, weights_only: bool = False
+        self,
+        graph: ir.Model,
+        attempt: _Attempt,
+        *,
+        weights_only: bool = False,
+        exact: Collection[str] = (),
     ) -> ir.Model:
+        """A quantized graph; layers that are ``exact`` stay products of floats."""
         if self.precision in HALF:
             if self._half is None:
                 self._half = optimize(self.checkpoint.half().trace(), self.checkpoint.packs)
@@ -289,8 +310,8 @@ class Quantizer:
         return quantize(
             graph.clone(),
             self.precision,
-            kept,
-            attempt.ranges,
+            {*kept, *exact},
+            by_row=attempt.by_row,
             embedding=self._table(graph, kept),
             reduce_range=self.gate.reduce_range,
             raised=raised,
@@ -317,16 +338,16 @@ class Quantizer:
     def _attempts(self, graph: ir.Model) -> Iterator[_Attempt]:
         """Tries in order of speed.
 
-        First fixed scales where calibration allows them, then a scale per row everywhere, then
-        with the worst layer kept, the worst two, four...
+        First a scale for each row, where texts are read whole and that may lose nothing, then
+        blocks, then with the worst layer kept, the worst two, four...
         """
         worst = tuple(self._worst(graph)[: self.gate.keep_worst]) if self.gate.keep_worst else ()
-        # The decoder's inputs are those of a text that it does not write (see `observe_layers`)
-        calibrates = self.gate.calibrate and self.checkpoint.text_to_text is None
-        if self.precision == "int8" and calibrates and not self.keeps_integers:
-            ranges = calibrate(self._layer_errors())
-            if ranges:
-                yield _Attempt(worst, ranges)
+        if (
+            self.precision == "int8"
+            and not self.keeps_integers
+            and not self.checkpoint.reads_forward
+        ):
+            yield _Attempt(worst, by_row=True)
         yield _Attempt(worst)
         if self.gate.keep_worst is not None:
             return
@@ -337,7 +358,7 @@ class Quantizer:
             yield _Attempt(ranked[:count])
             count *= 2
 
-    def _layer_errors(self) -> Mapping[str, Errors]:
+    def _layer_errors(self) -> Mapping[str, float]:
         """What quantizing does to each layer, for some of the texts; computed once."""
         if self._errors is None:
             precision: Precision = "int8" if self.precision == "fp16" else self.precision
@@ -346,10 +367,28 @@ class Quantizer:
                 self._errors = layer_errors(
                     self.checkpoint.model, self.names, texts, precision, show
                 )
+            self._check_finite(self._errors)
         return self._errors
 
+    def _check_finite(self, figures: Mapping[str, float]) -> None:
+        """Refuses a text on which layers read NaN or infinities."""
+        damaged = [name for name, figure in figures.items() if not math.isfinite(figure)]
+        if damaged:
+            raise ExportError(
+                f"what {damaged[0]} reads of {self.calibration.name} overflows or is NaN, so "
+                "nothing can be chosen by it; pass another text with --calibration-text"
+            )
+
     def _calibration_texts(self) -> list[Ids]:
-        return self.checkpoint.evaluation(self.calibration).texts
+        texts = self.checkpoint.evaluation(self.calibration).texts
+        count = sum(map(len, texts))
+        if count < _MIN_CALIBRATION:
+            raise ExportError(
+                f"the calibration text {self.calibration.name} is too short: it has {count} "
+                f"tokens, and at least {_MIN_CALIBRATION} are needed; pass a longer one with "
+                "--calibration-text, or --no-calibrate"
+            )
+        return texts
 
     def _moments_read(self) -> Mapping[str, Tensor]:
         """What int4 layers read of the calibration text; computed once."""
@@ -361,6 +400,7 @@ class Quantizer:
                 self._moments = observe_moments(
                     self.checkpoint.model, self.projections, texts, show
                 )
+            self._check_finite({name: float(each.sum()) for name, each in self._moments.items()})
         return self._moments
 
     def _worst(self, graph: ir.Model) -> list[str]:
@@ -368,7 +408,7 @@ class Quantizer:
         present = {name for node in graph.graph for name in modules_of(node)}
         if self.precision == "int4":
             present -= {*filter(None, [self.embedding])}  # it is int8 as it is
-        named = {*self.named, *self.raised}
+        named = {*self.named, *self.raised, *self.stored.kept}
         return [name for name in rank(self._layer_errors()) if name in present - named]
 
     def _refusal(self, tried: Sequence[tuple[int, Comparison]], weakness: str | None) -> str:
@@ -393,7 +433,11 @@ class Quantizer:
         )
 
     def _report(
-        self, comparison: Comparison, attempt: _Attempt, exact: Comparison | None
+        self,
+        comparison: Comparison,
+        attempt: _Attempt,
+        exact: Comparison | None,
+        portable: Comparison | None,
     ) -> QualityReport:
         kept, raised = self._parts(attempt)
         if (
@@ -411,9 +455,11 @@ class Quantizer:
             max_loss=None if math.isinf(self.gate.max_loss) else self.gate.max_loss,
             kept=kept,
             raised=raised,
-            calibrated=len(attempt.ranges),
+            by_row=attempt.by_row,
             calibration_text=self.calibration.name,
             weights_only=None if exact is None else {"loss": exact.loss, **exact.figures},
+            measured_with="onnxruntime" if self.kernels is None else "kernels",
+            portable=None if portable is None else {"loss": portable.loss, **portable.figures},
         )
 
 
@@ -423,7 +469,7 @@ def _figures(comparison: Comparison) -> str:
 
 
 def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
-    scales = f"; {len(attempt.ranges)} inputs with a fixed scale" if attempt.ranges else ""
+    scales = "; a scale for each row" if attempt.by_row else ""
     how = "raised to" if kept_as == "int8" else "kept in"
     kept = f"; {how} {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
     return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"

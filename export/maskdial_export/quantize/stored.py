@@ -1,20 +1,20 @@
 """Integers that a quantized checkpoint has, kept as they are in a bundle of int4 or int8."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import StoredBlocks, StoredMatrix
-from maskdial_export.quantize.int4 import Blocks
+from maskdial_export.quantize.blocks import BYTE_ZERO, NIBBLE_CENTER, Blocks
 
 Floats = NDArray[np.float32]
+Value = TypeVar("Value", bound=np.generic)
 
 _SIZES = (16, 32)
 """The blocks of 8-bit integers, of which the kernels have products. Those of 4-bit integers are any
 multiple of the second."""
-_MIDDLE, _MIDDLE8 = 8, 128
 
 
 class StoredIntegers:
@@ -75,15 +75,20 @@ class StoredIntegers:
             np.concatenate([piece.scale for piece in pieces]),
             np.concatenate([piece.zero for piece in pieces]),
             len(weight),
-            np.concatenate([piece.minimum for piece in pieces if piece.minimum is not None])
-            if minima
-            else None,
+            _joined([piece.minimum for piece in pieces]),
             pieces[0].bits,
+            _joined([piece.center for piece in pieces]),
         )
         if not np.array_equal(blocks.weight(), weight):
             return None
         self.kept.update(modules)
         return blocks
+
+
+def _joined(parts: Sequence[NDArray[Value] | None]) -> NDArray[Value] | None:
+    """Rows of several matrices; None where they have none."""
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
 
 
 def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: bool) -> Blocks:
@@ -93,16 +98,18 @@ def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: b
     """
     values, scale, minimum = stored.values.astype(np.int16), stored.scale, stored.minimum
     zero = np.zeros(scale.shape, np.int16) if stored.zero is None else stored.zero.astype(np.int16)
-    times = stored.block_size // size
+    times, center = stored.block_size // size, 0
     if bits == 8:
+        if minimum is not None and stored.values.dtype == np.uint8:
+            center = 2 ** (stored.bits - 1)
         values = values - np.repeat(zero, stored.block_size, axis=1)
-        if not minima and values.min(initial=0) > -_MIDDLE8:
+        if not minima and values.min(initial=0) > -BYTE_ZERO:
             # The kernel finds scales that are multiples of a step if they have no sign.
             signs = np.where(scale < 0, -1, 1).astype(np.int16)
             values, scale = values * np.repeat(signs, stored.block_size, axis=1), np.abs(scale)
-        values, zero = values + _MIDDLE8, np.full(scale.shape, _MIDDLE8, np.int16)
+        values, zero = values + BYTE_ZERO, np.full(scale.shape, BYTE_ZERO, np.int16)
     elif stored.values.dtype == np.int8:
-        values, zero = values + _MIDDLE, zero + _MIDDLE
+        values, zero = values + NIBBLE_CENTER, zero + NIBBLE_CENTER
     if minima and minimum is None:
         minimum = np.zeros_like(scale)
     if minima and bits == 4 and minimum is not None:
@@ -116,4 +123,5 @@ def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: b
         values.shape[1],
         None if minimum is None else np.repeat(minimum, times, axis=1),
         bits,
+        np.full(len(scale), center, np.uint8) if minima and bits == 8 else None,
     )

@@ -46,7 +46,7 @@ def prepare(setup: Setup) -> None:
 
 def _export(setup: Setup) -> None:
     from maskdial_export.export import export
-    from maskdial_export.quantize.quality import Gate
+    from maskdial_export.quantize.gate import Gate
 
     build_checkpoint(setup.checkpoint, setup.model.config, setup.seed)
     # Random weights have no quality to lose, so the gate lets everything pass.

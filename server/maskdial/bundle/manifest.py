@@ -15,6 +15,9 @@ ENCODER_GRAPH = "encoder.onnx"
 KERNEL_CHECK = "kernel_check.onnx"
 BLOCK_SUMS = "int4.block_sums."
 """How the names of matrices begin that add up blocks of inputs, in graphs with minima of blocks."""
+TABLE_ROWS = "lookup.rows."
+"""How the names of values begin, in graphs, that are rows of a table in blocks, one for each token;
+the module's name follows."""
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 DECISION_TEMPLATE = "decision_template.jinja"
@@ -490,6 +493,8 @@ class GoldenCheck(_Frozen):
     ``input_ids`` is one text without padding; for encoder-decoder models a source text, and the
     logits are those of the first token. The logits are those of its ``row`` (a masked
     position or the last token; 0 if a text has one row of logits, or a vector), at ``columns``.
+    ``logits`` are those of ONNX Runtime's operators, ``kernel_logits`` those of our own kernels,
+    which round some inputs to other integers; None if they had no part, or were not built.
     """
 
     # A million ids would take gigabytes before anything else is checked.
@@ -497,6 +502,7 @@ class GoldenCheck(_Frozen):
     row: int
     columns: Annotated[tuple[int, ...], Field(max_length=4096)]
     logits: Annotated[tuple[float, ...], Field(max_length=4096)]
+    kernel_logits: Annotated[tuple[float, ...], Field(max_length=4096)] | None = None
     tolerance: float = Field(gt=0)
 
 
@@ -521,11 +527,12 @@ class ParityReport(_Frozen):
 class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
-    ``figures`` by task: perplexity, perplexity_fp32, top1_agreement and kl_divergence in nats
-    (generate); agreement, top1 and top1_fp32 (fill-mask); agreement (classify, token-classify,
-    entities, question-answering, multiple-choice); mean_cosine and least_cosine (embed). ``loss``
-    is the share of decisions that changed, the relative increase of the perplexity, or 1 minus the
-    mean cosine.
+    ``figures`` by task: perplexity, perplexity_fp32, top1_agreement, and in nats kl_divergence, its
+    standard error kl_error and kl_worst_window (generate); agreement, top1 and top1_fp32
+    (fill-mask); agreement (classify, token-classify, entities, question-answering,
+    multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
+    changed, the divergence (in older bundles the relative increase of the perplexity), or 1 minus
+    the mean cosine.
     """
 
     text: str
@@ -538,7 +545,18 @@ class QualityReport(_Frozen):
         description="modules of the checkpoint that stayed fp32, or fp16 in int4-fp16"
     )
     raised: tuple[str, ...] = Field((), description="modules that are int8 in a bundle of int4")
-    calibrated: int = Field(0, description="number of modules with one input scale for all rows")
+    calibrated: int = Field(
+        0, description="number of modules with one input scale for all rows, in older bundles"
+    )
+    by_row: bool = Field(
+        True, description="whether int8 products have one scale for each row; otherwise for blocks"
+    )
+    measured_with: Literal["onnxruntime", "kernels"] = Field(
+        "onnxruntime", description="whose products the loss was measured with"
+    )
+    portable: dict[str, float] | None = Field(
+        None, description="loss and figures with ONNX Runtime's products, if the others are not"
+    )
     calibration_text: str | None = Field(
         None, description="the text whose inputs chose scales and 4-bit integers"
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto, helper
 
 from maskdial.bundle.adapter import Projection
+from maskdial.bundle.manifest import TABLE_ROWS
 from maskdial.kernels.graph import (
     ATTENTION,
     ATTENTION_OVER,
@@ -22,6 +23,7 @@ from maskdial.kernels.graph import (
     NEW_TOKENS,
     Graph,
     attributes_of,
+    restores_rows,
     rowwise_inputs,
 )
 
@@ -32,7 +34,7 @@ _PADDED_ROWS = "adapters.padded"
 _ATTENTIONS = frozenset({ATTENTION, *ATTENTION_OVER.values(), "MaskedAttention"})
 _OTHER_ATTENTIONS = frozenset({"GroupQueryAttention", "MultiHeadAttention"})
 _LOOKED_UP = frozenset({"input_ids", "position_ids", "token_type_ids"})
-_INT8, _INT4 = 3, 5
+_INT8, _INT4, _BYTES = 3, 5, 4
 _NORMED = 3
 """The index of the first weight behind a norm; else 1."""
 _KERNELS = {
@@ -42,6 +44,8 @@ _KERNELS = {
     "NormLinears": (_NORMED, _INT8, 3),
     "Linear4": (1, _INT4, 2),
     "NormLinear4": (_NORMED, _INT4, 2),
+    "Linear8": (1, _BYTES, 2),
+    "NormLinear8": (_NORMED, _BYTES, 2),
 }
 """Where the operators have their weights (``src/projection.h``): the first one, the inputs of each,
 and how many there may be."""
@@ -145,7 +149,11 @@ class Adapting:
         return _added("Adapt", node, node.input[0], rows, name)
 
     def _adapt_lookup(self, node: NodeProto) -> NodeProto | None:
-        """The operator that adds to rows of a table, which may be integers with a scale each."""
+        """The operator that adds to rows of a table, which may be integers with a scale each, or
+        with one for each block.
+        """
+        if restores_rows(node):
+            return self._adapt_rows(node)
         scales = self._graph.producer(node.input[1], "Gather") if node.op_type == "Mul" else None
         lookup, name = (node, _modules(node)) if scales is None else (scales, "")
         if lookup.op_type != "Gather" or _ids(self._graph, lookup) != "input_ids":
@@ -159,6 +167,19 @@ class Adapting:
             dims = self._graph.dims(integers.input[0])
             name = scales.input[0].removesuffix(".scale")
         if len(dims) != 2 or not name or not self._add(name, (dims[0], dims[1]), node.output[0]):
+            return None
+        return _added("AdaptLookup", node, lookup.input[1], self._looked_up_rows, name)
+
+    def _adapt_rows(self, node: NodeProto) -> NodeProto | None:
+        """The operator that adds to rows of a table in blocks."""
+        lookup = node
+        while lookup.op_type != "Gather":
+            lookup = self._graph.producers[lookup.input[0]]
+        name = node.output[0].removeprefix(TABLE_ROWS).rpartition(".")[0]
+        if _ids(self._graph, lookup) != "input_ids":
+            return None
+        sizes = self._graph.dims(lookup.input[0])[0], self._graph.integers(node.input[1])[-1]
+        if not self._add(name, sizes, node.output[0]):
             return None
         return _added("AdaptLookup", node, lookup.input[1], self._looked_up_rows, name)
 
@@ -233,7 +254,7 @@ def _scales(node: NodeProto) -> Iterator[str]:
 def _sizes(node: NodeProto, weight: list[int], scale: list[int]) -> tuple[int, int]:
     """The inputs and outputs of a product of int8 or int4 weights."""
     attributes = attributes_of(node)
-    if node.op_type == "Linear4":
+    if node.op_type in ("Linear4", "Linear8"):
         return attributes["num_inputs"], weight[0]
     return weight[1 if attributes["transposed"] else 0], scale[-1]
 
@@ -273,6 +294,8 @@ def _kind(graph: Graph, node: NodeProto, rows: str, kinds: dict[str, str]) -> st
         if _ids(graph, node):
             return _TOKEN_ROWS
         return _READ_ROWS if inputs[1] in {rows or "rows"} and inputs[0] in kinds else ""
+    if restores_rows(node):
+        return _TOKEN_ROWS
     if kind in ("Reshape", "Squeeze", "Unsqueeze"):
         return kinds.get(inputs[0], "")
     sources = inputs[:1] if kind == "Gemm" else rowwise_inputs(graph, node)

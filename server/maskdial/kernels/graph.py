@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from maskdial.bundle.manifest import CacheInteger
+from maskdial.bundle.manifest import TABLE_ROWS, CacheInteger
 
 DOMAIN = "maskdial"
 """The domain of the kernels' operators."""
@@ -199,6 +199,11 @@ class Graph:
             return np.empty(0)
         numbers: NDArray[Any] = numpy_helper.to_array(tensor).reshape(-1)
         return numbers
+
+
+def restores_rows(node: NodeProto) -> bool:
+    """Whether a node ends the lookup of each token's row in a table in blocks."""
+    return bool(node.op_type == "Reshape" and node.output[0].startswith(TABLE_ROWS))
 
 
 def rowwise_inputs(graph: Graph, node: NodeProto) -> list[str]:

@@ -18,6 +18,7 @@ from maskdial.kernels.graph import (
     QUANTIZED,
     Graph,
     attributes_of,
+    restores_rows,
     rowwise_inputs,
 )
 
@@ -172,6 +173,7 @@ def _values_by_token(graph: Graph) -> set[str]:
             node.op_type in {"Pack", *_ATTENTIONS}
             or (sources and found.issuperset(sources))
             or (node.op_type == "Gather" and node.input[1] == "input_ids")
+            or restores_rows(node)
         ):
             found.update(node.output)
     return found

@@ -471,19 +471,23 @@ def _blocks_product(graph: Graph, node: NodeProto) -> Product | None:
     names = ("K", "N", "bits", "block_size", "accuracy_level")
     num_inputs, _, bits, size, accuracy = (attributes.pop(name, 0) for name in names)
     nibbles = bits == 4 and size % CHUNK == 0
-    has_kernel = nibbles or (bits == 8 and size in (CHUNK, _HALF_CHUNK) and not zero_points)
+    difference = graph.only_user(node.output[0])
+    minimum = _minimum(graph, difference, source, node.output[0])
+    # Zeros beside minima center the integers for ONNX Runtime, and the minima are less by as much
+    may_have_zeros = bits == 4 or bool(minimum)
+    has_kernel = nibbles or (bits == 8 and size in (CHUNK, _HALF_CHUNK))
     if attributes or accuracy != _INT8_INPUTS or not has_kernel:
         return None
+    if zero_points and not may_have_zeros:
+        return None
     constants = [graph.initializer(name) for name in (weight, scale, bias) if name]
-    zeros = graph.initializer(zero_points) if zero_points else None
-    if zero_points and (zeros is None or zeros.data_type != TensorProto.UINT8):
+    zeros = graph.initializer(zero_points) if zero_points and not minimum else None
+    if zero_points and not minimum and (zeros is None or zeros.data_type != TensorProto.UINT8):
         return None
     if group_index or not all(constants):
         return None
     if any(each and each.data_type == TensorProto.FLOAT16 for each in constants):
         return None
-    difference = graph.only_user(node.output[0])
-    minimum = _minimum(graph, difference, source, node.output[0])
     zeros_of_nibbles = ["" if minimum else zero_points] if nibbles else []
     weights = (weight, scale, bias, *zeros_of_nibbles, minimum)
     last = difference if minimum and difference is not None else node
@@ -498,10 +502,13 @@ def _minimum(graph: Graph, node: NodeProto | None, source: str, product: str) ->
         return ""
     least = graph.producer(node.input[1], "MatMul")
     sums = None if least is None else graph.producer(least.input[0], "MatMul")
-    if least is None or sums is None or not graph.is_constant(least.input[1]):
+    if least is None or sums is None or graph.num_uses(least.output[0]) != 1:
         return ""
-    adds_up = sums.input[0] == source and sums.input[1].startswith(BLOCK_SUMS)
-    return str(least.input[1]) if adds_up and graph.num_uses(least.output[0]) == 1 else ""
+    if sums.input[0] != source or not sums.input[1].startswith(BLOCK_SUMS):
+        return ""
+    centered = graph.producer(least.input[1], "Sub")  # less the zeros' share
+    minimum = least.input[1] if centered is None else centered.input[0]
+    return str(minimum) if graph.is_constant(minimum) else ""
 
 
 def _transposed(graph: Graph, name: str) -> str:

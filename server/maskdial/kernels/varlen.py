@@ -20,6 +20,7 @@ from maskdial.kernels.graph import (
     RESIDUAL_NORMS,
     Graph,
     attributes_of,
+    restores_rows,
     rowwise_inputs,
 )
 
@@ -166,7 +167,9 @@ def _values_by_token(graph: Graph) -> set[str]:
 
 
 def _looks_tokens_up(graph: Graph, node: NodeProto) -> bool:
-    """Whether a node is a lookup of each token's row in a table."""
+    """Whether a node is a lookup of each token's row in a table, or the end of one."""
+    if restores_rows(node):
+        return True
     if node.op_type != "Gather" or attributes_of(node).get("axis", 0) != 0:
         return False
     table, index = node.input

@@ -181,10 +181,12 @@ def _checked(
     if not session.multiplies_exactly:
         check_kernels(bundle, options, config.golden_check)
     if runner.cache.source is not None:
-        return _encoder(bundle, config, placement, options, runner, chunk_tokens)
+        return _encoder(bundle, config, placement, options, runner, chunk_tokens, session.kernels)
     most = _max_query_tokens(bundle.manifest, placement.provider)
     golden = partial(causal_logits, runner, chunk_tokens=most)
-    check_golden(bundle, golden, config.golden_check, kv_cache=session.kv_cache)
+    check_golden(
+        bundle, golden, config.golden_check, kernels=session.kernels, kv_cache=session.kv_cache
+    )
     if not (placement.provider.batch_invariant or most):
         check_long_pass(bundle, runner, config.golden_check)
     return None
@@ -212,6 +214,7 @@ def _encoder(
     options: SessionOptions,
     runner: Runner,
     chunk_tokens: int,
+    kernels: str,
 ) -> Encoder:
     """The encoder of a runner, which passed the golden check."""
     cache, text_to_text = runner.cache.source, bundle.manifest.text_to_text
@@ -228,7 +231,7 @@ def _encoder(
         golden = partial(
             text_to_text_logits, runner, encoder, text_to_text.start_token_id, width=each
         )
-        check_golden(bundle, golden, config.golden_check)
+        check_golden(bundle, golden, config.golden_check, kernels=kernels)
     return encoder
 
 

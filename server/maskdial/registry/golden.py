@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.exactness import multiplies_exactly
 from maskdial.bundle.manifest import FULL_MANIFEST, KERNEL_CHECK, CacheInteger, GoldenCheck
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, CheckError
 from maskdial.runtime.encoder import Encoder
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
@@ -46,7 +46,7 @@ def check_kernels(bundle: Bundle, options: SessionOptions, policy: Policy) -> No
     """Runs the kernel check, which int8 bundles have, with the provider's kernels.
 
     Raises:
-        BundleError: products saturate, and the policy is to refuse such a model.
+        CheckError: products saturate, and the policy is to refuse such a model.
     """
     if KERNEL_CHECK not in bundle.manifest.files:
         return
@@ -65,6 +65,7 @@ def check_golden(
     run: Callable[[GoldenCheck], NDArray[np.float32]],
     policy: Policy,
     *,
+    kernels: str = "",
     kv_cache: CacheInteger | None = None,
 ) -> None:
     """Computes the golden logits again and compares them with those of the export.
@@ -73,20 +74,22 @@ def check_golden(
         bundle: the model.
         run: computes the checked row, float32 (vocab_size,) or (num_labels,).
         policy: for logits that differ by more than the tolerance.
+        kernels: the instruction set of our kernels, if they have a part in it; else empty.
         kv_cache: the integers to which the KV cache rounds keys and values, which no export
             foresees; None for floats.
 
     Raises:
-        BundleError: the model cannot run or has other outputs than its manifest says, or its
-            logits differ and the policy is to refuse it.
+        BundleError: the model cannot run or has other outputs than its manifest says.
+        CheckError: its logits differ, and the policy is to refuse it.
     """
     golden = bundle.manifest.golden
-    rounding = _CACHE_ROUNDING[kv_cache] * float(np.std(golden.logits))
+    expected_logits = (golden.kernel_logits if kernels else None) or golden.logits
+    rounding = _CACHE_ROUNDING[kv_cache] * float(np.std(expected_logits))
     tolerance = max(golden.tolerance, rounding)
     try:
         row = run(golden)
         computed = row[list(golden.columns)].astype(np.float64)
-        drift = float(np.abs(computed - np.asarray(golden.logits)).max())
+        drift = float(np.abs(computed - np.asarray(expected_logits)).max())
     except Exception as error:  # ONNX Runtime raises any type
         raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
     expected = bundle.manifest.num_outputs
@@ -99,16 +102,34 @@ def check_golden(
         _complain(
             policy,
             f"model {bundle.name!r}: logits on this machine differ by {drift:.2g} from those at "
-            f"export (tolerance {tolerance:.2g}); export the model on this machine, or "
-            "serve it anyway with --golden-check warn",
+            f"export (tolerance {tolerance:.2g}); {_cause(bundle, kernels)}, or serve it anyway "
+            "with --golden-check warn",
         )
+
+
+def _cause(bundle: Bundle, kernels: str) -> str:
+    """Why logits differ, as far as it is known, and what to do."""
+    manifest = bundle.manifest
+    rounds = manifest.precision in ("int8", "int4")
+    if kernels and rounds and manifest.golden.kernel_logits is None:
+        return (
+            "the export had none of this server's kernels, which round some inputs to other "
+            "integers than ONNX Runtime's operators; export the model again where they are built, "
+            "serve it with --kernels off"
+        )
+    if kernels and rounds:
+        return (
+            f"these are of the same kernels, on {kernels}, so this processor or the file's weights "
+            "are not what they were; export the model again on this machine"
+        )
+    return "this machine computes something else; export the model on it"
 
 
 def check_long_pass(bundle: Bundle, runner: Runner, policy: Policy) -> None:
     """Compares a text that a causal model reads in one pass with the same in pieces.
 
     Raises:
-        BundleError: its last logits differ, and the policy is to refuse such a model.
+        CheckError: its last logits differ, and the policy is to refuse such a model.
     """
     golden = bundle.manifest.golden
     size = min(LONG_PASS, runner.max_length)
@@ -207,5 +228,5 @@ def _remedy(bundle: Bundle) -> str:
 
 def _complain(policy: Policy, message: str) -> None:
     if policy == "error":
-        raise BundleError(message)
+        raise CheckError(message)
     _log.warning("%s", message)

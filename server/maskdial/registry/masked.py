@@ -119,7 +119,7 @@ def _masked_engine(
         of_entities=bundle.manifest.entities is not None,
         soft_columns=soft_columns,
     )
-    check_golden(bundle, golden, config.golden_check)
+    check_golden(bundle, golden, config.golden_check, kernels=session.kernels)
     if not placement.provider.batch_invariant:
         width = min(LONG_PASS, bundle.manifest.max_length)
         check_golden(bundle, partial(golden, width=width), config.golden_check)

@@ -21,6 +21,7 @@ from maskdial.engine.fairness import current_usage
 from maskdial.engine.thread import in_thread
 from maskdial.errors import (
     BundleError,
+    CheckError,
     ConfigError,
     MaskdialError,
     UnavailableError,
@@ -221,6 +222,9 @@ class Models:
     async def open(self, catalog: Catalog) -> None:
         """Takes up the bundles of a catalog, and loads those that are configured by name.
 
+        One that computes something else than at export is left out, unless there is no other;
+        requests for it get the reason.
+
         Raises:
             BundleError, ConfigError: one of these cannot be served, or the folder not be read.
         """
@@ -228,7 +232,14 @@ class Models:
         await self.scan()
         for name in catalog.configured:
             entry = self._entries[name]
-            await self._begin(entry, entry.folder)
+            try:
+                await self._begin(entry, entry.folder)
+            except CheckError:
+                if len(catalog.configured) == 1:
+                    raise
+        if catalog.configured and not any(self):
+            failures = (self._entries[name].failure for name in catalog.configured)
+            raise next(each for each in failures if each is not None)
         for name, (folder, base) in self._configured_adapters.items():
             if base not in self._entries:
                 raise ConfigError(f"adapter {name!r}: no model {base!r} is served")

@@ -21,7 +21,7 @@ from loadtests.compare.setup import SHAPES, Setup
 from loadtests.compare.work import Work
 from maskdial.bundle.bundle import read_manifests
 from maskdial_export.export import export
-from maskdial_export.quantize.quality import Gate
+from maskdial_export.quantize.gate import Gate
 
 pytestmark = pytest.mark.usefixtures("torch")
 

@@ -17,6 +17,7 @@ from maskdial.config import Config
 from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import (
     BundleError,
+    CheckError,
     InferenceError,
     MaskdialError,
     NotFoundError,
@@ -74,6 +75,7 @@ class Shelf:
         self.starts: list[str] = []
         self.engines: list[MaskedEngine] = []
         self.broken: set[str] = set()
+        self.drifting: set[str] = set()
         self.gate = threading.Event()
         self.gate.set()
         config = Config(model_dir=folder, **settings)
@@ -96,6 +98,8 @@ class Shelf:
         assert self.gate.wait(WAIT)
         if folder.name in self.broken:
             raise BundleError(f"model {name!r}: the weights are damaged")
+        if folder.name in self.drifting:
+            raise CheckError(f"model {name!r}: its logits differ")
         return tuple(self._model(name, folder, each) for each in read_manifests(name, folder))
 
     def _model(self, name: str, folder: Path, manifest: Manifest) -> MaskedModel:
@@ -775,6 +779,37 @@ def test_what_is_configured_by_name_is_loaded_at_the_start(tmp_path: Path) -> No
     run(scenario())
     shelf = Shelf(tmp_path)
     run(failing())
+
+
+def test_a_model_that_fails_its_check_stops_itself_alone(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    good, bad = shelf.put("a"), shelf.put("b", content="2")
+    shelf.drifting.add("b")
+
+    async def scenario() -> None:
+        async with opened(shelf, mine=good, other=bad):
+            assert shelf.state("mine") == "ready"
+            assert shelf.state("other") == "failed"
+            with pytest.raises(UnavailableError, match="logits differ"):
+                await shelf.lease("other")
+            (await shelf.lease("mine")).release()
+
+    async def alone() -> None:
+        with pytest.raises(CheckError, match="logits differ"):
+            await shelf.models.open(Catalog({"other": bad}))
+        await shelf.models.close()
+
+    async def all_of_them() -> None:
+        shelf.drifting.add("a")
+        with pytest.raises(CheckError, match="logits differ"):
+            await shelf.models.open(Catalog({"mine": good, "other": bad}))
+        await shelf.models.close()
+
+    run(scenario())
+    for each in (alone, all_of_them):
+        shelf = Shelf(tmp_path)
+        shelf.drifting.add("b")
+        run(each())
 
 
 def test_fifty_bundles_are_listed_without_loading_one(tmp_path: Path) -> None:

@@ -38,10 +38,16 @@ _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAME = re.compile(r"[\w-]{1,64}")
 _SPLIT_COUNT, _SPLIT_NUMBER = "split.count", "split.no"
 _DENSE = ("dense_2.weight", "dense_3.weight")
+_WRITERS = ("ForCausalLM", "LMHeadModel")
 _MAX_LAYERS = 2**10
 _MAX_SURPLUS = 2**20  # parameters of the model that the file may lack
-# general.sampling -> generation_config.json
-_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# general.sampling -> generation_config.json, with what llama.cpp takes where a file has none
+_SAMPLING: dict[str, tuple[str, float]] = {
+    "temp": ("temperature", 0.8),
+    "top_k": ("top_k", 40),
+    "top_p": ("top_p", 0.95),
+    "min_p": ("min_p", 0.05),
+}
 
 
 def gguf_files(path: Path) -> list[Path]:
@@ -129,7 +135,8 @@ def convert(parts: Sequence[Path], folder: Path, console: Console | None = None)
     tokenizer = read_tokenizer(settings)
     _check_shapes(contents)
     _write_config(contents.model, folder)
-    _write_tokenizer(settings, tokenizer, folder)
+    writes = contents.model.architecture.endswith(_WRITERS) and contents.model.pooling is None
+    _write_tokenizer(settings, tokenizer, folder, writes=writes)
     if contents.model.pooling is not None:
         _write_pooling(contents, folder)
     kinds = count_kinds(list(contents.weights))
@@ -237,7 +244,10 @@ def _write_config(model: Model, folder: Path) -> None:
     _write_json(folder / "config.json", content)
 
 
-def _write_tokenizer(settings: Settings, tokenizer: ReadTokenizer, folder: Path) -> None:
+def _write_tokenizer(
+    settings: Settings, tokenizer: ReadTokenizer, folder: Path, *, writes: bool
+) -> None:
+    """Writes the tokenizer, and of a model that writes how it samples."""
     tokenizer.backend.save(str(folder / TOKENIZER))
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     _write_json(
@@ -254,9 +264,9 @@ def _write_tokenizer(settings: Settings, tokenizer: ReadTokenizer, folder: Path)
         generation["bos_token_id"] = tokenizer.roles["bos"]
     if tokenizer.ends:
         generation["eos_token_id"] = list(tokenizer.ends)
-    for ours, theirs in _SAMPLING.items():
-        if settings.find(f"general.sampling.{ours}") is not None:
-            generation[theirs] = settings.find(f"general.sampling.{ours}")
+    for ours, (theirs, otherwise) in _SAMPLING.items() if writes else ():
+        given = settings.find(f"general.sampling.{ours}")
+        generation[theirs] = otherwise if given is None else given
     if generation:
         _write_json(folder / GENERATION_CONFIG, generation)
     if settings.find(_TEMPLATE) is not None:

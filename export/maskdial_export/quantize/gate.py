@@ -1,0 +1,66 @@
+"""Gate: how much quality a lower precision may lose, and which layers keep the higher one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from maskdial_export.choices import MAX_LOSS
+from maskdial_export.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How much quality a lower precision may lose, and which layers keep the higher one.
+
+    Attributes:
+        text: the text file to measure on; None for the built-in sample.
+        calibration_text: the text file to calibrate with; None for the built-in one, or ``text``.
+        max_loss: 0.01 is one changed decision in a hundred, or a divergence of 0.01 nats from the
+            distributions of a language model; infinity accepts any loss.
+        keep: patterns of module names that stay fp32 (int4-fp16: fp16).
+        int8: patterns of module names that are int8 with int4.
+        keep_worst: how many of the most sensitive layers to keep as well, or with int4 to have as
+            int8; None for as few as ``max_loss`` needs.
+        calibrate: whether int4 weights are rounded by what their layers read.
+        tune: for int4 and int4-fp16, the minutes that scales are tuned for by distillation.
+        reduce_range: whether int8 weights with one scale for an output have 7 bits, exact also on
+            CPUs without VNNI. An export on such a CPU sets it.
+    """
+
+    text: Path | None = None
+    calibration_text: Path | None = None
+    max_loss: float = MAX_LOSS
+    keep: tuple[str, ...] = ()
+    int8: tuple[str, ...] = ()
+    keep_worst: int | None = None
+    calibrate: bool = True
+    tune: float | None = None
+    reduce_range: bool = False
+
+    def kept(self, names: Sequence[str]) -> list[str]:
+        """The names that match a pattern of ``keep``.
+
+        Raises:
+            ExportError: a pattern matches no name.
+        """
+        return _matching("--keep", self.keep, names)
+
+    def raised(self, names: Sequence[str]) -> list[str]:
+        """The names that match a pattern of ``int8``.
+
+        Raises:
+            ExportError: a pattern matches no name.
+        """
+        return _matching("--int8", self.int8, names)
+
+
+def _matching(option: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(dict.fromkeys((names[0], names[len(names) // 2], names[-1])))
+            raise ExportError(
+                f"{option} {pattern} matches none of the {len(names)} layers; their names look "
+                f"like {some}"
+            )
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
