@@ -144,32 +144,10 @@ def _qwen_environment(place: Place) -> Mapping[str, str]:
 
 
 def _cline(place: Place) -> Sequence[str]:
-    place.write(
-        ".cline/data/settings/providers.json",
-        {
-            "version": 1,
-            "lastUsedProvider": "openai-compatible",
-            "providers": {
-                "openai-compatible": {
-                    "settings": {
-                        "provider": "openai-compatible",
-                        "apiKey": "none",
-                        "model": place.model,
-                        "baseUrl": f"{place.url}/v1",
-                    }
-                }
-            },
-        },
-    )
-    return [
-        place.node("cline"),
-        "--provider",
-        "openai-compatible",
-        "--model",
-        place.model,
-        "--yolo",
-        TASK,
-    ]
+    where = f"--provider openai-compatible --apikey none --baseurl {place.url}/v1"
+    program = place.node("cline")
+    auth = f"{program} auth {where} --modelid {place.model}"
+    return ["sh", "-c", f"{auth} && exec {program} --provider openai-compatible '{TASK}'"]
 
 
 def _aider(place: Place) -> Sequence[str]:
