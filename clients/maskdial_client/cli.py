@@ -315,7 +315,9 @@ def _run(args: argparse.Namespace, command: Callable[[Client], None]) -> int:
         # Flush here, where BrokenPipeError can still be caught.
         sys.stdout.flush()
     except (MaskdialClientError, ValueError) as error:
-        print(f"maskdial: {printable(str(error))}", file=sys.stderr)
+        # The server names the field of a body.
+        message = str(error).replace('with "model"', "with --model")
+        print(f"maskdial: {printable(message)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Route
 
 import maskdial
 from maskdial import dialects
@@ -157,6 +158,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"no route {shortened(request.url.path)}; see /docs"
     headers = dict(error.headers or {})
+    if error.status_code == 405:
+        taken = _methods(request)
+        headers["Allow"] = ", ".join(taken)
+        message = f"this route takes {' and '.join(taken)}, not {shortened(request.method)}"
     for prefix, http_error_reply in dialects.ROUTING_ERRORS:
         if request.url.path.startswith(prefix):
             return http_error_reply(error.status_code, message, headers)
@@ -164,6 +169,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return error_reply(NotFoundError(message))
     content = {"error": message, "error_type": "validation"}
     return json_reply(content, status=error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes with a request's path; Starlette's own error names the first's."""
+    matching = (
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    )
+    return sorted({method for route in matching for method in route.methods or ()} - {"HEAD"})
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 from urllib.parse import urlsplit
 
 import maskdial
@@ -55,6 +55,12 @@ _METAVARS = {
     "admin_key": "KEY",
     "metrics_key": "KEY",
     "otlp_endpoint": "URL",
+    "auto_truncate": "off|on|NAMES",
+    "host": "HOST",
+    "provider": "NAMES",
+    "draft": "MODEL",
+    "responses_store": "FILE",
+    "log_texts": "true|false",
 }
 
 
@@ -85,6 +91,11 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
         self.rare: list[argparse.Action] = []
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with 2, after one sentence: all flags would hide it."""
+        hint = "" if "--help" in message or "did you mean" in message else "; see --help"
+        self.exit(2, f"{self.prog}: {printable(message)}{hint}\n")
 
     def format_help(self) -> str:
         """The help, without what is rare."""
@@ -181,7 +192,8 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
             group = parser.add_argument_group(HEADINGS[field_name])
         field = Config.model_fields[field_name]
         options: dict[str, Any] = {"action": _Once}
-        help_ = f"{field.description} (default: {default_text(field_name)})"
+        default = default_text(field_name)
+        help_ = f"{field.description} (default: {default})" if default else str(field.description)
         if (mark := repeated(field_name)) is not None:
             options = {"action": "append", "metavar": mark.metavar}
             help_ = f"{field.description}; may be repeated"
@@ -189,8 +201,8 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
             options["metavar"] = "N"
         elif name in _METAVARS:
             options["metavar"] = _METAVARS[name]
-        elif choices := get_args(field.annotation):
-            options["metavar"] = "|".join(map(str, choices))
+        elif get_origin(field.annotation) is Literal:
+            options["metavar"] = "|".join(map(str, get_args(field.annotation)))
         flag = group.add_argument(
             settings.flag(name), dest=name, default=argparse.SUPPRESS, help=help_, **options
         )

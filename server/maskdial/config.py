@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from maskdial import settings
+from maskdial.bundle.starters import starters
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
 from maskdial.model_cache import bundle_folder, is_hub_name
@@ -108,8 +109,26 @@ _Auto = Unset("auto")
 _Off = Unset("off")
 _None = Unset("none")
 
-_Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
-_Host = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9._-]+)$", max_length=253)]
+_ORIGIN = re.compile(r"\*|https?://[^/\s]+")
+_HOST = re.compile(r"\*|[A-Za-z0-9._-]{1,253}")
+
+
+def _check_origin(value: str) -> str:
+    if not _ORIGIN.fullmatch(value):
+        raise ValueError(
+            f"{shortened(value)!r} is no origin; write it as https://example.org, or *"
+        )
+    return value
+
+
+def _check_host(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError(f"{shortened(value)!r} is no host; write it as example.org, or *")
+    return value
+
+
+_Origin = Annotated[str, AfterValidator(_check_origin)]
+_Host = Annotated[str, AfterValidator(_check_host)]
 _Key = Annotated[SecretStr, Field(min_length=1), AfterValidator(_check_key)]
 
 # Event loops count milliseconds, NumPy and ONNX Runtime 64 bits: what is computed from the largest
@@ -123,6 +142,18 @@ MAX_BATCH_INPUTS = 16_384
 
 _MODEL_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _ROUTES = ("load", "unload")  # below /models/
+
+
+def _model_fault(given: str) -> str:
+    """What is wrong with a ``--model`` that is none."""
+    shown = shortened(given)
+    if given and Path(given).is_dir():
+        return f"say what the bundle is called: NAME={shown}"
+    known = ", ".join(starters()) or "none are installed"
+    return (
+        f"{shown!r} is neither NAME=PATH, nor a name of the Hub, ORG/NAME, nor a starter model "
+        f"({known})"
+    )
 
 
 def model_name_fault(name: str) -> str | None:
@@ -185,8 +216,8 @@ class Config(BaseModel):
     models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
         {},
         description="models to serve, by name, loaded at the start. A name of the Hub is exported "
-        "into the cache (MASKDIAL_CACHE) the first time. None, and no --model-dir: the starter "
-        "models",
+        "into the cache (MASKDIAL_CACHE) the first time; that of a starter model is enough, too. "
+        "None, and no --model-dir: the starter models",
     )
     model_dir: Annotated[Path | None, _None] = Field(
         None,
@@ -530,8 +561,8 @@ class Config(BaseModel):
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
-        """Accepts NAME=PATH pairs, and names of the Hub, whose bundles are in the cache: a list
-        (flags) or a comma-separated string (variables).
+        """Accepts NAME=PATH pairs, names of starter models, and names of the Hub, whose bundles are
+        in the cache: a list (flags) or a comma-separated string (variables).
         """
         if isinstance(value, str):
             value = value.split(",")
@@ -540,12 +571,12 @@ class Config(BaseModel):
         models: dict[str, str] = {}
         for pair in value:
             name, equals, path = str(pair).strip().partition("=")
-            if not equals and is_hub_name(name):
+            if not equals and name in starters():
+                path = str(starters()[name])
+            elif not equals and is_hub_name(name):
                 path = str(bundle_folder(name))
             elif not (name and equals and path):
-                raise ValueError(
-                    f"{shortened(str(pair))!r} is not NAME=PATH, nor a name of the Hub, ORG/NAME"
-                )
+                raise ValueError(_model_fault(str(pair)))
             if name in models:
                 raise ValueError(f"the name {shortened(name)!r} is given twice")
             models[name] = path
@@ -687,5 +718,4 @@ def load_config(flags: Mapping[str, Any], file: Path | None = None) -> Config:
         known = field in Config.model_fields
         name = ".".join(map(str, (_setting(str(field)) if known else field, *inner)))
         word = unset_word(str(field)) if known else None
-        alternative = "" if word is None else f", or be {word!r}"
-        raise ConfigError(f"setting {name!r}: {first['msg']}{alternative}") from error
+        raise ConfigError(f"setting {name!r}: {settings.fault_of(first, word)}") from error

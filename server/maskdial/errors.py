@@ -204,6 +204,14 @@ class ConfigError(MaskdialError):
     """A flag, environment variable or configuration key is wrong."""
 
 
+def io_reason(error: Exception) -> str:
+    """Why a file or an address cannot be used, without the error's number and the path: the
+    sentence that it ends has that.
+    """
+    reason = getattr(error, "strerror", None)
+    return f"{reason[:1].lower()}{reason[1:]}" if reason else str(error) or type(error).__name__
+
+
 @contextlib.contextmanager
 def about(field: str, index: int | None = None) -> Iterator[None]:
     """Has a ValidationError that names no field say which one it is about, and which item of it."""

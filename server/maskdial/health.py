@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 
 from maskdial.config import Config
-from maskdial.errors import ConfigError, UnavailableError, shortened
+from maskdial.errors import ConfigError, UnavailableError, io_reason, shortened
 
 _TIMEOUT_SECONDS = 5.0
 _PATH = "/health/ready"
@@ -29,7 +29,7 @@ def check(config: Config) -> None:
         reply = connection.getresponse()
         content = reply.read(4096)
     except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(f"{where} does not answer: {error}") from error
+        raise UnavailableError(f"{where} does not answer: {io_reason(error)}") from error
     finally:
         connection.close()
     if reply.status != http.client.OK:

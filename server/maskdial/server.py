@@ -28,6 +28,7 @@ from maskdial.http.context import ServerContext
 from maskdial.http.handshake import Handshake
 from maskdial.http.in_process import InProcess
 from maskdial.http.lifecycle import Phase
+from maskdial.http.listener import listen
 from maskdial.http.tls import Certificate
 from maskdial.http.unix_socket import UnixSocket
 from maskdial.runtime.memory import freeze_heap, map_large_blocks
@@ -93,7 +94,8 @@ class Server(uvicorn.Server):
                 http=self._accept,  # type: ignore[arg-type]
                 ws="none",
                 timeout_keep_alive=config.keep_alive_timeout,
-                log_level=config.log_level,
+                # Its own lines say less than ours, and that it runs when nothing could be served.
+                log_level="warning" if config.log_level == "info" else config.log_level,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -139,10 +141,11 @@ class Server(uvicorn.Server):
         """Serves within a running event loop.
 
         Raises:
-            ConfigError: the Unix socket cannot be made.
+            ConfigError: the address is in use, or cannot be had; no model is loaded then.
         """
         if self.config.uds is None:
-            await super().serve(sockets)
+            config = self.config
+            await super().serve(sockets or listen(config.host, config.port, config.backlog))
             return
         listener = UnixSocket(Path(self.config.uds))
         try:
@@ -156,7 +159,7 @@ class Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().startup(sockets)
-        for server in self.servers:
+        for server in self.servers if self.failure is None else ():
             for listener in server.sockets:
                 name = listener.getsockname()
                 where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"

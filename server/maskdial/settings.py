@@ -12,10 +12,29 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from maskdial.errors import ConfigError
+from pydantic_core import ErrorDetails
+
+from maskdial.errors import ConfigError, shortened
 
 PREFIX = "MASKDIAL_"
 """What the names of the server's variables begin with; the rest is the setting's name."""
+
+_BOUNDS = {
+    "greater_than": "more than",
+    "greater_than_equal": "at least",
+    "less_than": "less than",
+    "less_than_equal": "at most",
+}
+_KINDS = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+}
+"""What pydantic's types of errors ask for."""
 
 _FILE = "config"  # the only setting that the file itself cannot have
 # The library of the kernels reads the one, all commands the other.
@@ -55,6 +74,30 @@ def read(names: Collection[str], flags: Mapping[str, Any], file: Path | None) ->
     _check(content, names, f"setting {{!r}} of {path}".format, str)
     _check(flags, names, flag, flag)
     return {**content, **variables, **flags}
+
+
+def fault_of(error: ErrorDetails, word: str | None) -> str:
+    """What is wrong with a setting's value, in the words of somebody who sets it.
+
+    Args:
+        error: what pydantic found.
+        word: that the setting may be instead of a value, if there is one.
+    """
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":  # of our own checks
+        return str(context["error"])
+    if kind == "literal_error":
+        must = f"be {context['expected']}"
+    elif kind in _BOUNDS:
+        (limit,) = context.values()
+        must = f"be {_BOUNDS[kind]} {limit:,}"
+    elif kind in _KINDS:
+        must = f"be {_KINDS[kind]}"
+    else:
+        message = error["msg"]
+        return f"{message[:1].lower()}{message[1:]}"
+    alternative = "" if word is None else f" or {word!r}"
+    return f"must {must}{alternative}, not {shortened(str(error['input']))!r}"
 
 
 def _variables(names: Collection[str]) -> dict[str, str]:

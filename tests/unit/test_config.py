@@ -35,13 +35,13 @@ def test_models_from_flags() -> None:
         ({"log_texts": "true"}, "log_format json"),
         ({"slots": -1}, "'slots'"),
         ({"provider": "tpu"}, "'provider'"),
-        ({"model": ["just-a-path"]}, "is not NAME=PATH"),
+        ({"model": ["just-a-path"]}, "is neither NAME=PATH"),
         ({"model": ["a=x", "a=y"]}, "given twice"),
         ({"model": ["a b=x"]}, "use letters"),
         ({"model": ["a/b/c=x"]}, "one '/' at most"),
         ({"model": ["../b=x"]}, "use letters"),
         ({"model": ["load=x"]}, "/models/load is a route"),
-        ({"model": '{"a"'}, "is not NAME=PATH"),
+        ({"model": '{"a"'}, "is neither NAME=PATH"),
     ],
 )
 def test_a_wrong_setting_names_itself(flags: dict[str, object], words: str) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from maskdial.bundle.manifest import Manifest, ProblemType
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, io_reason
 
 ADAPTER_MANIFEST: Literal["adapter.json"] = "adapter.json"
 ADAPTER_WEIGHTS: Literal["adapter.safetensors"] = "adapter.safetensors"
@@ -154,7 +154,8 @@ def read_adapter_manifest(name: str, path: Path) -> AdapterManifest:
             raise BundleError(f"adapter {name!r}: {file.name} is larger than 1 MiB")
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"adapter {name!r}: {file} is not readable JSON: {error}") from error
+        reason = io_reason(error)
+        raise BundleError(f"adapter {name!r}: {file} is not readable JSON: {reason}") from error
     try:
         return AdapterManifest.model_validate(content)
     except pydantic.ValidationError as error:

@@ -102,7 +102,7 @@ from maskdial.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, io_reason
 
 # Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
 # six times as long as the Add and the LayerNormalization that it replaces.
@@ -355,7 +355,8 @@ def _read_manifest(name: str, path: Path) -> Manifest:
             )
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"model {name!r}: {path} is not readable JSON: {error}") from error
+        reason = io_reason(error)
+        raise BundleError(f"model {name!r}: {path} is not readable JSON: {reason}") from error
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         raise BundleError(

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from maskdial.config import Config, key_fault
-from maskdial.errors import ConfigError, ForbiddenError, UnauthorizedError
+from maskdial.errors import ConfigError, ForbiddenError, UnauthorizedError, io_reason
 
 ADMIN = "admin"
 """The name of the admin key."""
@@ -176,7 +176,7 @@ def _read_text(path: Path, opener: Callable[[str, int], int] | None = None) -> s
         with open(path, encoding="utf-8", opener=opener) as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+        raise ConfigError(f"the key file {path} cannot be read: {io_reason(error)}") from error
 
 
 def _open_regular(path: str, flags: int) -> int:

@@ -4,7 +4,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, io_reason
 
 _log = logging.getLogger("maskdial")
 
@@ -34,7 +34,7 @@ class Certificate:
             self._load(self.context)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"the certificate {certificate} and its key cannot be used: {error}"
+                f"the certificate {certificate} and its key cannot be used: {io_reason(error)}"
             ) from error
 
     def reload(self) -> None:

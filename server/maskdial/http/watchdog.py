@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from maskdial.config import Config
 from maskdial.engine.life import Engine, EngineState
 from maskdial.engine.thread import in_thread
+from maskdial.errors import io_reason
 from maskdial.logs import STACKS
 
 _log = logging.getLogger("maskdial.watchdog")
@@ -102,4 +103,4 @@ def _stacks_of_all_threads() -> str:
             file.seek(0)
             return file.read().decode(errors="backslashreplace")
     except OSError as error:
-        return f"they cannot be written: {error}"
+        return f"they cannot be written: {io_reason(error)}"

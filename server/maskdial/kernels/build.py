@@ -15,7 +15,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, io_reason
 from maskdial.extras import how_to_install
 
 FOLDER = Path(__file__).parent
@@ -130,6 +130,7 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
-        raise ConfigError(f"the compiler {command[0]} cannot be run: {error}") from error
+        reason = io_reason(error)
+        raise ConfigError(f"the compiler {command[0]} cannot be run: {reason}") from error
     if done.returncode:
         raise ConfigError(f"{shlex.join(command)} failed: {done.stderr.strip()}")

@@ -109,10 +109,21 @@ def opened_input(options: argparse.Namespace, config: Config) -> tuple[Input, Fo
     kind = format_of(options.input, options.format)
     if kind != "jsonl" and options.task is None:
         raise ConfigError("say what to do with the texts: set --task, such as --task embed")
-    lines = open_input(
-        options.input, kind, config.max_body_bytes, options.column, options.id_column
-    )
-    return lines, kind
+    limit = config.max_body_bytes
+    if options.task is None and os.path.isfile(options.input):
+        _check_envelope(options.input, limit)
+    return open_input(options.input, kind, limit, options.column, options.id_column), kind
+
+
+def _check_envelope(path: str, max_bytes: int) -> None:
+    """Refuses a file whose first line does not say what it asks for: no other one will."""
+    with contextlib.closing(open_input(path, "jsonl", max_bytes, None, None)) as lines:
+        first = next(iter(lines), None)
+    if first is not None and not first.fault and "custom_id" not in first.content:
+        raise ConfigError(
+            'the lines have no "custom_id", "method", "url" and "body": say what to do with them '
+            "by --task, such as --task classify"
+        )
 
 
 async def _run(

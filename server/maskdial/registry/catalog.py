@@ -7,14 +7,13 @@ access to the folder decides what is served. A path in a request is confined to 
 import logging
 from pathlib import Path
 
-import maskdial
 from maskdial.bundle.manifest import MANIFEST
+from maskdial.bundle.starters import STARTER_FOLDER as STARTER_FOLDER
+from maskdial.bundle.starters import starters as starters
 from maskdial.config import Config, model_name_fault
-from maskdial.errors import BundleError, ConfigError, ValidationError
+from maskdial.errors import BundleError, ConfigError, ValidationError, io_reason
 
 _log = logging.getLogger("maskdial.models")
-
-STARTER_FOLDER = Path(maskdial.__file__).parent / "starter"
 
 
 class Catalog:
@@ -42,7 +41,8 @@ class Catalog:
         try:
             children = _children(self.folder)
         except OSError as error:
-            raise ConfigError(f"--model-dir {self.folder} cannot be read: {error}") from error
+            reason = io_reason(error)
+            raise ConfigError(f"--model-dir {self.folder} cannot be read: {reason}") from error
         for path in children:
             for bundle in self._bundles(path):
                 name = bundle.relative_to(self.folder).as_posix()
@@ -60,7 +60,7 @@ class Catalog:
                 return [path]
             children = _children(path) if deeper and path.is_dir() else []
         except OSError as error:
-            self._complain(path, f"{path} is left out of --model-dir: {error.strerror}")
+            self._complain(path, f"{path} is left out of --model-dir: {io_reason(error)}")
             return []
         return [bundle for child in children for bundle in self._bundles(child, deeper=False)]
 
@@ -118,12 +118,6 @@ def find_bundles(config: Config) -> Catalog:
     if not found:
         raise BundleError("no --model was given, and this installation has no starter models")
     return Catalog(found)
-
-
-def starters() -> dict[str, Path]:
-    """The starter models that are installed, by name."""
-    paths = sorted(STARTER_FOLDER.glob(f"*/{MANIFEST}"))
-    return {path.parent.name: path.parent for path in paths}
 
 
 def _children(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, io_reason
 from maskdial.runtime.host_limits import available_bytes
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
@@ -180,8 +180,8 @@ class HostMemory:
             mapping = _reserve(num_bytes)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"cannot allocate another {num_bytes / 1e9:.2f} GB of memory ({error}); use fewer "
-                "--slots or a shorter --max-context"
+                f"cannot allocate another {num_bytes / 1e9:.2f} GB of memory ({io_reason(error)}); "
+                "use fewer --slots or a shorter --max-context"
             ) from error
         pointer = np.frombuffer(mapping, np.uint8).ctypes.data
         insort(self._addresses, pointer)

@@ -12,7 +12,13 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.roles import RoleRules
 from maskdial.engine.child import ChildDiedError, ChildLimits, ChildProcess
 from maskdial.engine.fairness import current_usage
-from maskdial.errors import BundleError, OverloadedError, UnavailableError, ValidationError
+from maskdial.errors import (
+    BundleError,
+    OverloadedError,
+    UnavailableError,
+    ValidationError,
+    io_reason,
+)
 
 LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
 _MAX_WAITING = 256
@@ -323,7 +329,10 @@ def _read(bundle: Bundle, file_name: str) -> str | None:
     try:
         return (bundle.path / file_name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"model {bundle.name!r}: {file_name} is not readable: {error}") from error
+        reason = io_reason(error)
+        raise BundleError(
+            f"model {bundle.name!r}: {file_name} is not readable: {reason}"
+        ) from error
 
 
 def _in_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
