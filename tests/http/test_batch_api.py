@@ -97,9 +97,11 @@ def clock(server: Any) -> Iterator[Callable[[float], None]]:
 
 
 def finish(client: openai.OpenAI, batch: Batch) -> Batch:
-    """A batch when nothing happens to it any more."""
-    until = time.monotonic() + PATIENCE
+    """A batch when nothing happens to it any more. It may take long, but not stand still."""
+    until, before = time.monotonic() + PATIENCE, batch
     while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        if batch != before:
+            until, before = time.monotonic() + PATIENCE, batch
         assert time.monotonic() < until, batch
         time.sleep(0.02)
         batch = client.batches.retrieve(batch.id)

@@ -270,6 +270,25 @@ def test_a_line_is_not_in_the_background_of_the_background(alice: openai.OpenAI)
 
 
 @pytest.mark.usefixtures("service")
+@pytest.mark.parametrize(
+    ("path", "stream", "why"),
+    [
+        ("/api/generate", None, "body.stream: a batch has whole replies; set it to false"),
+        ("/api/chat", True, "body.stream: a batch has whole replies; leave it out"),
+        ("/v1/completions", True, "body.stream: a batch has whole replies; leave it out"),
+    ],
+)
+def test_what_streams_by_itself_is_refused(
+    alice: openai.OpenAI, path: str, stream: bool | None, why: str
+) -> None:
+    body = {"model": "sentiment", "prompt": "x"} | ({} if stream is None else {"stream": stream})
+    line = {"custom_id": "a", "method": "POST", "url": path, "body": body}
+    assert message(finish(alice, begin(alice, encode(line), path))) == why
+    with pytest.raises(openai.BadRequestError, match="must be the path of a task"):
+        begin(alice, encode(line), "/generate_stream")
+
+
+@pytest.mark.usefixtures("service")
 def test_a_name_of_a_model_that_is_long_is_not_kept(alice: openai.OpenAI) -> None:
     body = {"model": "x" * 100_000, "inputs": "y"}
     batch = finish(alice, begin(alice, encode(classify(1, body=body))))

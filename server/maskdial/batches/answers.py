@@ -171,8 +171,9 @@ class Answers:
             return "body must be an object"
         if not isinstance(url, str) or url not in self._requests.task_paths:
             return 'url must be the path of a task, such as "/v1/embeddings"'
-        if content["body"].get("stream"):
-            return "body.stream: a batch has whole replies; leave it out"
+        if self._requests.streams(url, content["body"]):
+            how = "leave it out" if content["body"].get("stream") else "set it to false"
+            return f"body.stream: a batch has whole replies; {how}"
         if content["body"].get("background"):
             return "body.background: all lines of a batch are in the background; leave it out"
         for name in content:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,14 @@ from maskdial.http.context import ServerContext
 from maskdial.http.in_process import Reply, headers_of, receiving, scope_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.route import TaskRoute
+from maskdial.http.sse import EVENTS
 
 _log = logging.getLogger("maskdial.requests")
 _IDS = random.Random()  # ids are no secrets
 _MAX_OPEN = 64  # what several passes of short texts hold
 _MAX_OPEN_BESIDE = 2  # one is prepared while another is computed
 _QUIET_SECONDS = 0.25
+_STREAMS_ONLY = "/generate_stream"
 _LOOK_SECONDS = 0.05
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 15.0  # seconds before a line is asked again
 _MAX_TRIES = 40  # of a line that is unavailable and its model is not: eight minutes
@@ -76,12 +78,19 @@ class Requests:
             route.path: route
             for route in dialects.ROUTES
             if isinstance(route, TaskRoute) and not route.param_convertors and not route.admin
+            if route.path != _STREAMS_ONLY
         }
 
     @property
     def task_paths(self) -> frozenset[str]:
         """The paths of requests that models answer."""
         return frozenset(self._routes)
+
+    def streams(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Whether the reply to a body would be a stream, as Ollama's are unless it says no."""
+        stream = body.get("stream")
+        by_default = self._routes[path].stream_type != EVENTS.media_type
+        return bool(stream) or (stream is None and by_default)
 
     async def post(self, path: str, body: bytes) -> BatchReply:
         """The reply to a request with a JSON body, to one of the paths; a stream comes as a whole.

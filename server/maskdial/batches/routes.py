@@ -336,7 +336,6 @@ def _post(path: str, endpoint: Any, reply: Any, **options: Any) -> TaskRoute:
         error=OpenAIError,
         error_reply=error_reply,
         invalid_status=400,
-        statuses=(403,),
         tags=["openai"],
         **options,
     )
@@ -349,7 +348,7 @@ def _route(method: str, path: str, endpoint: Any, reply: Any, **options: Any) ->
         methods=[method],
         reply=reply,
         error=OpenAIError,
-        statuses=(400, 403, 404, 503),
+        statuses=(400, 404, 503),
         tags=["openai"],
         **options,
     )

@@ -17,7 +17,7 @@ _REFERENCE = "#/components/schemas/{model}"
 _MEANINGS = {
     400: "The body cannot be served as it is.",
     401: "The server asks for a key, and the request's is missing or wrong.",
-    403: "The server does not do that for anyone.",
+    403: "The server does not do that for anyone, or not for web pages of elsewhere.",
     404: "There is no such model, or none for the task.",
     408: "The body did not arrive in time.",
     413: "The body is larger than the server accepts.",

@@ -55,7 +55,7 @@ class Route(APIRoute):
         super().__init__(path, endpoint, response_model=None, **options)
         self.reply = reply
         self.error = error
-        self.statuses = {401, *statuses, *reply_statuses}
+        self.statuses = {401, 403, *statuses, *reply_statuses}
         self.reply_statuses = reply_statuses
         self.media_type = media_type
         self.body = body

@@ -22,6 +22,9 @@ class NoRequests:
     context = None
     task_paths = frozenset({"/classify"})
 
+    def streams(self, path: str, body: Any) -> bool:
+        return False
+
 
 def read(path: Path, stop: threading.Event | None = None) -> tuple[Findings, Input, int]:
     """What is found in a file, and how often it was asked whether to stop."""
