@@ -243,7 +243,8 @@ def test_full_disk(
 def test_an_indexer_that_is_not_used_is_no_reason(use_dsa: bool | None) -> None:
     """dots 3 has the settings of one in any case; as published, and as transformers saves it."""
     given = {} if use_dsa is None else {"use_dsa": use_dsa}
-    saved = transformers.Dots3NoteTextConfig(num_hidden_layers=4, **given).to_dict()
+    made: Any = transformers.Dots3NoteTextConfig(num_hidden_layers=4, **given)
+    saved = json.loads(made.to_json_string())
     published = {"model_type": saved["model_type"], "index_topk": 2048, **given}
     for config in (published, saved | {"architectures": None}):
         if use_dsa is False:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import httpx
 import pytest
 import tokenizers
 import torch
+import transformers
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial_export.checkpoint.source import find
-from maskdial_export.checkpoint.text_part import take_text_part
+from maskdial_export.checkpoint.text_part import take_text_part, towers_left_out
 from maskdial_export.checkpoint.weights import load_model
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
+from maskdial_export.tracing import causal
 from maskdial_export.tracing.sparsity import quantiles_computed
 from tests.export.conftest import VOCABULARY
+from tests.export.zoo import SHAPE, WRAPPED
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -160,3 +164,72 @@ def test_chat_with_a_template_of_parts_and_tokens_of_images(
     ):
         assert refused.status_code in (400, 422), refused.text
         assert why in refused.text
+
+
+@pytest.mark.parametrize(
+    ("architecture", "of", "text_class"),
+    [
+        (
+            "Gemma3ForSequenceClassification",
+            "gemma3-vision",
+            "Gemma3TextForSequenceClassification",
+        ),
+        (
+            "Qwen3_5ForSequenceClassification",
+            "qwen3.5-vision",
+            "Qwen3_5TextForSequenceClassification",
+        ),
+    ],
+)
+def test_classifiers_that_are_wrappers_have_a_text_part(
+    architecture: str, of: str, text_class: str, checkpoint: New, tmp_path: Path
+) -> None:
+    """They build the whole wrapper by an auto class, as they build its towers."""
+    model_class: Any = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    wrapper = model_class(model_class.config_class(**WRAPPED[of].settings, num_labels=3)).eval()
+    wrapper.save_pretrained(tmp_path)
+    shutil.copyfile(checkpoint("bert") / "tokenizer.json", tmp_path / "tokenizer.json")
+    source = find(str(tmp_path), "auto", revision=None, allow_pickle=False)
+    assert source.task == "classify"
+    loaded = load_model(source, strict=True, console=Console(quiet=True))
+    assert type(loaded.model).__name__ == text_class
+    ids = torch.arange(4, 44)[None]
+    with torch.no_grad():
+        expected = wrapper(input_ids=ids).logits
+        torch.testing.assert_close(loaded.model(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text"),
+    [
+        ("Qwen2AudioForConditionalGeneration", "qwen2"),
+        ("DeepseekVLForConditionalGeneration", "llama"),
+        ("DeepseekVLHybridForConditionalGeneration", "llama"),
+    ],
+)
+def test_towers_that_wrappers_ask_for_something(architecture: str, text: str) -> None:
+    """A device, or an auto class that is called with the name of its argument."""
+    model_class: Any = getattr(transformers, architecture)
+    settings = {"model_type": text, "num_key_value_heads": 2, **SHAPE}
+    config = model_class.config_class(text_config=settings)
+    with towers_left_out(config):
+        wrapper = model_class(config).eval()
+    part = take_text_part(wrapper, "generate")
+    assert type(part.model).__name__.endswith("ForCausalLM")
+    assert any("tower" in name or "vision" in name for name in part.left_out)
+
+
+def test_towers_within_a_text_model_keep_no_state_of_texts() -> None:
+    """Phi-4-multimodal is no wrapper: its convolutions for sound are in the model of texts."""
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "crop_size": 28}
+    sound = {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1, "num_attention_heads": 2}
+    sound |= {"nemo_conv_channels": 8, "ext_pw_out_channel": 32, "nemo_final_size": 32}
+    config = transformers.Phi4MultimodalConfig(
+        **SHAPE,
+        num_key_value_heads=2,
+        vision_config=vision | {"image_token_id": 7},
+        audio_config=sound | {"audio_token_id": 8},
+    )
+    causal.check(transformers.Phi4MultimodalForCausalLM(config))

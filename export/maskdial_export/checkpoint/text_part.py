@@ -103,23 +103,27 @@ class _Tower(nn.Module):
     Some need packages that text does not (timm), and a tower may have a billion weights.
     """
 
+    device, dtype = torch.device("cpu"), torch.float32
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
+
+    def make_preprocessor_external(self) -> None:
+        """Nemotron 3 Omni calls it of its tower as it is built."""
 
 
 @contextmanager
 def towers_left_out(config: Any) -> Iterator[None]:
     """Builds no module for images or sound by an auto class inside the block.
 
-    ``config`` is the wrapper's.
+    ``config`` is the wrapper's. A classifier builds the whole wrapper by an auto class.
     """
-    text_config = config.get_text_config()
+    kept = type(config), type(config.get_text_config())
     built = transformers.AutoModel.from_config
 
-    def build(each: Any, **settings: Any) -> nn.Module:
-        is_text = type(each) is type(text_config)
-        return cast(nn.Module, built(each, **settings)) if is_text else _Tower(each)
+    def build(config: Any, **settings: Any) -> nn.Module:
+        return built(config, **settings) if type(config) in kept else _Tower(config)
 
     with mock.patch.object(transformers.AutoModel, "from_config", build):
         yield

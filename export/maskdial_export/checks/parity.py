@@ -7,7 +7,7 @@ torch's, is only tested for that. One more text reaches beyond every window that
 names (`maskdial_export.checks.reach`), and torch's model is as it was loaded for each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ _LONGEST_WRITTEN = 512  # by an encoder-decoder model, token by token
 _DECODE_STEPS = 10
 _SEED = 20240229
 _LARGEST_LOGIT = 1e9  # where the next float32 is 64 away
+_BOTH = 2  # torch and the graph are each as far from the exact logits as rounding makes them
+_MAX_ROUNDING = 0.02  # beyond which a difference could be anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,35 @@ def identical(left: Sequence[Floats], right: Sequence[Floats]) -> bool:
 
 
 class Judge:
-    """Compares logits, with a tolerance that scales with the largest logit."""
+    """Compares logits, with a tolerance that scales with the largest logit.
 
-    def __init__(self, tolerance: float, expected: Sequence[Floats]) -> None:
+    ``rounding`` measures how far two of torch's own ways to compute them are apart; a right graph
+    may be as far from either. It is asked where the tolerance does not do.
+    """
+
+    def __init__(
+        self,
+        tolerance: float,
+        expected: Sequence[Floats],
+        rounding: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         peak = max(float(np.max(np.abs(each))) for each in expected)
         if not peak <= _LARGEST_LOGIT:  # also if it is NaN
             raise ExportError(
                 f"torch's own logits reach {peak:.2g}; the weights are damaged, or overflow float32"
             )
         self.tolerance = tolerance * max(1.0, peak / 10)
+        self._limit = _MAX_ROUNDING * max(1.0, peak / 10)
+        self._rounding: Callable[[], float] | None = rounding
 
     def difference(self, what: str, expected: Sequence[Floats], actual: Sequence[Floats]) -> float:
         pairs = zip(expected, actual, strict=True)
         difference = max(float(np.max(np.abs(left - right))) for left, right in pairs)
+        if not difference <= self.tolerance and self._rounding is not None:
+            allowed = _BOTH * self._rounding()
+            self._rounding = None
+            if allowed <= self._limit:
+                self.tolerance = max(self.tolerance, allowed)
         if not difference <= self.tolerance:
             raise ExportError(
                 f"ONNX Runtime and torch disagree on {what}: the logits differ by up to "
@@ -238,20 +256,35 @@ class CausalParity:
     def measure(self, tolerance: float) -> Measured:
         """Compares with torch; raises ExportError if logits differ by more than the tolerance."""
         expected = [self.expect(text) for text in self.texts]
-        judge = Judge(tolerance, expected)
+        judge = Judge(tolerance, expected, lambda: self._rounding(expected[0]))
         prompts = [each[: -self.steps] for each in expected]
         readings = self._read()
         in_chunks = self._in_chunks(np.cumsum(_CHUNKS))
-        report = ParityReport(
-            tolerance=judge.tolerance,
-            ragged_batch=judge.difference("a ragged batch", prompts, readings.together),
-            chunked_prompt=judge.difference("a prompt in chunks", prompts[:1], in_chunks),
-            decode_steps=judge.difference(
-                "decode steps", [each[-self.steps :] for each in expected], readings.decoded
-            ),
-            long_text=self._read_far(judge),
-        )
+        ends = [each[-self.steps :] for each in expected]
+        differences = {
+            "ragged_batch": judge.difference("a ragged batch", prompts, readings.together),
+            "chunked_prompt": judge.difference("a prompt in chunks", prompts[:1], in_chunks),
+            "decode_steps": judge.difference("decode steps", ends, readings.decoded),
+            "long_text": self._read_far(judge),
+        }
+        report = ParityReport(tolerance=judge.tolerance, **differences)
         return Measured(report, readings.identical)
+
+    def _rounding(self, expected: Floats) -> float:
+        """How far torch's logits for the longest text change if it reads token by token.
+
+        0 of models without recurrent states, of which only rounding by the thousandfold would show.
+        """
+        if not self.layout.states:
+            return 0.0
+        self.reach.restore()
+        rows, past = [], None
+        with torch.no_grad():
+            for token in torch.from_numpy(self.texts[0]):
+                output = self.model(token.reshape(1, 1), past_key_values=past, use_cache=True)
+                past = output.past_key_values
+                rows.append(output.logits[0].numpy())
+        return float(np.max(np.abs(np.concatenate(rows) - expected)))
 
     def _read_far(self, judge: "Judge") -> float | None:
         """Reads a long text in chunks, as the server does; logits are computed where they count."""

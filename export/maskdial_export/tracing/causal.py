@@ -30,6 +30,8 @@ _OWN_ATTENTION = re.compile(
     r"(BigBirdPegasus(Self|BlockSparse)|LongT5(Local|TransientGlobal)|LEDEncoderSelf"
     r"|PegasusXGlobalLocal|ProphetNetNgramSelf|DiffLlama)Attention|FSMTDecoder"
 )
+# What a text model has within it for images and sound, as Phi-4-multimodal does; it reads no text
+_TOWERS = re.compile(r"(^|\.)\w*(vision|image|audio|video)\w*")
 # Mixtures of experts of encoder-decoder models, which are not computed as others are
 _OWN_EXPERTS = re.compile(r"SwitchTransformersLayerFF|NllbMoeSparseMLP")
 
@@ -42,6 +44,8 @@ def check(model: PreTrainedModel) -> None:
         ExportError: there is such a layer; the message names its class.
     """
     for name, module in model.named_modules():
+        if _TOWERS.search(name):
+            continue
         if _OWN_ATTENTION.fullmatch(type(module).__name__):
             raise ExportError(
                 f"{type(model).__name__} is not supported: {name} is a {type(module).__name__}, "
