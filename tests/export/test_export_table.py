@@ -195,9 +195,9 @@ def file_blocks(bits: int, minima: bool) -> StoredBlocks:
     """A table as a file may have it."""
     rng = np.random.default_rng(bits)
     shape = TOKENS, WIDTH // 32
-    dtype = np.uint8 if minima else np.int8
     low, high = (0, 2**bits) if minima else (-(2 ** (bits - 1)), 2 ** (bits - 1))
-    values = rng.integers(low, high, (TOKENS, WIDTH)).astype(dtype)
+    drawn = rng.integers(low, high, (TOKENS, WIDTH))
+    values = drawn.astype(np.uint8) if minima else drawn.astype(np.int8)
     scale = rng.uniform(0.5, 2, shape).astype(np.float16).astype(np.float32)
     minimum = (scale * 7.5).astype(np.float16).astype(np.float32) if minima else None
     return StoredBlocks(values, scale, minimum, bits, 32)
