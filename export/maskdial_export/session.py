@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from maskdial.bundle.bundle import UNWANTED_FUSIONS
 from maskdial.bundle.manifest import ENCODER_GRAPH, KVLayout
 from maskdial.kernels.graph import AHEAD, NEW_TOKENS
-from maskdial.kernels.installed import Kernels
+from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.cores import usable_cores
 
@@ -26,6 +26,11 @@ _ELEMENTS = {
     "tensor(int8)": np.int8,
 }
 """Of a KV cache."""
+
+
+def kernels_here() -> Kernels | None:
+    """The kernels with which a server on this machine computes quantized models."""
+    return find_kernels("auto")
 
 
 def load_session(

@@ -287,7 +287,7 @@ def test_a_layer_is_kept_only_if_that_lowers_the_loss_beyond_chance(
         return Comparison(next(levels, 0.0099) + next(order, noise[0]), 100, {})
 
     monkeypatch.setattr(Cosine, "compare", compare)
-    monkeypatch.setattr("maskdial_export.quantize.quality.find_kernels", lambda _setting: None)
+    monkeypatch.setattr("maskdial_export.quantize.quality.kernels_here", lambda: None)
     if better:
         assert len(quantize(traced("bert-embed"), Gate()).kept) == 1
     else:

@@ -284,7 +284,7 @@ def test_only_its_own_package_needs_ray(module: str) -> None:
 def test_export_takes_only_bundles_and_errors_from_the_server(module: str) -> None:
     ours = [use for use in imports_of(module) if use.within("maskdial", "maskdial_client")]
     allowed = ["maskdial.bundle", "maskdial.errors", "maskdial.extras"]
-    if module == "maskdial_export.adapting":  # which runs what the server runs
+    if module in ("maskdial_export.adapting", "maskdial_export.session"):  # run what it runs
         allowed += ["maskdial.kernels", "maskdial.runtime"]
     outside = {use.name for use in ours if not use.within(*allowed)}
     assert outside <= {"maskdial", *VERSIONS}

@@ -138,7 +138,8 @@ def _centered(
         assert blocks.center is not None, "integers of 8 bits have a center beside minima"
         center = add_initializer(graph, f"{name}.center", blocks.center.astype(np.float32)[None])
         row = add_initializer(graph, f"{name}.zero", (blocks.center + BYTE_ZERO)[:, None])
-        shape = add_initializer(graph, f"int8.shape.{scale.shape}", np.array(blocks.scale.shape))
+        sizes = np.array(blocks.scale.shape)
+        shape = add_initializer(graph, f"int8.shape.{sizes[0]}.{sizes[1]}", sizes)
         expanded = ir.node("Expand", [row, shape])
         graph.insert_before(node, [expanded])
         zeros = expanded.outputs[0]

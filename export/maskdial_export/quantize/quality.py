@@ -12,7 +12,6 @@ from rich.console import Console
 from torch import Tensor
 
 from maskdial.bundle.manifest import GRAPH, QualityReport
-from maskdial.kernels.installed import find_kernels
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.errors import ExportError
@@ -26,7 +25,7 @@ from maskdial_export.quantize.sensitivity import layer_errors, rank
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.quantize.table import sharing, tied_head, word_embedding
 from maskdial_export.quantize.tune import divergence, relative_error, tune
-from maskdial_export.session import Ids, Loaded
+from maskdial_export.session import Ids, Loaded, kernels_here
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.rewrite import modules_of
 
@@ -113,7 +112,7 @@ class Quantizer:
         if precision == "int4" and not kept and tied is not None and tied[0] not in self.named:
             # Its table is looked up as well, which 4 bits would harm more than the product
             self.raised = [*dict.fromkeys([*self.raised, tied[0]])]
-        self.kernels = None if precision in HALF else find_kernels("auto")
+        self.kernels = None if precision in HALF else kernels_here()
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
