@@ -51,7 +51,7 @@ FAULT := $(shell $(BROKEN))
 $(if $(FAULT),$(error $(FAULT)))
 endif
 
-.PHONY: help serve kernels test test-fast test-zoo test-cuda test-webgpu test-clients test-deploy test-ray test-sanitized \
+.PHONY: help serve kernels test test-fast test-zoo test-cuda test-webgpu test-clients test-agents test-deploy test-ray test-sanitized \
 	coverage check format dist locks
 
 help:
@@ -63,6 +63,7 @@ help:
 	@echo "make test-cuda     run the tests that need an NVIDIA GPU and the extra cuda (docs/gpu.md)"
 	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
+	@echo "make test-agents   run agents from npm and PyPI against a scripted model"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
 	@echo "make test-sanitized  run the tests of the kernels under AddressSanitizer and UBSan (g++)"
@@ -99,6 +100,9 @@ test-webgpu: $(DEV)
 
 test-clients: $(DEV) $(CLIENTS)
 	$(BIN)/python -m tests.clients .venv-clients $(ARGS)
+
+test-agents: $(DEV) .venv-agents/.installed
+	$(BIN)/python -m tests.agents .venv-agents $(ARGS)
 
 test-deploy: $(FOR_TESTING) $(DEPLOY)
 	$(PYTEST) tests/deploy $(ARGS)
@@ -177,6 +181,15 @@ $(RAY): $(PROJECTS) constraints.txt
 .venv-clients/%/.installed: tests/clients/%/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install -r $<
+	touch $@
+
+# The programs run as they come; no script of a package runs when it is installed.
+.venv-agents/.installed: $(wildcard tests/agents/*.json tests/agents/*.txt)
+	npm install --prefix .venv-agents/node --ignore-scripts --no-audit --no-fund \
+		$$($(PYTHON) -c "import json; print(*('@'.join(p) for p in json.load(open('tests/agents/npm.json')).items()))")
+	for name in aider mini; do \
+		$(PYTHON) -m venv .venv-agents/$$name && \
+		.venv-agents/$$name/bin/python -m pip install -r tests/agents/$$name.txt || exit 1; done
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

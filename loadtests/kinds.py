@@ -167,6 +167,10 @@ def _completion(**fields: Any) -> Body:
     return lambda n: {"model": "hybrid", "prompt": text(n), "max_tokens": 4, **fields}
 
 
+def _completion_with_unknown(number: int) -> dict[str, Any]:
+    return {"model": "hybrid", "prompt": text(number), "max_tokens": 1, word(number): 1}
+
+
 def _chat(**fields: Any) -> Body:
     return lambda number: {
         "model": "hybrid",
@@ -288,6 +292,19 @@ KINDS: tuple[Kind, ...] = (
         _chat(),
         target="/models/hybrid/v1/chat/completions",
     ),
+    Kind("chat without a version", "/chat/completions", _chat()),
+    Kind("template", "/apply-template", _chat()),
+    Kind(
+        "completion",
+        "/completion",
+        lambda n: {"model": "hybrid", "prompt": text(n), "n_predict": 4},
+    ),
+    Kind("fim", "/v1/fim/completions", _completion()),
+    Kind("props", "/props", target="/props?model=hybrid"),
+    Kind("slots", "/slots", target="/slots?model=hybrid"),
+    Kind("version", "/version"),
+    Kind("studio models", "/api/v0/models"),
+    Kind("studio model", "/api/v0/models/{name}", target="/api/v0/models/hybrid"),
     Kind("chat stream", "/v1/chat/completions", _chat(stream=True)),
     Kind("chat left", "/v1/chat/completions", _chat(stream=True, max_tokens=200), leaves=True),
     Kind("chat tools", "/v1/chat/completions", _with_tool),
@@ -386,7 +403,8 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("tokenizer info", "/tokenizer_info", target="/tokenizer_info?model=hybrid"),
     Kind("index", "/v2/repository/index", lambda _: {}),
-    Kind("400", "/v1/completions", lambda n: {"model": "hybrid", "prompt": "x", word(n): 1}, 400),
+    Kind("400", "/v1/completions", lambda n: {"model": "hybrid", "prompt": [word(n), 1]}, 400),
+    Kind("ignored", "/v1/completions", _completion_with_unknown),
     Kind("401", "/classify", inputs("sentiment"), 401, {"Authorization": "Bearer x"}),
     Kind("401 admin", "/models/load", lambda n: {"model": word(n)}, 401),
     Kind("404", "/classify", lambda n: {"inputs": "x", "model": word(n)}, 404, {}),

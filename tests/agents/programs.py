@@ -135,33 +135,19 @@ def _openai_environment(place: Place) -> Mapping[str, str]:
     }
 
 
+# These ask a proxy also for this machine, whatever NO_PROXY says.
+_NO_PROXY = {"HTTP_PROXY": "", "HTTPS_PROXY": ""}
+
+
+def _qwen_environment(place: Place) -> Mapping[str, str]:
+    return {**_openai_environment(place), **_NO_PROXY}
+
+
 def _cline(place: Place) -> Sequence[str]:
-    place.write(
-        ".cline/data/settings/providers.json",
-        {
-            "version": 1,
-            "lastUsedProvider": "openai-compatible",
-            "providers": {
-                "openai-compatible": {
-                    "settings": {
-                        "provider": "openai-compatible",
-                        "apiKey": "none",
-                        "model": place.model,
-                        "baseUrl": f"{place.url}/v1",
-                    }
-                }
-            },
-        },
-    )
-    return [
-        place.node("cline"),
-        "--provider",
-        "openai-compatible",
-        "--model",
-        place.model,
-        "--yolo",
-        TASK,
-    ]
+    where = f"--provider openai-compatible --apikey none --baseurl {place.url}/v1"
+    program = place.node("cline")
+    auth = f"{program} auth {where} --modelid {place.model}"
+    return ["sh", "-c", f"{auth} && exec {program} --provider openai-compatible '{TASK}'"]
 
 
 def _aider(place: Place) -> Sequence[str]:
@@ -233,7 +219,7 @@ PROGRAMS: Mapping[str, Program] = {
             Call("edit", {"file_path": place.file, "old_string": _OLD, "new_string": _NEW}),
             DONE,
         ],
-        _openai_environment,
+        _qwen_environment,
     ),
     "cline": Program(
         _cline,
@@ -242,6 +228,7 @@ PROGRAMS: Mapping[str, Program] = {
             Call("run_commands", {"commands": [_SED]}),
             DONE,
         ],
+        lambda place: _NO_PROXY,
     ),
     "aider": Program(_aider, lambda place: [_BLOCK], _openai_environment, without_tools=True),
     "mini-swe-agent": Program(

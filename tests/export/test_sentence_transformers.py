@@ -200,7 +200,6 @@ def test_sparse_weights_on_the_wire(url: str) -> None:
             "also given beside the inputs",
         ),
         ("/embed", {"inputs": "a", "model": "sparse"}, "cannot do embed; it does embed-sparse"),
-        ("/embed-sparse", {"inputs": "a", "normalize": True}, "normalize: unknown field"),
         ("/embed-sparse", {"inputs": "a", "prompt_name": "x"}, "prompt_name: model 'sparse'"),
         ("/embed", {"inputs": "a", "instruction": "find it"}, "instruction: model 'dense' takes"),
         ("/embed", {"inputs": "a", "instruction": " "}, "instruction"),

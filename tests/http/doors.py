@@ -24,7 +24,8 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "metrics": ("/metrics",),
     # GET
     "read": (
-        *("/openapi.json", "/models", "/info", "/tokenizer_info"),
+        *("/openapi.json", "/models", "/info", "/tokenizer_info", "/version", "/props", "/slots"),
+        *("/api/v0/models", "/api/v0/models/{name:path}"),
         *("/v1/models", "/v1/models/{name:path}", "/v1/responses/{id}"),
         *("/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"),
         *("/v1/batches", "/v1/batches/{id}", "/api/version", "/api/tags", "/api/ps"),
@@ -47,6 +48,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
         *("/summarize", "/translate", "/tokenize", "/detokenize", "/predict", "/decode"),
         *("/embeddings", "/vertex", "/invocations", "/", "/models/{name:path}"),
         *("/v1/completions", "/v1/chat/completions", "/models/{name:path}/v1/chat/completions"),
+        *("/chat/completions", "/completion", "/apply-template", "/v1/fim/completions"),
         *("/v1/responses", "/v1/responses/{id}/cancel", "/v1/embeddings", "/v1/rerank"),
         *("/v2/rerank", "/v2/embed", "/v1/embed", "/v1/decisions", "/v1/systemone"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/batches"),

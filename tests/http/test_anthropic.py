@@ -529,10 +529,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"top_p": 0}, "top_p: must be above 0"),
         ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
         ({"tools": [{"name": "a"}]}, "tools[0].input_schema: this field is required"),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "a"}]},
-            "server tools are not supported",
-        ),
         ({"tools": [TOOLS[0], TOOLS[0]], "model": "hermes"}, "two tools are named 'weather'"),
         ({"tools": TOOLS}, "set tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: there are no tools to call"),

@@ -431,12 +431,6 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
             "must not be empty",
         ),
         (
-            "hybrid",
-            {"questions": [{**PREDICATE, "weight": 2}]},
-            "questions[0].weight",
-            "unknown field",
-        ),
-        (
             "masked",
             {
                 "questions": [

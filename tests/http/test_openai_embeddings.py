@@ -214,6 +214,13 @@ def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
     assert vector.tolist() == expected
 
 
+def test_blank_texts_among_others_are_embedded_as_they_are(http: httpx.Client) -> None:
+    data = embed(http, input=["A ship.", " ", ""])["data"]
+    alone = embed(http, input="A ship.")["data"][0]["embedding"]
+    assert len(data) == 3
+    assert data[0]["embedding"] == alone
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
 @pytest.mark.parametrize("dimensions", [None, 13])
 def test_bytes_and_bits_are_those_of_sentence_transformers(
@@ -272,7 +279,7 @@ def test_long_inputs_are_cut_only_when_asked(http: httpx.Client) -> None:
         ({}, "input", "required"),
         ({"input": []}, "input", "must be a string"),
         ({"input": ""}, "input", "must not be empty"),
-        ({"input": ["a", " "]}, "input", "item 1 must not be empty"),
+        ({"input": [" ", ""]}, "input", "must not be empty"),
         ({"input": ["a", 5]}, "input", "item 1 must be a string"),
         ({"input": [[5], []]}, "input[1]", "no tokens"),
         ({"input": ["a", LONG]}, "input[1]", "the text has 102 tokens"),

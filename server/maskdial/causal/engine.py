@@ -116,6 +116,11 @@ class CausalEngine(Engine):
         self._channels: dict[Sequence, ReplyChannel] = {}  # of sequences that have not ended
         self._slot_used_at: dict[int, float] = {}  # of slots whose memory is committed
 
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._scheduler.running)
+
     def check_room(self, num_sequences: int) -> None:
         """Refuses now what `stream` would refuse: for callers with work to do before it.
 

@@ -4,6 +4,7 @@ A new one is a module with its ``ROUTES``, listed here. If its errors have a for
 its errors module is listed in ``_ERRORS`` as well.
 """
 
+import functools
 from collections.abc import Callable
 
 from fastapi import Response
@@ -17,6 +18,8 @@ from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository as kserve_repository
 from maskdial.dialects.kserve import triton as kserve_triton
+from maskdial.dialects.llamacpp import completion as llamacpp_completion
+from maskdial.dialects.llamacpp import service as llamacpp_service
 from maskdial.dialects.native import (
     admin,
     generate,
@@ -32,7 +35,7 @@ from maskdial.dialects.native import (
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
 from maskdial.dialects.openai import adapters as openai_adapters
-from maskdial.dialects.openai import chat, completions, decisions, embeddings, rerank
+from maskdial.dialects.openai import chat, completions, decisions, embeddings, fim, rerank
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
 from maskdial.dialects.openai import tokens as openai_tokens
@@ -41,16 +44,16 @@ from maskdial.dialects.shared_routes import share
 from maskdial.http.exchange import ErrorReply
 from maskdial.registry.served import Task
 
-# Paths that the OpenAI dialect has, too.
+# Paths that the OpenAI dialect, vLLM and llama.cpp have, too.
 _SHARED = {
-    "/rerank": rerank.SHARER,
-    "/tokenize": openai_tokens.TOKENIZE_SHARER,
-    "/detokenize": openai_tokens.DETOKENIZE_SHARER,
+    "/rerank": (rerank.SHARER,),
+    "/tokenize": (openai_tokens.CONTENT_SHARER, openai_tokens.TOKENIZE_SHARER),
+    "/detokenize": (openai_tokens.DETOKENIZE_SHARER,),
 }
 
 ROUTES = (
     *(
-        share(route, _SHARED[route.path]) if route.path in _SHARED else route
+        functools.reduce(share, _SHARED.get(route.path, ()), route)
         for route in (
             *tasks.ROUTES,
             *generate.ROUTES,
@@ -60,6 +63,9 @@ ROUTES = (
         )
     ),
     *completions.ROUTES,
+    *fim.ROUTES,
+    *llamacpp_completion.ROUTES,
+    *llamacpp_service.ROUTES,
     *chat.ROUTES,
     *openai_responses.ROUTES,
     *embeddings.ROUTES,

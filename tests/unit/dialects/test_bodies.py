@@ -21,6 +21,7 @@ from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository
+from maskdial.dialects.llamacpp import completion
 from maskdial.dialects.native import admin, infill, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody
@@ -47,7 +48,7 @@ from maskdial.dialects.ollama import generate as ollama_generate
 from maskdial.dialects.ollama import models as ollama_models
 from maskdial.dialects.openai import adapters as openai_adapters
 from maskdial.dialects.openai import chat as openai_chat
-from maskdial.dialects.openai import completions, decisions, embeddings, rerank
+from maskdial.dialects.openai import completions, decisions, embeddings, fim, rerank
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.dialects.responses import stored as responses_stored
@@ -87,6 +88,9 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     embeddings.EmbeddingsBody: {"input": "a"},
     openai_responses_body.ResponsesBody: {"input": "a"},
     openai_tokens.PromptBody: {"prompt": "a"},
+    openai_tokens.ContentBody: {"content": "a"},
+    fim.FimBody: {"prompt": "a"},
+    completion.CompletionBody: {"prompt": "a"},
     openai_tokens.TokensBody: {"tokens": [1]},
     cohere_embed.CohereEmbedBody: {"texts": ["a"]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},

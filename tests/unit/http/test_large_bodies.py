@@ -55,8 +55,8 @@ def backend() -> tokenizers.Tokenizer:
         (ClassifyBody, {"inputs": ["a"] * 20_000}, "at most 16,384 items, not 20,000"),
         (
             ChatBody,
-            {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2000},
-            "messages: must have at most 1024 items, not 2000",
+            {"model": "m", "messages": [{"role": "user", "content": "a"}] * 10_001},
+            "messages: must have at most 10000 items, not 10001",
         ),
         (
             ChatBody,

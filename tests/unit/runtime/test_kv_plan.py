@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial.errors import ConfigError
-from maskdial.runtime.kv_cache import KVCache, plan_slots
+from maskdial.runtime.kv_cache import KVCache, plan_length, plan_slots
 from maskdial.runtime.memory import HostMemory, Memory
 
 LAYOUT = KVLayout(layers=(Heads(4, 16),) * 2, dtype="float16")
@@ -75,6 +75,28 @@ def test_what_is_planned_fits_and_what_is_proposed_would(
         return
     assert slots == asked or (asked is None and 1 <= slots <= 64)
     assert slots * max_length * TOKEN <= budget
+
+
+@given(
+    max_length=st.integers(8, 10_000),
+    slots=st.integers(1, 64),
+    budget=st.none() | st.integers(0, 10_000_000),
+    buffer=st.none() | st.integers(0, 10_000_000),
+)
+def test_the_context_is_the_longest_that_the_slots_fit_with(
+    max_length: int, slots: int, budget: int | None, buffer: int | None
+) -> None:
+    def fits(length: int) -> bool:
+        total = slots * length * TOKEN
+        largest = slots * length * 4 * 16 * 2
+        return total <= (total if budget is None else budget) and largest <= (
+            largest if buffer is None else buffer
+        )
+
+    length = plan_length(LAYOUT, max_length, slots=slots, budget=budget, max_buffer_bytes=buffer)
+    assert 0 <= length <= max_length
+    assert fits(length)
+    assert length == max_length or not fits(length + 1)
 
 
 def test_a_slot_has_its_states_beside_its_tokens() -> None:

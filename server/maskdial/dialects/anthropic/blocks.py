@@ -130,6 +130,8 @@ def _message(model_name: str, content: Iterable[dict[str, Any]]) -> dict[str, An
         "content": content,
         "stop_reason": None,
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
     }
 
 
@@ -151,12 +153,18 @@ def _block(delta: ReplyDelta) -> dict[str, Any]:
     """The block that begins with a delta, still empty."""
     match delta:
         case ContentDelta():
-            return {"type": "text", "text": ""}
+            return {"type": "text", "text": "", "citations": None}
         case ReasoningDelta():
             # Nothing is signed; thinking blocks that come back are accepted unchanged.
             return {"type": "thinking", "thinking": "", "signature": ""}
         case ToolCallDelta(call_id=call_id, name=name):
-            return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+            return {
+                "type": "tool_use",
+                "id": call_id,
+                "name": name,
+                "input": {},
+                "caller": {"type": "direct"},
+            }
 
 
 def _ending(reader: ReplyReader, finish: Finish, max_tokens: int) -> dict[str, Any]:
@@ -176,8 +184,12 @@ def _usage(prompt: Prompt, num_generated: int, num_reasoning: int) -> dict[str, 
     """Token counts; those from the prefix cache are counted apart from the other input."""
     return {
         "input_tokens": len(prompt.ids) - prompt.num_cached,
+        "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": prompt.num_cached,
         "output_tokens": num_generated,
         "output_tokens_details": {"thinking_tokens": num_reasoning},
+        "inference_geo": None,
+        "server_tool_use": None,
+        "service_tier": "standard",
     }

@@ -24,11 +24,13 @@ class MessageBlock(TypedDict):
 
     type: Literal["text", "thinking", "tool_use"]
     text: NotRequired[str]
+    citations: NotRequired[None]
     thinking: NotRequired[str]
     signature: NotRequired[str]
     id: NotRequired[str | None]
     name: NotRequired[str | None]
     input: NotRequired[dict[str, Any]]
+    caller: NotRequired[dict[str, str]]
 
 
 class ThinkingTokens(TypedDict):
@@ -37,14 +39,25 @@ class ThinkingTokens(TypedDict):
     thinking_tokens: int
 
 
+class CacheCreation(TypedDict):
+    """Tokens that were written into caches with a lifetime, of which there are none."""
+
+    ephemeral_1h_input_tokens: int
+    ephemeral_5m_input_tokens: int
+
+
 class MessageUsage(TypedDict):
     """Token counts; those from the prefix cache apart from the other input."""
 
     input_tokens: int
+    cache_creation: CacheCreation
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: ThinkingTokens
+    inference_geo: None
+    server_tool_use: None
+    service_tier: str
 
 
 class AssistantMessage(TypedDict):
@@ -59,6 +72,8 @@ class AssistantMessage(TypedDict):
         "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
     ]
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessageUsage
 
 

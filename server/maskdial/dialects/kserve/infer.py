@@ -23,6 +23,7 @@ from maskdial.dialects.kserve.tensors import (
     read_list,
 )
 from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.openai.base import Unsupported
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, ValidationError, shortened
 from maskdial.http.disconnect import unless_gone
@@ -43,10 +44,17 @@ _MAX_DIMENSION = 2**63 - 1
 _MAX_LENGTH_DIGITS = 19
 
 
+_SharedMemory = Annotated[
+    Any, Unsupported("this server shares no memory with clients; send the bytes")
+]
+
+
 class InputParameters(Lenient):
     """Where an input's data is."""
 
     within = "inputs.parameters"
+
+    shared_memory_region: _SharedMemory = None
 
     binary_data_size: Annotated[int, Range(0, _MAX_DIMENSION)] | None = Field(
         None,
@@ -76,7 +84,10 @@ class InferInput(Lenient):
 class OutputParameters(Lenient):
     """How an output is sent."""
 
+    neutral = {"classification": (0,)}  # noqa: RUF012
     within = "outputs.parameters"
+
+    shared_memory_region: _SharedMemory = None
 
     binary_data: bool | None = Field(None, description="As bytes after the JSON. Default: as JSON.")
 

@@ -17,6 +17,7 @@ from maskdial.dialects.body import (
     AT_LEAST_ONE,
     MAX_MESSAGES,
     AnyText,
+    FieldError,
     TaskBody,
     Wire,
     check_texts,
@@ -241,6 +242,15 @@ class GenerateBody(Lenient, Scheduling, TaskBody):
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_places(cls, body: object) -> object:
+        """A parameter in the wrong place is no unknown field: it was meant."""
+        for name in body if isinstance(body, dict) else ():
+            if name in GenerateParameters.model_fields and name not in cls.model_fields:
+                raise FieldError(name, "this is one of the parameters; send it within them")
+        return body
 
     @model_validator(mode="after")
     def _check_one_prompt(self) -> Self:

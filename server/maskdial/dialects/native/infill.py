@@ -234,10 +234,17 @@ async def infill(call: Call[InfillBody]) -> Response:
 
 
 async def _write(call: Call[InfillBody], model: CausalModel) -> Response:
-    generation = await call.generation(call.body.causal(model), model)
+    return await write(call, call.body.causal(model), model, streams=bool(call.body.stream))
+
+
+async def write(
+    call: Call[Any], request: GenerationRequest, model: CausalModel, *, streams: bool
+) -> Response:
+    """A text of a causal model, as llama.cpp replies with it."""
+    generation = await call.generation(request, model)
     (prompt,) = generation.prompts
     common = {"model": model.name, "truncated": prompt.num_truncated > 0}
-    if call.body.stream:
+    if streams:
         headers = truncation_header(prompt.num_truncated)
         return await call.stream(_frames(generation, common), _error_frame, headers)
     (completion,) = await generation.complete()

@@ -26,8 +26,6 @@ def _check_input(value: object) -> object:
     for index, text in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(text, str):
             raise ValueError(f"item {index} must be a string")
-        if not text.strip():
-            raise ValueError(f"item {index} must not be empty")
     return value
 
 
@@ -49,10 +47,9 @@ class EmbedBody(VectorBody):
         str | list[str],
         BeforeValidator(
             _check_input,
-            json_schema_input_type=str
-            | list[Annotated[str, Field(json_schema_extra={"pattern": r"[^\s\x1c-\x1f\x85]"})]],
+            json_schema_input_type=str | list[str],
         ),
-    ] = Field(description="A text, or a list of texts.")
+    ] = Field(description="A text, or a list of texts; blank ones are embedded as they are.")
     truncate: bool | None = Field(None, description="Truncate long texts. Default: true.")
     dimensions: Annotated[int, Range(1)] | None = Field(
         None, description="Keep the first dimensions only. Default: all."

@@ -78,8 +78,8 @@ _Lists = _Ids | Annotated[list[_Ids], Field(json_schema_extra=AT_LEAST_ONE)]
 AnyInput = str | Annotated[list[str], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
 """The same for the JSON schema."""
 
-NotBlankInput = AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
-"""The same, of texts that are not blank."""
+NotBlankInput = AnyText | Annotated[list[str], Field(json_schema_extra=AT_LEAST_ONE)] | _Lists
+"""The same, where a single text is not blank."""
 
 
 def check_input(value: object) -> object:

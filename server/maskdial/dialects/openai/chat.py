@@ -263,7 +263,12 @@ class ChatWriter:
         reply = read_reply(self._request, completion.prompt, text.events, self._model)
         self._num_reasoning += reply.num_reasoning
         self._follow(len(self._followers), text.events)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": reply.content,
+            "refusal": None,
+            "annotations": [],
+        }
         if reply.reasoning and self._body.shows_reasoning:
             message |= _reasoning(reply.reasoning)
         if reply.tool_calls:
@@ -395,10 +400,13 @@ async def _unmask(call: Call[ChatBody], model: UnmaskingModel) -> Response:
     )
 
 
-# InferenceClient names a model that does not exist where the path names it.
+# InferenceClient names a model that does not exist where the path names it; llama.cpp has its paths
+# also without a version.
 ROUTES = tuple(
-    openai_route(
-        f"{prefix}/v1/chat/completions", chat_completions, ChatBody, ChatReply, streams=True
+    openai_route(path, chat_completions, ChatBody, ChatReply, streams=True)
+    for path in (
+        "/v1/chat/completions",
+        "/chat/completions",
+        "/models/{name:path}/v1/chat/completions",
     )
-    for prefix in ("", "/models/{name:path}")
 )

@@ -50,11 +50,11 @@ _FOREIGN_IDS = (
 
 
 def _check_texts(value: object) -> object:
+    """Blank texts among others are embedded as they are: they refuse no document's other lines."""
     check_input(value)
-    for index, item in enumerate(value if isinstance(value, list) else [value]):
-        if isinstance(item, str) and not item.strip():
-            where = f"item {index} " if isinstance(value, list) else ""
-            raise ValueError(f"{where}must not be empty")
+    texts = value if isinstance(value, list) else [value]
+    if all(isinstance(text, str) and not text.strip() for text in texts):
+        raise ValueError("must not be empty")
     return value
 
 

@@ -108,6 +108,7 @@ class MessageReply(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    annotations: list[dict[str, Any]]
     reasoning: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallReply]]
@@ -204,9 +205,23 @@ class TokensReply(TypedDict):
 
 
 class PromptReply(TypedDict):
-    """The text of token ids."""
+    """The text of token ids, by vLLM's name and by llama.cpp's."""
 
     prompt: str
+    content: str
+
+
+class TokenPiece(TypedDict):
+    """A token with its text."""
+
+    id: int
+    piece: str
+
+
+class ContentTokens(TypedDict):
+    """The token ids of a text, or its tokens with their texts."""
+
+    tokens: list[int] | list[TokenPiece]
 
 
 class TokenizerInfo(TypedDict):
@@ -269,12 +284,18 @@ class ResponseReply(TypedDict):
     output: list[dict[str, Any]]
     usage: ResponseUsage | None
     background: bool
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
+    max_tool_calls: int | None
     metadata: dict[str, Any]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
+    prompt_cache_key: str | None
     reasoning: dict[str, str | None]
+    safety_identifier: str | None
+    service_tier: str
     store: bool
     temperature: float
     text: dict[str, Any]

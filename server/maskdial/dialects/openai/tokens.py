@@ -17,7 +17,12 @@ from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
-from maskdial.dialects.openai.replies import PromptReply, TokenizerInfo, TokensReply
+from maskdial.dialects.openai.replies import (
+    ContentTokens,
+    PromptReply,
+    TokenizerInfo,
+    TokensReply,
+)
 from maskdial.dialects.openai.tools import Tools
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.engine.limits import check_num_characters
@@ -82,6 +87,23 @@ class PromptBody(OpenAIBody):
         return self
 
 
+class ContentBody(OpenAIBody):
+    """A text to tokenize, as llama.cpp has it."""
+
+    spellings = {"texts": "content"}  # noqa: RUF012
+    habits = OpenAIBody.habits | {"parse_special"}
+
+    model_config = example({"model": "hybrid", "content": "The old king"})
+
+    content: str
+    add_special: bool | None = Field(
+        None, description="Add the special tokens of the model's inputs. Default: false."
+    )
+    with_pieces: bool | None = Field(
+        None, description="Return each token's text as well. Default: false."
+    )
+
+
 class TokensBody(OpenAIBody):
     """Token ids to turn into text."""
 
@@ -96,7 +118,7 @@ async def tokenize(call: Call[PromptBody]) -> Response:
     model = await call.model(TOKENIZE)
     text = body.prompt
     if text is None:
-        text = await _render(body, model)
+        text = await render(body, model)
     if body.prompt is not None:
         check_num_characters([text])
     add = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
@@ -116,6 +138,24 @@ async def tokenize(call: Call[PromptBody]) -> Response:
     )
 
 
+async def tokenize_content(call: Call[ContentBody]) -> Response:
+    """The token ids of a text, as llama.cpp gives them."""
+    body = call.body
+    model = await call.model(TOKENIZE)
+    check_num_characters([body.content])
+    encoding = await offload(
+        lambda: model.tokenizer.encode(body.content, add_special_tokens=bool(body.add_special)),
+        tokenizing_seconds([body.content]),
+    )
+    tokens: list[Any] = encoding.ids
+    if body.with_pieces:
+        pieces = (model.tokenizer.token_text(each) for each in encoding.ids)
+        tokens = [
+            {"id": each, "piece": piece} for each, piece in zip(encoding.ids, pieces, strict=True)
+        ]
+    return await offload(lambda: json_reply({"tokens": tokens}), len(encoding) * _SECONDS_PER_TOKEN)
+
+
 async def detokenize(call: Call[TokensBody]) -> Response:
     """The text of token ids, special tokens spelled out."""
     body = call.body
@@ -124,7 +164,10 @@ async def detokenize(call: Call[TokensBody]) -> Response:
         check_ids(body.tokens, model)
     return await offload(
         lambda: json_reply(
-            {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+            dict.fromkeys(  # vLLM's name, and llama.cpp's
+                ("prompt", "content"),
+                model.tokenizer.decode(body.tokens, skip_special_tokens=False),
+            )
         ),
         len(body.tokens) * _SECONDS_PER_TOKEN,
     )
@@ -173,7 +216,12 @@ def _chat_template(model: ServedModel) -> str | None:
     return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
 
 
-async def _render(body: PromptBody, model: ServedModel) -> str:
+async def render(body: PromptBody, model: ServedModel) -> str:
+    """A body's conversation as the model's chat template writes it.
+
+    Raises:
+        ValidationError: the model has no template, or it fails.
+    """
     if not isinstance(model, CausalModel):
         raise ValidationError(f"model {model.name!r} has no chat template", field="messages")
     chat = ChatRequest(
@@ -190,6 +238,9 @@ async def _render(body: PromptBody, model: ServedModel) -> str:
 
 TOKENIZE_SHARER = Sharer(
     endpoint(tokenize, PromptBody), PromptBody, TokensReply, ("prompt", "messages")
+)
+CONTENT_SHARER = Sharer(
+    endpoint(tokenize_content, ContentBody), ContentBody, ContentTokens, ("content",)
 )
 DETOKENIZE_SHARER = Sharer(endpoint(detokenize, TokensBody), TokensBody, PromptReply, ("tokens",))
 ROUTES = (

@@ -194,12 +194,18 @@ class ResponsesBody(SamplingBody):
         params = self.sampling(defaults)
         return {
             "background": bool(self.background),
+            "frequency_penalty": params.frequency_penalty,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
+            "presence_penalty": params.presence_penalty,
             "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": None,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "safety_identifier": None,
+            "service_tier": "default",
             "store": stored,
             "temperature": params.temperature,
             "text": {"format": self.text.format.model_dump(by_alias=True, exclude_none=True)},

@@ -1,0 +1,141 @@
+"""`POST /completion` and `/apply-template`, as llama.cpp has them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+import pydantic
+from fastapi import Response
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from maskdial.bounds import Range
+from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest
+from maskdial.dialects.body import AT_LEAST_ONE, TaskBody, TokenId, example
+from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.guided import GuidedFields
+from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.native.infill import InfillReply, write
+from maskdial.dialects.openai.base import Gbnf, Lora
+from maskdial.dialects.openai.tokens import PromptBody, render
+from maskdial.dialects.sampling import SamplingFields, Stops
+from maskdial.errors import ValidationError
+from maskdial.grammar.source import GrammarRequest
+from maskdial.http.replies import json_reply
+
+_NEW_TOKENS = 100
+
+
+def _check_prompt(value: object) -> object:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(type(each) is int for each in value):
+        return value
+    raise ValueError("must be a text that is not empty, or a list of token ids")
+
+
+_Ids = Annotated[list[TokenId], Field(json_schema_extra=AT_LEAST_ONE)]
+
+
+class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
+    """A prompt to continue."""
+
+    model_config = example({"model": "hybrid", "prompt": "Once upon a time", "n_predict": 40})
+
+    habits = frozenset(
+        {
+            *("cache_prompt", "id_slot", "n_cache_reuse", "n_indent", "n_keep", "n_probs"),
+            *("penalize_nl", "response_fields", "return_progress", "return_tokens", "samplers"),
+            *("slot_id", "t_max_predict_ms", "t_max_prompt_ms", "timings_per_token"),
+        }
+    )
+    neutral = {"image_data": ([],), "n_cmpl": (1,)}  # noqa: RUF012
+    renamed = {  # noqa: RUF012
+        "json_schema": "guided_json",
+        "max_tokens": "n_predict",
+        "repeat_penalty": "repetition_penalty",
+    }
+    spellings = {"prompts": "prompt", "max_new_tokens": "n_predict"}  # noqa: RUF012
+
+    prompt: Annotated[
+        TextOrIds, pydantic.PlainValidator(_check_prompt, json_schema_input_type=str | _Ids)
+    ] = Field(description="A text, or token ids, which are used unchanged.")
+    n_predict: Annotated[int, Range(-1)] | None = Field(
+        None,
+        description="Maximum number of tokens to generate; -1 for what the context leaves. "
+        f"Default: the model's, or {_NEW_TOKENS}.",
+    )
+    stop: (
+        Annotated[
+            Stops,
+            pydantic.BeforeValidator(
+                lambda value: [value] if isinstance(value, str) else value,
+                json_schema_input_type=str | list[str],
+            ),
+        ]
+        | None
+    ) = Field(None, description="Texts that end the text, and are not part of it.")
+    stream: bool | None = Field(
+        None, description="Reply with server-sent events, one per token. Default: false."
+    )
+    lora: Lora = None
+    grammar: Gbnf = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _draw_seed(cls, body: object) -> object:
+        """-1 asks for a new seed."""
+        return {**body, "seed": None} if isinstance(body, dict) and body.get("seed") == -1 else body
+
+    @pydantic.model_validator(mode="after")
+    def _check_grammars(self) -> Self:
+        self.check_guided()
+        return self
+
+    def names(self) -> Mapping[str, str]:
+        """What the body calls the fields of a neutral request, where the names differ."""
+        return {"grammar": next(iter(self.grammars()), "guided_grammar"), **super().names()}
+
+    def request(self, model: CausalModel) -> GenerationRequest:
+        """The body as a dialect-neutral request."""
+        if self.n_predict == 0:
+            raise ValidationError("must be at least 1, or -1, not 0", field="max_new_tokens")
+        limit = self.n_predict
+        grammar: GrammarRequest | None = next(iter(self.grammars().values()), None)
+        return GenerationRequest(
+            [self.prompt],
+            params=self.sampling(model.defaults, do_sample=True, include_stop=False),
+            max_new_tokens=model.max_length if limit == -1 else limit,
+            grammar=grammar,
+            **self.given("seed"),
+        )
+
+
+class TemplateReply(TypedDict):
+    """A conversation as the model reads it."""
+
+    prompt: str
+
+
+async def completion(call: Call[CompletionBody]) -> Response:
+    """Continues a prompt, as llama.cpp does; with `"stream": true` as server-sent events."""
+    model = await call.causal(GENERATE)
+    return await write(call, call.body.request(model), model, streams=bool(call.body.stream))
+
+
+async def apply_template(call: Call[PromptBody]) -> Response:
+    """A conversation as the model's chat template writes it."""
+    if call.body.messages is None:
+        raise ValidationError("this field is required", field="messages")
+    model = await call.causal(GENERATE)
+    return json_reply({"prompt": await render(call.body, model)})
+
+
+ROUTES = (
+    task_route(
+        "/completion", completion, CompletionBody, InfillReply, streams=True, tags=["llama.cpp"]
+    ),
+    task_route("/apply-template", apply_template, PromptBody, TemplateReply, tags=["llama.cpp"]),
+)
