@@ -57,10 +57,10 @@ def main(environments: str, *names: str) -> int:
                 compared = [_PLAIN, str(checkpoint)]
                 served = compared if script.parent.name == "lm_eval" else [_CHAT]
                 if script.name.endswith(
-                    ("ollama.py", "cohere.py", "huggingface.py", "tritonclient.py")
+                    ("ollama.py", "cohere.py", "huggingface.py", "tritonclient.py", "kserve.py")
                 ):
                     served.append(_EMBED)
-                if script.parent.name == "triton":
+                if script.parent.name in ("triton", "kserve"):
                     assert server.server.rpc is not None
                     served.append(str(server.server.rpc.port))
                 environment = os.environ | _OFFLINE

@@ -260,7 +260,7 @@ def test_bad_tensors(
 def test_what_the_protocol_lets_a_server_ignore_is_named(http: httpx.Client) -> None:
     """KServe's own client repeats the name of the model, which tells nothing new."""
     given = tensor("inputs", *TEXTS, parameters={"content_type": "str"})
-    output = {"name": "score", "parameters": {"classification": 2}}
+    output = {"name": "score", "parameters": {"format": "x"}}
     body = {"model_name": "sentiment", "inputs": [given], "outputs": [output]}
     more = {"headers": "x", "binary_data_output": False, "top_k": 1}
     reply = http.post("/v2/models/sentiment/infer", json=body | {"parameters": more})
@@ -268,7 +268,7 @@ def test_what_the_protocol_lets_a_server_ignore_is_named(http: httpx.Client) -> 
     assert reply.json()["outputs"][0]["shape"] == [2, 1]
     assert reply.headers["x-ignored-fields"].split(", ") == [
         "inputs.parameters.content_type",
-        "outputs.parameters.classification",
+        "outputs.parameters.format",
         "parameters.headers",
     ]
 

@@ -17,7 +17,7 @@ HEADER_LENGTH = "inference-header-content-length"
 TEXT_OUTPUT = "text_output"
 
 _FINAL = "triton_final_response"
-# Of an output: how HTTP writes it. Here all come as raw_output_contents.
+# How HTTP writes a tensor. Here all come as raw contents.
 _OF_HTTP = frozenset({"binary_data", "binary_data_size"})
 _NOT_OF_GENERATE = frozenset({"triton_enable_empty_final_response", "binary_data_output"})
 _MAX_TENSORS = 16  # as /infer takes; more are counted only
@@ -78,7 +78,8 @@ def read_infer(content: bytes, timeout: float | None) -> InferRequest:
                 "name": each.name,
                 "datatype": each.datatype,
                 "shape": list(each.shape),
-                "parameters": {"binary_data_size": len(data)},
+                "parameters": _parameters(each.parameters, _OF_HTTP)
+                | {"binary_data_size": len(data)},
             }
             for each, data in zip(request.inputs, raw, strict=True)
         ],

@@ -24,6 +24,8 @@ def over_grpc(address: str, model: str, embedder: str, vectors: Any, text: bytes
     assert client.is_model_ready(model, "1")
     assert client.get_server_metadata().name == "maskdial"
     assert client.get_model_metadata(embedder).outputs[0].datatype == "FP32"
+    assert client.get_model_config(embedder).config.output[0].name == "embedding"
+    assert client.get_inference_statistics(embedder).model_stats[0].inference_count > 0
     given = triton_grpc.InferInput("inputs", [3], "BYTES")
     given.set_data_from_numpy(np.array([each.encode() for each in TEXTS], np.object_))
     reply = client.infer(embedder, [given], request_id="7", client_timeout=60)
