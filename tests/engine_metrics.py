@@ -1,6 +1,6 @@
 """What an engine of a test has reported to Prometheus so far, and what it takes passes to cost."""
 
-from maskdial.causal.drafts.budget import PassCosts
+from maskdial.causal.drafts.budget import PassCosts, StepCosts
 from maskdial.metrics import Metrics
 
 
@@ -46,4 +46,16 @@ class SteadyCosts(PassCosts):
     def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         assert num_rows > 0
         assert num_drafts >= 0
+        assert seconds >= 0
+
+
+class SteadySteps(StepCosts):
+    """A draft model's steps, each of which takes a twentieth of a pass of `SteadyCosts`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().observe(1, 0.05)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        assert num_tokens > 0
         assert seconds >= 0

@@ -8,6 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from maskdial.bundle.bundle import load_bundle
+from maskdial.causal.drafts import model as draft_model
+from maskdial.causal.drafts import speculation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
@@ -18,10 +20,17 @@ from maskdial.metrics import DraftKind, Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.drafts import _has_same_tokens
 from maskdial.registry.loading import load_model
-from tests.engine_metrics import EngineMetrics
+from tests.engine_metrics import EngineMetrics, SteadyCosts, SteadySteps
 
 HYBRID, SENTIMENT = STARTER_FOLDER / "hybrid", STARTER_FOLDER / "sentiment"
 needs_kernels = pytest.mark.skipif(find_kernels("auto") is None, reason="no kernels are built")
+
+
+@pytest.fixture(autouse=True)
+def steady_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock of a busy machine, drafts may cost more than they save, and there are none."""
+    monkeypatch.setattr(speculation, "PassCosts", SteadyCosts)
+    monkeypatch.setattr(draft_model, "StepCosts", SteadySteps)
 
 
 def config_of(**settings: Any) -> Config:
@@ -66,7 +75,7 @@ def test_a_served_model_drafts_for_another(plain: Any) -> None:
     """Here the same one, so that all its drafts are right."""
     text, numbers = write(config_of(draft="small"))
     assert text == plain
-    assert num_drafts(numbers)["model"] > 0  # few: it takes as long as what it saves
+    assert num_drafts(numbers)["model"] > 0
     accepted = numbers.value("speculative_accepted_tokens_total", kind="model")
     assert accepted == num_drafts(numbers)["model"]
 
@@ -119,7 +128,7 @@ def test_a_model_drafts_by_what_its_bundle_has(
     plain, _ = write(config_of(**settings, speculative_tokens=0), folder=folder)
     text, numbers = write(config_of(**settings), folder=folder)
     assert text == plain
-    assert num_drafts(numbers)[kind] > 0  # few: the head takes about as long as the model
+    assert num_drafts(numbers)[kind] > 0
     # One of another vocabulary takes its place.
     _, numbers = write(config_of(**settings, draft="small"), folder=folder)
     assert kind not in num_drafts(numbers)
