@@ -42,6 +42,7 @@ from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import route as openai_responses
 from maskdial.dialects.shared_routes import share
 from maskdial.http.exchange import ErrorReply
+from maskdial.http.replies import error_reply
 from maskdial.registry.served import Task
 
 # Paths that the OpenAI dialect, vLLM and llama.cpp have, too.
@@ -107,7 +108,8 @@ ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]]
 )
 """How errors at unknown paths are written: by the first dialect with that prefix, if one has it."""
 
-ERROR_REPLIES: tuple[tuple[str, ErrorReply], ...] = tuple(
-    (errors.PREFIX, errors.error_reply) for errors in _ERRORS
+ERROR_REPLIES: tuple[tuple[str, ErrorReply], ...] = (
+    ("/api/v0/", error_reply),  # LM Studio's, below Ollama's prefix
+    *((errors.PREFIX, errors.error_reply) for errors in _ERRORS),
 )
 """The same for our own errors, where a path's route is not known."""
