@@ -36,7 +36,7 @@ def save(folder: Path, architecture: str, **changes: Any) -> Path:
     """A tiny BERT with a head, and its tokenizer, which does not cut texts by itself."""
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture)
-    settings = CHECKPOINTS["bert"][1] | changes
+    settings = {**CHECKPOINTS["bert"][1], **changes}
     model = model_class(model_class.config_class(**settings))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
