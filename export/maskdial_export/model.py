@@ -25,6 +25,7 @@ from maskdial.bundle.manifest import (
     Tokenization,
 )
 from maskdial_export.checkpoint.block_diffusion import read_denoising
+from maskdial_export.checkpoint.config import prefix_note
 from maskdial_export.checkpoint.decision import asks_together
 from maskdial_export.checkpoint.embedding import longest_text, read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
@@ -286,6 +287,9 @@ def load_checkpoint(
     if folder is not None:
         map_widened(source, model, folder)
     bound_positions(model, limit, console)
+    note = prefix_note(source.read_json("config.json"))
+    if source.task == "generate" and note is not None:
+        finding(console, note)
     if source.task == "generate":
         causal.check(model)
     check_sizes(model)

@@ -21,7 +21,7 @@ from transformers.models.bert.modeling_bert import BertPredictionHeadTransform
 import maskdial.cli
 import maskdial_export.writing
 from maskdial.bundle.manifest import KVLayout
-from maskdial_export.checkpoint.config import check_config
+from maskdial_export.checkpoint.config import check_config, prefix_note
 from maskdial_export.checks.parity import CausalParity, MaskedParity
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line
@@ -237,6 +237,22 @@ def test_full_disk(
 
     monkeypatch.setattr(onnx_ir, "save", fail)
     assert_refused(checkpoint("bert"), "the disk is full", late=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "noted"),
+    [
+        ({"model_type": "hrm_text"}, True),  # the default of its class
+        ({"model_type": "hrm_text", "prefix_lm": True}, True),
+        ({"model_type": "wrapper", "text_config": {"prefix_lm": True}}, True),
+        ({"model_type": "paligemma"}, True),
+        ({"model_type": "hrm_text", "prefix_lm": False}, False),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_models_that_read_prompts_both_ways_are_noted(config: dict[str, Any], noted: bool) -> None:
+    note = prefix_note(config)
+    assert (note is not None and "it is exported causally" in note) == noted
 
 
 @pytest.mark.parametrize("use_dsa", [False, True, None])

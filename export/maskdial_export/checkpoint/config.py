@@ -59,6 +59,22 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
         )
 
 
+def prefix_note(config: Mapping[str, Any]) -> str | None:
+    """What is to be said of a model that was trained to read prompts both ways; None of others.
+
+    Of token ids alone transformers makes the causal mask, so the export is equal to ``generate``.
+    """
+    text_config = config.get("text_config")
+    kind = config.get("model_type")
+    inner = text_config.get("prefix_lm") if isinstance(text_config, dict) else False
+    if kind == "paligemma" or inner or config.get("prefix_lm", kind == "hrm_text"):
+        return (
+            "the model was trained to read prompts both ways (prefix-LM); it is exported causally, "
+            "as transformers reads token ids without token types"
+        )
+    return None
+
+
 def _indexes(config: Mapping[str, Any]) -> bool:
     """Whether a model with an indexer uses it; only dots 3 may have one that it does not use."""
     if not str(config.get("model_type")).startswith("dots3_note") or config.get("use_dsa"):
