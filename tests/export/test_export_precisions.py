@@ -13,7 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Manifest
+from maskdial.config import Config
+from maskdial.kernels.rewrite import rewrite
+from maskdial.metrics import Metrics
+from maskdial.registry.loading import load_model
 from maskdial_export.checkpoint.source import find
+from maskdial_export.checks.evaluation import FillMask
 from maskdial_export.checks.parity import expected_output
 from maskdial_export.export import export
 from maskdial_export.model import load_checkpoint
@@ -152,3 +157,21 @@ def test_weights_that_are_plain_parameters_are_quantized_one_by_one(
     read = [node.input[1] for node in graph.node if node.op_type in kinds]
     assert len(read) > 10
     assert len(set(read)) == len(read)
+
+
+def test_a_masked_model_with_its_table_in_blocks_has_no_padding(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels know the rows that tokens look up in the output layer's blocks."""
+    monkeypatch.setattr(FillMask, "negligible", -1.0)  # no scale for each row
+    gate = Gate(max_loss=math.inf)
+    folder = tmp_path / "bundle"
+    manifest = export(str(checkpoint("bert")), folder, precision="int8", gate=gate)
+    assert manifest.quality is not None
+    assert not manifest.quality.by_row
+    graph = onnx.load_from_string(rewrite(folder / "model.onnx").model).graph
+    kinds = {node.op_type for node in graph.node}
+    assert {"Pack", "MaskedAttention", "Linear8"} <= kinds
+    assert not kinds & {"MatMulNBits", "MultiHeadAttention"}
+    model = load_model("mine", folder, Config(), Metrics())
+    model.engine.stop(0)
