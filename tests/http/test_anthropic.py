@@ -171,13 +171,19 @@ def test_a_message_is_what_generate_writes(url: str) -> None:
         "type": "message",
         "role": "assistant",
         "model": "chat",
-        "content": [{"type": "text", "text": expected["generated_text"]}],
+        "content": [{"type": "text", "text": expected["generated_text"], "citations": None}],
         "stop_reason": "max_tokens",
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
         "usage": {
+            "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
             "cache_creation_input_tokens": 0,
             "output_tokens": 24,
             "output_tokens_details": {"thinking_tokens": 0},
+            "inference_geo": None,
+            "server_tool_use": None,
+            "service_tier": "standard",
         },
     }
 

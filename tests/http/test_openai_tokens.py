@@ -25,7 +25,7 @@ def test_the_keys_of_the_body_say_which_dialect_is_meant(openai_http: httpx.Clie
     reply = post(openai_http, "/tokenize", prompt=TEXT)
     assert reply == {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
     assert post(openai_http, "/detokenize", ids=ids) == [TEXT]
-    assert post(openai_http, "/detokenize", tokens=ids) == {"prompt": "<|endoftext|>" + TEXT}
+    assert post(openai_http, "/detokenize", tokens=ids)["prompt"] == "<|endoftext|>" + TEXT
     # A key within a text is none.
     (tokens,) = post(openai_http, "/tokenize", inputs='a "prompt" and "messages"')
     assert tokens
@@ -36,8 +36,8 @@ def test_prompts(openai_http: httpx.Client) -> None:
     assert (
         post(openai_http, "/tokenize", prompt=TEXT, add_special_tokens=False)["tokens"] == ids[1:]
     )
-    assert post(openai_http, "/detokenize", tokens=ids[1:]) == {"prompt": TEXT}
-    assert post(openai_http, "/detokenize", tokens=[]) == {"prompt": ""}
+    assert post(openai_http, "/detokenize", tokens=ids[1:]) == {"prompt": TEXT, "content": TEXT}
+    assert post(openai_http, "/detokenize", tokens=[])["prompt"] == ""
     assert post(openai_http, "/tokenize", prompt="", add_special_tokens=False)["count"] == 0
     spelled = post(openai_http, "/tokenize", prompt=TEXT, return_token_strs=True)["token_strs"]
     assert len(spelled) == len(ids)
