@@ -10,7 +10,7 @@ from functools import partial
 from maskdial.batches.answers import Answer, Answers
 from maskdial.batches.lines import Input, Line, Position
 from maskdial.batches.output import Journal, Output
-from maskdial.batches.thread import in_thread
+from maskdial.engine.thread import in_thread
 from maskdial.errors import ConfigError
 
 _READ = 512

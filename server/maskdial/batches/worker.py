@@ -20,8 +20,8 @@ from maskdial.batches.lines import open_input
 from maskdial.batches.output import Files, Journal, errors_path, journal_path
 from maskdial.batches.requests import BackgroundRequests
 from maskdial.batches.storage import Storage
-from maskdial.batches.thread import in_thread
 from maskdial.batches.validation import Findings, validate
+from maskdial.engine.thread import in_thread
 from maskdial.errors import ConfigError, MaskdialError, NotFoundError, UnavailableError
 from maskdial.http.context import ServerContext
 from maskdial.http.lifecycle import Phase
