@@ -38,7 +38,7 @@ from maskdial.causal.tools import (
     check_tools,
 )
 from maskdial.causal.tools.events import merged
-from maskdial.causal.tools.reply import Parser
+from maskdial.causal.tools.incremental import IncrementalParser
 from maskdial.errors import ValidationError, about
 from maskdial.grammar.source import GrammarRequest
 
@@ -113,7 +113,7 @@ class ChatRequest:
             spelled_tokens=self._spelled_tokens(model),
         )
 
-    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> Parser:
+    def parser(self, reply_format: ReplyFormat, prompt: str = "") -> IncrementalParser:
         """A parser of one reply to a rendered prompt."""
         opened = self._opens(reply_format, prompt)
         return reply_format.parser(self.callable_tools, opened=opened, plain=self._is_lark)

@@ -18,15 +18,14 @@ from maskdial.causal.tools.argument_reader import ArgumentReader
 from maskdial.causal.tools.events import (
     ContentDelta,
     ReasoningDelta,
-    ReplyDelta,
     ToolCallDelta,
-    merged,
 )
 from maskdial.causal.tools.format import ToolFormat
 from maskdial.causal.tools.grammar import ToolArguments, bounded, until
+from maskdial.causal.tools.incremental import IncrementalParser
 from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, alternatives
 from maskdial.causal.tools.marks import ThinkingMarks
-from maskdial.causal.tools.scanner import CutError, MismatchError, Reader, Scanner
+from maskdial.causal.tools.scanner import CutError, MismatchError, Reader
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.grammar.source import GrammarSource, GrammarValue
 
@@ -103,46 +102,26 @@ def _call(writer: LarkWriter, tool: Tool, arguments: ToolArguments) -> str:
     return f'({header}) (" "? ({kind}))? {message} {arguments.of(tool)}'
 
 
-class HarmonyParser:
-    """Parses one reply, in pieces of any size; as `maskdial.causal.tools.parser.ReplyParser`.
+class HarmonyParser(IncrementalParser):
+    """Parses one reply of messages on channels.
 
     Args:
         tools: the tools of the request; empty if no tool may be called.
         opened: the prompt ends inside the reasoning.
     """
 
-    special_tags = frozenset(TAGS)
-
     def __init__(self, tools: Sequence[Tool] = (), *, opened: bool = False) -> None:
-        self.num_calls = 0
-        self.reasoning = False
-        self.incomplete = False
+        super().__init__()
         self._tools = {tool.name: tool for tool in tools}
         self._opened = opened
-        self._input = Scanner()
-        self._deltas: list[ReplyDelta] = []
         self._num_texts = {ContentDelta: 0, ReasoningDelta: 0}
-        self._reader = self._reply()
-        next(self._reader)
 
-    def push(self, text: str) -> list[ReplyDelta]:
-        """Takes the next piece of the reply; returns what is certain so far."""
-        self._input.text += text
-        return self._run()
-
-    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
-        """Ends the reply; returns what was held back. Call it once."""
-        self._input.ended = True
-        self._input.cut = cut
-        return self._run()
-
-    def _run(self) -> list[ReplyDelta]:
-        next(self._reader, None)
-        deltas, self._deltas = self._deltas, []
-        return merged(deltas)
+    @property
+    def special_tags(self) -> frozenset[str]:
+        """All tags of the format."""
+        return frozenset(TAGS)
 
     def _reply(self) -> Reader:
-        yield
         if self._opened:
             yield from self._text(ReasoningDelta)
         while not self._input.ended or self._input.text.strip():

@@ -8,7 +8,6 @@ from maskdial.causal.tools.events import (
     ReasoningDelta,
     ReplyDelta,
     ToolCallDelta,
-    merged,
 )
 from maskdial.causal.tools.format import (
     ARGUMENTS,
@@ -20,12 +19,13 @@ from maskdial.causal.tools.format import (
     split_pattern,
 )
 from maskdial.causal.tools.grammar import first_texts
+from maskdial.causal.tools.incremental import IncrementalParser
 from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
-from maskdial.causal.tools.scanner import CutError, MismatchError, Reader, Scanner
+from maskdial.causal.tools.scanner import CutError, MismatchError, Reader
 from maskdial.causal.tools.tool import Tool
 
 
-class ReplyParser:
+class ReplyParser(IncrementalParser):
     """Parses one reply, in pieces of any size; where the pieces are split does not matter.
 
     A delta never contains part of a tag. White space around reasoning, and between text and a call,
@@ -39,11 +39,6 @@ class ReplyParser:
         thinking_opened: as for `write_grammar`.
         answer: the marks around the model's answer, which are dropped with all that follows them
             but calls.
-
-    Attributes:
-        num_calls: the number of calls so far.
-        reasoning: whether the text is within the model's thinking.
-        incomplete: the text ended, or went wrong, inside a call.
     """
 
     def __init__(
@@ -55,50 +50,21 @@ class ReplyParser:
         thinking_opened: bool = False,
         answer: AnswerMarks | None = None,
     ) -> None:
-        self.num_calls = 0
-        self.reasoning = False
-        self.incomplete = False
+        super().__init__()
         self._form = form or PLAIN_FORMAT
         self._tools = {tool.name: tool for tool in tools}
         self._thinking = thinking
         self._opened = thinking_opened
         self._answer = answer
-        self._input = Scanner()
-        self._deltas: list[ReplyDelta] = []
-        self._reader = self._reply()
-        next(self._reader)
 
     @property
     def special_tags(self) -> frozenset[str]:
-        """The tags that are special tokens. Decoders leave these out of the text, so the caller
-        pushes their spelling.
-        """
+        """The special tokens of the marks and, where tools may be called, of calls."""
         marks = [each for each in (self._thinking, self._answer) if each is not None]
         tags = {tag for each in marks for tag in each.special_ids}
         return frozenset(tags | (self._form.special_ids.keys() if self._tools else set()))
 
-    def push(self, text: str) -> list[ReplyDelta]:
-        """Takes the next piece of the reply; returns what is certain so far."""
-        self._input.text += text
-        return self._run()
-
-    def finish(self, *, cut: bool = False) -> list[ReplyDelta]:
-        """Ends the reply; returns what was held back. Call it once.
-
-        ``cut``: the reply was cut off, for example by ``max_tokens``; half a tag at its end is
-        dropped.
-        """
-        self._input.ended = True
-        self._input.cut = cut
-        return self._run()
-
-    def _run(self) -> list[ReplyDelta]:
-        next(self._reader, None)
-        deltas, self._deltas = self._deltas, []
-        return merged(deltas)
-
     def _reply(self) -> Reader:
-        yield
         yield from self._reasoning()
         # Calls without a tag can only be at the beginning.
         if self._tools and not self._form.trigger:

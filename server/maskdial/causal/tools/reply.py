@@ -4,7 +4,6 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.tokenizer import Tokenizer
@@ -12,9 +11,9 @@ from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.stop import Reasoning
 from maskdial.causal.tools import harmony
 from maskdial.causal.tools.derive import derive_format
-from maskdial.causal.tools.events import ReplyDelta
 from maskdial.causal.tools.format import ToolFormat
 from maskdial.causal.tools.grammar import write_content_grammar, write_grammar
+from maskdial.causal.tools.incremental import IncrementalParser
 from maskdial.causal.tools.lark import ContentKind, LarkWriter
 from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
 from maskdial.causal.tools.parser import ReplyParser
@@ -26,21 +25,6 @@ from maskdial.grammar.source import GrammarSource, GrammarValue
 _TAG = re.compile(r"<.*[^<>\s].*>|\[.*\w.*\]|◁.+▷|｜.+｜", re.DOTALL)
 
 Content = tuple[ContentKind, GrammarValue]
-
-
-class Parser(Protocol):
-    """Splits a reply; see `ReplyParser`."""
-
-    num_calls: int
-    reasoning: bool
-    incomplete: bool
-
-    @property
-    def special_tags(self) -> frozenset[str]: ...
-
-    def push(self, text: str) -> list[ReplyDelta]: ...
-
-    def finish(self, *, cut: bool = False) -> list[ReplyDelta]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +141,9 @@ class ReplyFormat:
             *content, self.thinking, thinking_opened=opened, answer=self.answer
         )
 
-    def parser(self, tools: Sequence[Tool], *, opened: bool = False, plain: bool = False) -> Parser:
+    def parser(
+        self, tools: Sequence[Tool], *, opened: bool = False, plain: bool = False
+    ) -> IncrementalParser:
         """A parser of one reply.
 
         Args:
