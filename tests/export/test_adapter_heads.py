@@ -201,7 +201,7 @@ def check_fit(dest: Path) -> None:
     for its, graph, columns, why in (
         (fewer, content, 32, r"logits of shape \(3,\), and its manifest 2 labels"),
         (settings, content, 31, "its head cannot be computed"),
-        (settings, b"no graph", 32, "its head cannot be computed"),
+        (settings, b"no graph", 32, "its head is no ONNX graph"),
     ):
         with pytest.raises(BundleError, match=why):
             Head("mine", its, graph, columns)

@@ -9,30 +9,27 @@ This package knows neither HTTP nor the engine. A request with tools::
         messages, tools=[tool.as_openai() for tool in tools], variables={"reasoning_effort": "low"}
     )
     opened = formats.thinking is not None and formats.thinking.opened_by(prompt)
-    grammar = write_grammar(
-        formats.calls, tools, ToolChoice("auto"), thinking=formats.thinking, thinking_opened=opened
-    )
-    # compiled and sampled under as GrammarRequest("structural", grammar)
+    grammar = formats.grammar(tools, ToolChoice("auto"), opened=opened)
+    # compiled and sampled under as GrammarRequest("structural", grammar.text)
 
-    parser = ReplyParser(formats.calls, tools, thinking=formats.thinking, thinking_opened=opened)
+    parser = formats.parser(tools, opened=opened)
     for event in stream:
         token = tokenizer.token_text(event.token_id)
         deltas = parser.push(token if token in parser.special_tags else event.text)
     deltas = parser.finish(cut=finish_reason == "length")
 
-* `ReplyFormat.of_bundle` derives a `ToolFormat` (`derive_format`) and `ThinkingMarks` from the chat
-  template, or takes them from the manifest. ``calls`` is None if the template does not support
-  tools: `write_grammar` then asks for a call in JSON under ``required`` and refuses ``auto``.
-* `write_grammar` returns a grammar of the kind ``structural``; with many large schemas it takes up
-  to 0.1 s. ``tool_choice: none`` needs no grammar and no tools in the parser.
-* `ReplyParser.push` and `finish` return `ContentDelta`, `ReasoningDelta` and `ToolCallDelta`. The
-  first delta of a call has its ``call_id`` and ``name``; ``arguments`` are pieces of JSON text.
+* `ReplyFormat.of_bundle` derives a `ToolFormat` (`derive_format`), `ThinkingMarks` and `AnswerMarks`
+  from the chat template, or takes them from the manifest. ``calls`` is None if the template does not
+  support tools: the grammar then asks for a call in JSON under ``required`` and refuses ``auto``.
+  gpt-oss's messages on channels have a grammar and a parser of their own (``harmony.py``).
+* With many large schemas, writing a grammar takes up to 0.1 s. ``tool_choice: none`` needs no
+  grammar and no tools in the parser.
+* ``push`` and ``finish`` return `ContentDelta`, `ReasoningDelta` and `ToolCallDelta`. The first
+  delta of a call has its ``call_id`` and ``name``; ``arguments`` are pieces of JSON text.
   ``parser.incomplete`` says that the last call was cut off.
 * Tags may be special tokens, which the texts of the engine's events leave out. Push the spelling of
   those in ``parser.special_tags``.
-* `ToolFormat.new_call_id` makes an id that the template accepts in later requests. In these, pass
-  the arguments of past calls to the template as JSON text if ``text_arguments`` is set, and as an
-  object otherwise.
+* `maskdial.causal.chat.history` renders past calls with ids and arguments as the template takes them.
 """
 
 from maskdial.causal.tools.derive import derive_format
