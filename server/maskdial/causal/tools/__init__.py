@@ -18,9 +18,10 @@ This package knows neither HTTP nor the engine. A request with tools::
         deltas = parser.push(token if token in parser.special_tags else event.text)
     deltas = parser.finish(cut=finish_reason == "length")
 
-* `ReplyFormat.of_bundle` derives a `ToolFormat` (`derive_format`), `ThinkingMarks` and `AnswerMarks`
-  from the chat template, or takes them from the manifest. ``calls`` is None if the template does not
-  support tools: the grammar then asks for a call in JSON under ``required`` and refuses ``auto``.
+* `ReplyFormat.of_bundle` derives a `ToolFormat` (`derive_format`), `ThinkingMarks` and
+  `AnswerMarks` from the chat template, or takes them from the manifest. ``calls`` is None if the
+  template does not support tools: the grammar then asks for a call in JSON under ``required``, and
+  refuses ``auto``.
   gpt-oss's messages on channels have a grammar and a parser of their own (``harmony.py``).
 * With many large schemas, writing a grammar takes up to 0.1 s. ``tool_choice: none`` needs no
   grammar and no tools in the parser.
@@ -29,7 +30,8 @@ This package knows neither HTTP nor the engine. A request with tools::
   ``parser.incomplete`` says that the last call was cut off.
 * Tags may be special tokens, which the texts of the engine's events leave out. Push the spelling of
   those in ``parser.special_tags``.
-* `maskdial.causal.chat.history` renders past calls with ids and arguments as the template takes them.
+* `maskdial.causal.chat.history` renders past calls with ids and arguments as the template takes
+  them.
 """
 
 from maskdial.causal.tools.derive import derive_format
