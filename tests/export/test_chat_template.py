@@ -156,7 +156,15 @@ def test_a_template_with_todays_date(messages: list[dict[str, str]]) -> None:
 
 
 def test_what_a_template_refuses_is_refused_in_its_words() -> None:
+    first = {"role": "assistant", "content": "Hello"}
+    with pytest.raises(Exception, match="Roles must alternate"):
+        theirs(LLAMA_2, [first, USER])
+    with pytest.raises(ValidationError, match="Roles must alternate user/assistant/user"):
+        ours(LLAMA_2, [first, USER])
+
+
+def test_messages_of_one_role_are_one_where_a_template_refuses_two() -> None:
+    both = {"role": "user", "content": f"{USER['content']}\n\n{MORE['content']}"}
     with pytest.raises(Exception, match="Roles must alternate"):
         theirs(LLAMA_2, [USER, MORE])
-    with pytest.raises(ValidationError, match="Roles must alternate user/assistant/user"):
-        ours(LLAMA_2, [USER, MORE])
+    assert ours(LLAMA_2, [USER, MORE]) == theirs(LLAMA_2, [both])

@@ -15,6 +15,7 @@ from maskdial.registry.catalog import STARTER_FOLDER
 FOLDER = Path(maskdial.__file__).parent / "page"
 CHATS = (
     *("/generate", "/v1/chat", "/v1/responses", "/v1/messages"),
+    *("/apply-template", "/chat/completions"),
     *("/api/chat", "/api/generate", "/api/show", "/api/pull"),
 )
 FILES = sorted(file for file in FOLDER.rglob("*") if file.is_file())

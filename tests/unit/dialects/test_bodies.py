@@ -88,6 +88,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     embeddings.EmbeddingsBody: {"input": "a"},
     openai_responses_body.ResponsesBody: {"input": "a"},
     openai_tokens.PromptBody: {"prompt": "a"},
+    completion.TemplateBody: {"messages": [{"role": "user", "content": "a"}]},
     openai_tokens.ContentBody: {"content": "a"},
     fim.FimBody: {"prompt": "a"},
     completion.CompletionBody: {"prompt": "a"},

@@ -119,13 +119,22 @@ class TemplateReply(TypedDict):
     prompt: str
 
 
+class TemplateBody(PromptBody):
+    """A conversation to render."""
+
+    model_config = example(
+        {"model": "hybrid", "messages": [{"role": "user", "content": "Hello"}]},
+        required=["messages"],
+    )
+
+
 async def completion(call: Call[CompletionBody]) -> Response:
     """Continues a prompt, as llama.cpp does; with `"stream": true` as server-sent events."""
     model = await call.causal(GENERATE)
     return await write(call, call.body.request(model), model, streams=bool(call.body.stream))
 
 
-async def apply_template(call: Call[PromptBody]) -> Response:
+async def apply_template(call: Call[TemplateBody]) -> Response:
     """A conversation as the model's chat template writes it."""
     if call.body.messages is None:
         raise ValidationError("this field is required", field="messages")
@@ -137,5 +146,5 @@ ROUTES = (
     task_route(
         "/completion", completion, CompletionBody, InfillReply, streams=True, tags=["llama.cpp"]
     ),
-    task_route("/apply-template", apply_template, PromptBody, TemplateReply, tags=["llama.cpp"]),
+    task_route("/apply-template", apply_template, TemplateBody, TemplateReply, tags=["llama.cpp"]),
 )
