@@ -167,7 +167,8 @@ def graphs(
             traced[name] = trace(name, half)
         model = traced[name].clone() if half else trace(name, half)
         if precision in get_args(Precision):
-            quantize(model, cast(Precision, precision))
+            # One scale for a row, as masked models may have it
+            quantize(model, cast(Precision, precision), by_row=precision == "int8")
         save(model, folder / "model.onnx")
         return ir.load(folder / "model.onnx").graph
 
