@@ -5,6 +5,7 @@ flags, MASKDIAL_* variables and a TOML file.
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,8 +148,8 @@ _ROUTES = ("load", "unload")  # below /models/
 def _model_fault(given: str) -> str:
     """What is wrong with a ``--model`` that is none."""
     shown = shortened(given)
-    if given and Path(given).is_dir():
-        return f"say what the bundle is called: NAME={shown}"
+    if os.path.isdir(given):  # unlike Path's, it takes any text
+        return f"say what the bundle is called: NAME={given}"
     known = ", ".join(starters()) or "none are installed"
     return (
         f"{shown!r} is neither NAME=PATH, nor a name of the Hub, ORG/NAME, nor a starter model "

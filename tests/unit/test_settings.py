@@ -375,7 +375,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(
 
 def test_models_of_a_deeply_nested_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASKDIAL_MODEL", '{"a":' * 10_000)
-    with pytest.raises(ConfigError, match="is not NAME=PATH"):
+    with pytest.raises(ConfigError, match="is neither NAME=PATH"):
         load_config({})
 
 

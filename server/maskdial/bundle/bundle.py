@@ -291,7 +291,7 @@ def _explain_reading(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise BundleError(
-            f"model {name!r}: {error.filename} cannot be read: {error.strerror}"
+            f"model {name!r}: {error.filename} cannot be read: {io_reason(error)}"
         ) from error
 
 
