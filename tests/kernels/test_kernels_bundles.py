@@ -322,7 +322,7 @@ def test_building_without_a_compiler_says_what_to_install(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"install g\+\+, or run pip install"):
+    with pytest.raises(ConfigError, match=r"install g\+\+, or the extra .*: pip install"):
         building.build(tmp_path)
 
 

@@ -47,7 +47,8 @@ class ReplyForm:
     def whole(self, text: str) -> dict[str, Any]:
         """A finished text as a choice has it."""
         if self.chat:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            return {"message": message}
         return {"text": text}
 
     def part(self, text: str, *, first: bool) -> dict[str, Any]:
