@@ -47,8 +47,8 @@ class ReplyForm:
     def whole(self, text: str) -> dict[str, Any]:
         """A finished text as a choice has it."""
         if self.chat:
-            message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-            return {"message": message}
+            known: dict[str, Any] = {"refusal": None, "annotations": []}
+            return {"message": {"role": "assistant", "content": text} | known}
         return {"text": text}
 
     def part(self, text: str, *, first: bool) -> dict[str, Any]:
