@@ -369,6 +369,19 @@ KINDS: tuple[Kind, ...] = (
     Kind("model", "/v1/models/{name}", target="/v1/models/hybrid"),
     Kind("/v2 model", "/v2/models/{name}", target="/v2/models/hybrid"),
     Kind("/v2 model ready", "/v2/models/{name}/ready", target="/v2/models/hybrid/ready"),
+    Kind("/v2 statistics", "/v2/models/stats"),
+    *(
+        Kind(f"/v2 {what}", f"/v2/models/{{name}}/{what}", target=f"/v2/models/hybrid/{what}")
+        for what in ("config", "stats")
+    ),
+    *(
+        Kind(
+            f"/v2 version {what}",
+            f"/v2/models/{{name}}/versions/{{version}}/{what}",
+            target=f"/v2/models/hybrid/versions/1/{what}",
+        )
+        for what in ("config", "stats")
+    ),
     Kind("infer", "/v2/models/{name}/infer", _tensor, target="/v2/models/sentiment/infer"),
     Kind(
         "infer a version",

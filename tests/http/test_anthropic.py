@@ -461,6 +461,7 @@ def test_conversations_as_templates_read_them(url: str) -> None:
             "content": "ok",
             "reasoning": "hm",
             "reasoning_content": "hm",
+            "thinking": "hm",
         },
         {"role": "user", "content": ""},
     ]

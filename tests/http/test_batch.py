@@ -240,7 +240,9 @@ def test_what_cannot_begin_says_why_in_a_sentence(
     assert "there is no task 'embedd'" in refused("--task", "embedd", "--overwrite")
     assert "cannot be read: No such file" in refused(given=tmp_path / "absent.jsonl")
     assert "tells no format" in refused(given=tmp_path / "in")
-    assert "--column are" in refused("--column", "a").replace("--id-column ", "--column ")
+    assert "--column are" in refused("--task", "classify", "--column", "a", "--overwrite").replace(
+        "--id-column ", "--column "
+    )
     assert "is not JSON" in refused("--parameters", "{")
     assert "is there already; go on with it by --resume" in refused("--task", "classify")
     for mine in (tmp_path / "new.jsonl.errors.jsonl", tmp_path / "new.jsonl.journal"):
@@ -253,7 +255,8 @@ def test_what_cannot_begin_says_why_in_a_sentence(
         mine.unlink()
     assert batch(source, "--task", "classify", "--overwrite") == (0, "")
     assert "had another task" in refused("--task", "score", "--resume")
-    assert "IN and OUT are the same file" in refused("--overwrite", given=tmp_path / "out.jsonl")
+    same = refused("--task", "classify", "--overwrite", given=tmp_path / "out.jsonl")
+    assert "IN and OUT are the same file" in same
     assert batch(source, "--task", "classify", "--resume") == (0, "")  # nothing is left to do
     with source.open("a") as file:
         file.write('{"inputs": "y"}\n')

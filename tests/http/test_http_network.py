@@ -69,7 +69,7 @@ def test_https_and_a_renewed_certificate(started: Callable[..., Any], tmp_path: 
 @pytest.mark.parametrize(
     ("certificate", "key", "words"),
     [
-        ("missing.crt", None, "No such file"),
+        ("missing.crt", None, "no such file"),
         ("first.crt", None, "cannot be used"),
         ("first.crt", "second.key", "(?i)mismatch"),
         ("first.crt", "encrypted.key", "without a password"),
