@@ -295,7 +295,7 @@ def _rpc_server(
         from maskdial.rpc.server import RpcServer  # an extra
     except ImportError as error:
         raise ConfigError(
-            f"--grpc-port needs protobuf ({error}): {how_to_install('grpc')}"
+            f"--grpc-port needs the extra grpc ({error}): {how_to_install('grpc')}"
         ) from error
     tls = None if certificate is None else certificate.context
     return RpcServer(InProcess(app), app.state.context, connections, tls)

@@ -9,8 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from maskdial.rpc.frames import Kind, frame
-from tests.http.raw_http2 import KEY, RawClient, call_headers, packed_message
+from tests.http.raw_http2 import KEY, Kind, RawClient, call_headers, frame, packed_message
 from tests.http.test_grpc import request
 
 LISTENERS = {"port": "http", "uds": "http", "grpc_port": "grpc"}

@@ -13,9 +13,17 @@ import httpx
 import pytest
 
 from maskdial.registry.catalog import STARTER_FOLDER
-from maskdial.rpc.frames import FIRST_WINDOW, Code, Kind, frame, number_frame
+from maskdial.rpc.frames import FIRST_WINDOW, Code
 from maskdial.rpc.messages import SERVICE
-from tests.http.raw_http2 import KEY, RawClient, call_headers, packed_message
+from tests.http.raw_http2 import (
+    KEY,
+    Kind,
+    RawClient,
+    call_headers,
+    frame,
+    number_frame,
+    packed_message,
+)
 from tests.http.test_grpc import METADATA, Client, request
 from tests.servers import wait_for
 
@@ -294,7 +302,7 @@ IDLE_FRAMES = {
     "windows": number_frame(Kind.WINDOW_UPDATE, 0, 1),
     "empty data": frame(Kind.DATA, 1),
     "small data": frame(Kind.DATA, 1, b"\x00"),
-    "unknown": frame(99, 0),  # type: ignore[arg-type]
+    "unknown": frame(99, 0),
 }
 
 

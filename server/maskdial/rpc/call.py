@@ -7,8 +7,7 @@ from typing import Protocol
 from urllib.parse import quote
 
 from maskdial.rpc.calls import CallError, Calls, Place
-from maskdial.rpc.frames import FIRST_WINDOW
-from maskdial.rpc.hpack import Header
+from maskdial.rpc.frames import FIRST_WINDOW, Header
 
 _PREFIX_BYTES = 5  # before each message: whether it is compressed, and its length
 _MAX_SENTENCE = 2048

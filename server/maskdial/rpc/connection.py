@@ -4,21 +4,24 @@ import asyncio
 import logging
 from typing import Any, Literal
 
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    PushPromiseFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
 from maskdial.http.connections import Activity, Connections, Place
 from maskdial.metrics import ConnectionEnd
 from maskdial.rpc.calls import Calls
-from maskdial.rpc.frames import (
-    Code,
-    Flag,
-    Frame,
-    FrameReader,
-    Kind,
-    ProtocolError,
-    Setting,
-    frame,
-    settings_frame,
-)
-from maskdial.rpc.hpack import Decoder, HeaderError, HeadersTooLargeError
+from maskdial.rpc.frames import Code, FrameReader, ProtocolError
 from maskdial.rpc.streams import MAX_STREAMS, Service, Streams
 
 MAX_HEADER_BYTES = 16_384
@@ -65,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._decoder = Decoder(self._max_header_bytes)
         self._streams = Streams(self, calls, service, self._limits.write_timeout)
         self._transport: asyncio.Transport
-        self._block: tuple[Frame, bytearray] | None = None  # headers that go on
+        self._block: tuple[HeadersFrame, bytearray] | None = None  # headers that go on
         self._has_settings = False
         self._is_closed = False
         self._num_unread = 0
@@ -107,10 +110,10 @@ class Connection(asyncio.Protocol):
                     return
         except ProtocolError as error:
             self._fail("malformed", error.code, error)
-        except HeaderError as error:
-            self._fail("malformed", Code.COMPRESSION_ERROR, error)
-        except HeadersTooLargeError as error:
+        except OversizedHeaderListError as error:
             self._fail("header_bytes", Code.ENHANCE_YOUR_CALM, error)
+        except HPACKError as error:  # the client's table of headers is no longer known
+            self._fail("malformed", Code.COMPRESSION_ERROR, error)
 
     def pause_writing(self) -> None:
         self.is_paused = True
@@ -187,10 +190,10 @@ class Connection(asyncio.Protocol):
             self.abort("limit")
             return
         limits = {
-            Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-            Setting.MAX_HEADER_LIST_SIZE: self._max_header_bytes,
+            SettingsFrame.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingsFrame.MAX_HEADER_LIST_SIZE: self._max_header_bytes,
         }
-        self.write(settings_frame(limits))
+        self.write(SettingsFrame(0, settings=limits).serialize())
         self.note()
 
     def _take(self, given: Frame) -> None:
@@ -198,76 +201,73 @@ class Connection(asyncio.Protocol):
 
         Raises:
             ProtocolError: it, or what it says, must not be.
+            HPACKError: headers are none, or too large.
         """
-        if not self._has_settings and given.kind != Kind.SETTINGS:
+        if not self._has_settings and not isinstance(given, SettingsFrame):
             raise ProtocolError(Code.PROTOCOL_ERROR, "the first frame has no settings")
         if self._block is not None:
             self._continue_headers(*self._block, given)
-        elif given.kind == Kind.DATA:
-            ends = bool(given.flags & Flag.END_STREAM)
-            size = len(given.payload)
-            self._streams.take_data(given.stream_id, given.content(), size, ends=ends)
-        elif given.kind == Kind.HEADERS:
-            self._take_headers(given, bytearray(given.content()))
+        elif isinstance(given, DataFrame):
+            size, ends = given.flow_controlled_length, "END_STREAM" in given.flags
+            self._streams.take_data(given.stream_id, given.data, size, ends=ends)
+        elif isinstance(given, HeadersFrame):
+            complete = "END_HEADERS" in given.flags
+            self._take_headers(given, bytearray(given.data), complete=complete)
         else:
             self._streams.count_idle()
             self._take_other(given)
 
     def _take_other(self, given: Frame) -> None:
-        if given.kind == Kind.WINDOW_UPDATE:
-            self._streams.widen(given.stream_id, given.number())
-        elif given.kind == Kind.RST_STREAM:
-            given.number()
+        if isinstance(given, WindowUpdateFrame):
+            self._streams.widen(given.stream_id, given.window_increment)
+        elif isinstance(given, RstStreamFrame):
             self._streams.reset(given.stream_id)
-        elif given.kind == Kind.SETTINGS:
+        elif isinstance(given, SettingsFrame):
             self._take_settings(given)
-        elif given.kind == Kind.PING:
-            if len(given.payload) != 8 or given.stream_id:
-                raise ProtocolError(Code.FRAME_SIZE_ERROR, "a ping has another size than a ping")
-            if not given.flags & Flag.ACK:
-                self.write(frame(Kind.PING, 0, given.payload, Flag.ACK))
-        elif given.kind in (Kind.PUSH_PROMISE, Kind.CONTINUATION):
+        elif isinstance(given, PingFrame):
+            if "ACK" not in given.flags:
+                self.write(PingFrame(0, given.opaque_data, flags=["ACK"]).serialize())
+        elif isinstance(given, PushPromiseFrame | ContinuationFrame):
             raise ProtocolError(Code.PROTOCOL_ERROR, "a client sends no such frame here")
         # Others say nothing that matters here: PRIORITY, GOAWAY, and what is yet to be invented.
 
-    def _take_settings(self, given: Frame) -> None:
-        if given.stream_id:
-            raise ProtocolError(Code.PROTOCOL_ERROR, "settings are those of a stream")
-        for key, value in given.settings():
-            if key == Setting.INITIAL_WINDOW_SIZE:
-                self._streams.set_first_window(value)
-        if not given.flags & Flag.ACK:
-            self.write(frame(Kind.SETTINGS, 0, b"", Flag.ACK))
+    def _take_settings(self, given: SettingsFrame) -> None:
+        window = given.settings.get(SettingsFrame.INITIAL_WINDOW_SIZE)
+        if window is not None:
+            self._streams.set_first_window(window)
+        if "ACK" not in given.flags:
+            self.write(SettingsFrame(0, flags=["ACK"]).serialize())
         if not self._has_settings:
             self._has_settings = True
             self.note()
 
-    def _continue_headers(self, first: Frame, block: bytearray, given: Frame) -> None:
-        if given.kind != Kind.CONTINUATION or given.stream_id != first.stream_id:
+    def _continue_headers(self, first: HeadersFrame, block: bytearray, given: Frame) -> None:
+        if not isinstance(given, ContinuationFrame) or given.stream_id != first.stream_id:
             raise ProtocolError(Code.PROTOCOL_ERROR, "headers are interrupted")
         self._streams.count_idle()
-        block += given.payload
-        flags = first.flags | given.flags & Flag.END_HEADERS
+        block += given.data
         self._block = None
-        self._take_headers(Frame(first.kind, flags, first.stream_id, b""), block)
+        self._take_headers(first, block, complete="END_HEADERS" in given.flags)
 
-    def _take_headers(self, given: Frame, block: bytearray) -> None:
+    def _take_headers(self, first: HeadersFrame, block: bytearray, *, complete: bool) -> None:
         if len(block) > self._max_header_bytes:
-            raise HeadersTooLargeError
-        if given.flags & Flag.END_HEADERS:
-            headers = self._decoder.decode(bytes(block))
-            ends = bool(given.flags & Flag.END_STREAM)
-            self._streams.take_headers(given.stream_id, headers, ends=ends)
+            raise OversizedHeaderListError("headers are too large")
+        if complete:
+            headers = [
+                (bytes(name), bytes(value))
+                for name, value in self._decoder.decode(bytes(block), raw=True)
+            ]
+            ends = "END_STREAM" in first.flags
+            self._streams.take_headers(first.stream_id, headers, ends=ends)
         else:
-            self._block = (given, block)
+            self._block = (first, block)
         self.note()
 
     def _num_unsent(self) -> int:
         return self._transport.get_write_buffer_size() + self._streams.num_unsent()
 
     def _goaway(self, code: Code) -> bytes:
-        payload = self._streams.last_id.to_bytes(4, "big") + code.to_bytes(4, "big")
-        return frame(Kind.GOAWAY, 0, payload)
+        return GoAwayFrame(0, self._streams.last_id, code).serialize()
 
     def _fail(self, why: ConnectionEnd, code: Code, error: Exception) -> None:
         """Ends the connection of a client that breaks the rules."""

@@ -1,8 +1,11 @@
-"""Frames of HTTP/2 (RFC 9113), as far as a server of gRPC reads and writes them."""
+"""Frames of HTTP/2 (RFC 9113): cut by size here, read and written by hyperframe and hpack."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+
+from hpack import Encoder, NeverIndexedHeaderTuple
+from hyperframe.exceptions import HyperframeError, InvalidFrameError
+from hyperframe.frame import ContinuationFrame, Frame, HeadersFrame
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_FRAME_BYTES = 16_384
@@ -11,42 +14,11 @@ MAX_WINDOW = 2**31 - 1
 FIRST_WINDOW = 65_535
 """Bytes of DATA that may be sent before more is allowed, of a stream and of a connection."""
 
+Header = tuple[bytes, bytes]
+
 _HEAD_BYTES = 9
-
-
-class Kind(IntEnum):
-    """The types of frames; others are ignored."""
-
-    DATA = 0
-    HEADERS = 1
-    PRIORITY = 2
-    RST_STREAM = 3
-    SETTINGS = 4
-    PUSH_PROMISE = 5
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
-    CONTINUATION = 9
-
-
-class Flag(IntFlag):
-    """Flags, of which ACK and END_STREAM are the same bit."""
-
-    END_STREAM = 1
-    ACK = 1
-    END_HEADERS = 4
-    PADDED = 8
-    PRIORITY = 32
-
-
-class Setting(IntEnum):
-    """The settings that are read or written."""
-
-    ENABLE_PUSH = 2
-    MAX_CONCURRENT_STREAMS = 3
-    INITIAL_WINDOW_SIZE = 4
-    MAX_FRAME_SIZE = 5
-    MAX_HEADER_LIST_SIZE = 6
+# It keeps nothing for what is never indexed, so all connections share it.
+_ENCODER = Encoder()
 
 
 class Code(IntEnum):
@@ -72,54 +44,6 @@ class ProtocolError(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame."""
-
-    kind: int
-    flags: int
-    stream_id: int
-    payload: bytes
-
-    def number(self) -> int:
-        """What a frame holds that is one number of 31 bits: WINDOW_UPDATE, RST_STREAM.
-
-        Raises:
-            ProtocolError: it has another size.
-        """
-        if len(self.payload) != 4:
-            raise ProtocolError(Code.FRAME_SIZE_ERROR, "a frame has another size than its kind")
-        return int.from_bytes(self.payload, "big") & MAX_WINDOW
-
-    def content(self) -> bytes:
-        """The payload without padding and priority.
-
-        Raises:
-            ProtocolError: it is shorter than these.
-        """
-        payload = self.payload
-        start, padding = 0, 0
-        if self.flags & Flag.PADDED:
-            start, padding = 1, int.from_bytes(payload[:1], "big")
-        if self.kind == Kind.HEADERS and self.flags & Flag.PRIORITY:
-            start += 5
-        if start + padding > len(payload):
-            raise ProtocolError(Code.PROTOCOL_ERROR, "a frame has more padding than content")
-        return payload[start : len(payload) - padding]
-
-    def settings(self) -> Iterator[tuple[int, int]]:
-        """The settings, whose identifiers and values are checked by nobody yet.
-
-        Raises:
-            ProtocolError: there is a part of one.
-        """
-        if len(self.payload) % 6 or (self.flags & Flag.ACK and self.payload):
-            raise ProtocolError(Code.FRAME_SIZE_ERROR, "settings have another size than settings")
-        for place in range(0, len(self.payload), 6):
-            pair = self.payload[place : place + 6]
-            yield int.from_bytes(pair[:2], "big"), int.from_bytes(pair[2:], "big")
-
-
 class FrameReader:
     """Cuts what a client sends into frames."""
 
@@ -131,7 +55,7 @@ class FrameReader:
         """The frames that are complete now.
 
         Raises:
-            ProtocolError: it is not HTTP/2, or a frame is too large.
+            ProtocolError: it is not HTTP/2, or a frame is too large or malformed.
         """
         pending = self._pending
         pending += data
@@ -150,53 +74,33 @@ class FrameReader:
                 end = place + _HEAD_BYTES + size
                 if end > len(pending):
                     return
-                start, place = place, end
-                yield Frame(
-                    pending[start + 3],
-                    pending[start + 4],
-                    int.from_bytes(pending[start + 5 : start + 9], "big") & MAX_WINDOW,
-                    bytes(pending[start + _HEAD_BYTES : end]),
-                )
+                content, place = bytes(pending[place:end]), end
+                yield _read(memoryview(content))
         finally:
             del pending[:place]
 
 
-def frame(kind: Kind, stream_id: int, payload: bytes = b"", flags: int = 0) -> bytes:
-    """A frame on the wire."""
-    return b"".join(
-        (
-            len(payload).to_bytes(3, "big"),
-            bytes((kind, flags)),
-            stream_id.to_bytes(4, "big"),
-            payload,
-        )
-    )
+def _read(content: memoryview) -> Frame:
+    try:
+        frame, _ = Frame.parse_frame_header(content[:_HEAD_BYTES])
+        frame.parse_body(content[_HEAD_BYTES:])
+    except InvalidFrameError as error:
+        raise ProtocolError(Code.FRAME_SIZE_ERROR, str(error)) from error
+    except HyperframeError as error:
+        raise ProtocolError(Code.PROTOCOL_ERROR, str(error)) from error
+    return frame
 
 
-def number_frame(kind: Kind, stream_id: int, number: int) -> bytes:
-    """A frame that is one number: WINDOW_UPDATE, RST_STREAM."""
-    return frame(kind, stream_id, number.to_bytes(4, "big"))
-
-
-def settings_frame(settings: dict[Setting, int]) -> bytes:
-    """A frame of settings."""
-    pairs = (key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in settings.items())
-    return frame(Kind.SETTINGS, 0, b"".join(pairs))
-
-
-def headers_frames(stream_id: int, block: bytes, *, ends: bool) -> bytes:
-    """The frames of a header block, which follow each other."""
-    parts = [
-        block[place : place + MAX_FRAME_BYTES] for place in range(0, len(block), MAX_FRAME_BYTES)
-    ]
-    last = len(parts) - 1
-    return b"".join(
-        frame(
-            Kind.CONTINUATION if number else Kind.HEADERS,
-            stream_id,
-            part,
-            (Flag.END_HEADERS if number == last else 0)
-            | (Flag.END_STREAM if ends and not number else 0),
-        )
-        for number, part in enumerate(parts)
-    )
+def headers_frames(stream_id: int, headers: Iterable[Header], *, ends: bool) -> bytes:
+    """Headers on the wire, in as many frames as they need. They leave no trace in the client's
+    table.
+    """
+    plain = [NeverIndexedHeaderTuple(*each) for each in headers]
+    block = _ENCODER.encode(plain, huffman=False)
+    parts = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
+    frames: list[Frame] = [HeadersFrame(stream_id, parts[0])]
+    frames += [ContinuationFrame(stream_id, part) for part in parts[1:]]
+    frames[-1].flags.add("END_HEADERS")
+    if ends:
+        frames[0].flags.add("END_STREAM")
+    return b"".join(each.serialize() for each in frames)

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from hyperframe.frame import DataFrame, RstStreamFrame, WindowUpdateFrame
+
 from maskdial.rpc.call import Call
 from maskdial.rpc.calls import DEADLINE_EXCEEDED, INTERNAL, OK, CallError, Calls
 from maskdial.rpc.frames import (
@@ -12,13 +14,10 @@ from maskdial.rpc.frames import (
     MAX_FRAME_BYTES,
     MAX_WINDOW,
     Code,
-    Kind,
+    Header,
     ProtocolError,
-    frame,
     headers_frames,
-    number_frame,
 )
-from maskdial.rpc.hpack import Header, encode
 
 MAX_STREAMS = 100
 """Calls that a connection may have at once."""
@@ -148,7 +147,7 @@ class Streams:
         if self._num_received > FIRST_WINDOW:
             raise ProtocolError(Code.FLOW_CONTROL_ERROR, "more was sent than is allowed")
         if self._num_received > FIRST_WINDOW // 2:  # what is held at most, each call says
-            self._line.write(number_frame(Kind.WINDOW_UPDATE, 0, self._num_received))
+            self._line.write(WindowUpdateFrame(0, self._num_received).serialize())
             self._num_received = 0
         if num_bytes < _SMALL_BYTES and not ends:
             self.count_idle()
@@ -172,8 +171,6 @@ class Streams:
 
     def widen(self, stream_id: int, num_bytes: int) -> None:
         """The client takes more of one reply, or, as stream 0, of all."""
-        if not num_bytes:
-            raise ProtocolError(Code.PROTOCOL_ERROR, "a window is widened by nothing")
         if stream_id == 0:
             self._window += num_bytes
             _check_window(self._window)
@@ -209,11 +206,11 @@ class Streams:
     def allow(self, stream_id: int, num_bytes: int) -> None:
         """Lets the client send more of a call."""
         if stream_id in self._open:
-            self._line.write(number_frame(Kind.WINDOW_UPDATE, stream_id, num_bytes))
+            self._line.write(WindowUpdateFrame(stream_id, num_bytes).serialize())
 
     def send_headers(self, stream_id: int, headers: Sequence[Header], *, ends: bool) -> None:
         """Sends the head of a reply, or its end."""
-        self._line.write(headers_frames(stream_id, encode(headers), ends=ends))
+        self._line.write(headers_frames(stream_id, headers, ends=ends))
 
     async def send(self, call: Call, content: bytes) -> None:
         """Sends a part of a reply, as fast as the client takes it.
@@ -229,7 +226,7 @@ class Streams:
                 call.send_window -= room
                 self._window -= room
                 self._idle_frames += _IDLE_FRAMES_PER_MESSAGE
-                self._line.write(frame(Kind.DATA, call.id, bytes(rest[:room])))
+                self._line.write(DataFrame(call.id, bytes(rest[:room])).serialize())
                 rest = rest[room:]
                 continue
             if num_then < 0:
@@ -258,7 +255,7 @@ class Streams:
         if self._line.is_paused:
             self._line.give_up()
         elif self._open.pop(call.id, None) is not None:
-            self._line.write(number_frame(Kind.RST_STREAM, call.id, Code.CANCEL))
+            self._line.write(RstStreamFrame(call.id, Code.CANCEL).serialize())
             self._line.note()
         return CallError(408, "the client takes too little of the reply")
 
@@ -271,7 +268,7 @@ class Streams:
         call = Call(self, stream_id, headers, self._calls, self._first_window, self._line.client)
         if self.is_leaving or len(self._open) >= MAX_STREAMS:
             self.count_idle()
-            self._line.write(number_frame(Kind.RST_STREAM, stream_id, Code.REFUSED_STREAM))
+            self._line.write(RstStreamFrame(stream_id, Code.REFUSED_STREAM).serialize())
         elif not call.is_grpc:
             self.count_idle()
             self.send_headers(stream_id, [(b":status", b"415")], ends=True)
@@ -300,7 +297,7 @@ class Streams:
             return  # the client has left
         call.finish(code, sentence)
         if not call.has_ended:
-            self._line.write(number_frame(Kind.RST_STREAM, call.id, Code.NO_ERROR))
+            self._line.write(RstStreamFrame(call.id, Code.NO_ERROR).serialize())
         self._idle_frames += _IDLE_FRAMES_PER_MESSAGE
         self._line.note()
 
