@@ -159,7 +159,9 @@ class RunningServer:
         self._http = httpx.Client(base_url=self.url, transport=transport, timeout=60)
 
     def _run(self) -> None:
-        asyncio.run(self.server.serve())
+        # On the event loop that serves, whose transports are not those of asyncio.
+        with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
+            runner.run(self.server.serve())
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + 60

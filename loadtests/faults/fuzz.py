@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from loadtests import LoadTestError, add_number
+from loadtests.faults.doors import BOUNDARY, form, http2, lines, live_call
 from loadtests.faults.hostile import body, grammar, http_message, template
 from loadtests.faults.mix import draw_questions, learn_answers
 from loadtests.faults.outcome import Outcome, add_clients, busy_gauges
@@ -28,12 +29,21 @@ from maskdial.errors import MaskdialError
 
 DESCRIPTION = (
     "Send generated inputs to the starter models: bodies with faults on every route of the OpenAPI "
-    "document, raw HTTP, grammars; and render generated chat templates. Every reply has to come in "
+    "document, raw HTTP, grammars, forms with files, batches of hostile lines, and HTTP/2 of gRPC; "
+    "and render generated chat templates. Every reply has to come in "
     "time, with a status that the document names, and no 5xx but the request's own timeout; "
     "afterwards the server has to answer as before."
 )
 _QUESTION = "what hostile inputs break"
-_SHARES = {"body": 0.7, "http": 0.22, "grammar": 0.077, "template": 0.003}
+_SHARES = {
+    "body": 0.62,
+    "http": 0.2,
+    "grammar": 0.077,
+    "template": 0.003,
+    "form": 0.03,
+    "batch": 0.01,
+    "grpc": 0.06,
+}
 _NAMES = (
     *("hybrid", "sentiment", "hybrid:full", "hybrid:causal", "hybrid:prefix", "hybrid:block"),
     *(
@@ -53,6 +63,7 @@ _HEADERS: tuple[Mapping[str, str], ...] = (
     *({"accept": "text/event-stream"}, {"x-request-id": "a" * 300}, {"x-api-key": "\xff"}),
     *({"authorization": "Bearer"}, {"x-forwarded-for": "1.2.3.4"}, {"x-session-id": "\x80" * 99}),
 )
+_FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 _SETTINGS: dict[str, Any] = {
     "log_format": "json",
     "admin_key": "loadtests-fuzz",
@@ -61,11 +72,16 @@ _SETTINGS: dict[str, Any] = {
     "header_timeout": 10,  # more than a busy machine stands still, or replies are lost
     "body_timeout": 2,
     "keep_alive_timeout": 2,
+    "grpc_port": 0,
 }
 _TIMEOUT = 90.0
 _SETTLE_SECONDS = 5.0
 _MAX_EXAMPLES = 20
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
+_GRPC_PORT = re.compile(r"listening on grpc://\S+:(\d+)")
+_FORM_STATUSES = frozenset({200, 400, 408, 413, 422, 429, 503})
+_ENDED = {"completed", "failed", "cancelled", "expired"}
+_POLL_SECONDS = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,16 +93,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Outcome:
     """Sends the inputs."""
     tracebacks: list[str] = []
+    ports: list[int] = []
 
     def read(line: str) -> None:
         if "Traceback" in line:
             tracebacks.append(line)
+        if match := _GRPC_PORT.search(line):
+            ports.append(int(match[1]))
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        running_server(chatting_starters(Path(folder)), on_line=read, **_SETTINGS) as server,
+        tempfile.TemporaryDirectory() as batches,
+        running_server(
+            chatting_starters(Path(folder)), on_line=read, batch_dir=batches, **_SETTINGS
+        ) as server,
     ):
-        fuzz = Fuzz(server, args.seed)
+        fuzz = Fuzz(server, args.seed, ports[0])
         asyncio.run(fuzz.run(args.inputs, args.clients))
     findings = (*fuzz.findings, f"tracebacks in the log: {len(tracebacks)}", *tracebacks[:3])
     section = Section("fuzz", _QUESTION, 1, fuzz.rows(), findings)
@@ -115,11 +137,12 @@ class Row:
 class Fuzz:
     """The inputs and what came of them."""
 
-    def __init__(self, server: ServerProcess, seed: int) -> None:
+    def __init__(self, server: ServerProcess, seed: int, grpc_port: int) -> None:
         self.findings: list[str] = []
         self.is_different = False
         self._server = server
         self._seed = seed
+        self._grpc_port = grpc_port
         self._counts = {kind: Counter[str]() for kind in _SHARES}
         self._slowest = dict.fromkeys(_SHARES, 0.0)
         self._operations: list[tuple[str, Any, frozenset[int]]] = []
@@ -138,6 +161,9 @@ class Fuzz:
             "http": self._http,
             "grammar": self._grammar,
             "template": self._template,
+            "form": self._form,
+            "batch": self._batch,
+            "grpc": self._grpc,
         }
         kinds = random.Random(self._seed).choices(
             list(_SHARES), list(_SHARES.values()), k=num_inputs
@@ -156,6 +182,9 @@ class Fuzz:
         after = self._server.resident_bytes() // 1_000_000
         busy = await busy_gauges(self._server)
         self.is_different |= bool(busy)
+        if b"grpc-status" not in await self._sent(self._grpc_port, live_call()):
+            self.is_different = True
+            self.findings.append("the gRPC port answers no more")
         self.findings.append(
             f"{num_inputs:,} inputs in {took:.0f} s; resident MB: {before} to {after}; gauges "
             f"above zero: {len(busy)}; answers afterwards "
@@ -202,7 +231,7 @@ class Fuzz:
                 await send(random.Random(f"{self._seed}-{number}"))
         except TimeoutError:
             self._note(kind, "late", f"input {number}")
-        except (LoadTestError, OSError) as error:
+        except (LoadTestError, OSError, httpx.TransportError) as error:
             self._note(kind, "lost", f"input {number}: {error}")
         self._slowest[kind] = max(self._slowest[kind], time.perf_counter() - begun)
 
@@ -245,7 +274,16 @@ class Fuzz:
 
     async def _http(self, source: random.Random) -> None:
         message = b"".join(http_message(source) for _ in range(source.choice((1, 1, 2))))
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        reply = await self._sent(self._server.port, message)
+        statuses = [int(each) for each in _STATUS.findall(reply)]
+        if not statuses:
+            self._counts["http"]["refused"] += 1
+        for status in statuses[:1] + [each for each in statuses[1:] if each >= 500]:
+            self._count("http", status, f"{message[:600]!r}: {reply[:300]!r}")
+
+    async def _sent(self, port: int, message: bytes) -> bytes:
+        """What comes of a message, to the end of its connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         reply = b""
         try:
             with contextlib.suppress(ConnectionError):
@@ -254,11 +292,43 @@ class Fuzz:
                     reply += piece
         finally:
             writer.close()
-        statuses = [int(each) for each in _STATUS.findall(reply)]
-        if not statuses:
-            self._counts["http"]["refused"] += 1
-        for status in statuses[:1] + [each for each in statuses[1:] if each >= 500]:
-            self._count("http", status, f"{message[:600]!r}: {reply[:300]!r}")
+        return reply
+
+    async def _form(self, source: random.Random) -> None:
+        content = form(source)
+        async with self._client() as http:
+            reply = await http.post("/v1/files", content=content, headers=_FORM)
+        self._count("form", reply.status_code, f"{content[:600]!r}: {reply.text[:300]}")
+        if reply.status_code not in _FORM_STATUSES:
+            self._note("form", "undocumented", f"{content[:600]!r}: {reply.text[:300]}")
+
+    async def _batch(self, source: random.Random) -> None:
+        content = lines(source)
+        async with self._client() as http:
+            files = {"file": ("a.jsonl", content)}
+            reply = await http.post("/v1/files", data={"purpose": "batch"}, files=files)
+            if reply.is_success:
+                endpoint = source.choice(("/v1/completions", "/classify", "/nowhere"))
+                wanted = {"input_file_id": reply.json()["id"], "endpoint": endpoint}
+                batch = await http.post("/v1/batches", json=wanted | {"completion_window": "24h"})
+                self._count("batch", batch.status_code, f"{content[:600]!r}: {batch.text[:300]}")
+                while batch.is_success and batch.json()["status"] not in _ENDED:
+                    await asyncio.sleep(_POLL_SECONDS)
+                    batch = await http.get(f"/v1/batches/{batch.json()['id']}")
+                await http.delete(f"/v1/files/{reply.json()['id']}")
+            else:
+                self._count("batch", reply.status_code, f"{content[:600]!r}: {reply.text[:300]}")
+
+    async def _grpc(self, source: random.Random) -> None:
+        message = http2(source)
+        reply = await self._sent(self._grpc_port, message)
+        if b"internal error" in reply:
+            self._note("grpc", "failed", f"{message[:600]!r}: {reply[:300]!r}")
+        else:
+            self._counts["grpc"]["ok" if b"grpc-status" in reply else "refused"] += 1
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self._server.url, timeout=_TIMEOUT, trust_env=False)
 
     async def _template(self, source: random.Random) -> None:
         text = template(source)

@@ -63,7 +63,7 @@ def http_message(source: random.Random) -> bytes:
     content = (POST if usual else line + b"\r\n") + b"".join(headers) + b"\r\n"
     content += source.choice(_BODIES)
     for _ in range(source.choice((0, 0, 1, 3))):
-        content = _with_a_change(content, source)
+        content = with_a_change(content, source)
     return content
 
 
@@ -84,7 +84,7 @@ def body(example: Any, others: Sequence[str], source: random.Random) -> bytes:
         text = text.replace("{", '{"inputs": 1, "model": 2, ', 1)
     encoding = "utf-8" if source.random() < 0.95 else source.choice(_ENCODINGS)
     content = text.encode(encoding, "surrogatepass" if "utf" in encoding else "replace")
-    return _with_a_change(content, source) if source.random() < 0.1 else content
+    return with_a_change(content, source) if source.random() < 0.1 else content
 
 
 def _with_a_fault(value: Any, others: Sequence[str], source: random.Random) -> Any:
@@ -235,7 +235,7 @@ def template(source: random.Random) -> str:
     return block(source.randrange(1, 5))
 
 
-def _with_a_change(content: bytes, source: random.Random) -> bytes:
+def with_a_change(content: bytes, source: random.Random) -> bytes:
     """With a byte more, less, or other, or cut off."""
     place = source.randrange(len(content) + 1)
     other = bytes([source.choice((0, 10, 13, 32, 58, 127, 255, source.randrange(256)))])

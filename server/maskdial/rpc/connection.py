@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hyperframe.frame import (
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         self.abort("write")
 
     def _begin(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
         self._transport = transport
         transport.set_write_buffer_limits(_MAX_BUFFERED)
         name = transport.get_extra_info("peername")
