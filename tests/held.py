@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 import pytest
@@ -63,34 +65,44 @@ class HeldTimers:
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
-        self._call_at = loop.call_at
-        self._timers: list[asyncio.TimerHandle] = []
+        # asyncio's own loops make both kinds of timers with `call_at`, uvloop with `call_later`.
+        self._method = "call_at" if isinstance(loop, asyncio.BaseEventLoop) else "call_later"
+        self._set = getattr(loop, self._method)
+        self._timers: list[tuple[asyncio.TimerHandle, Callable[[], object]]] = []
 
     def __enter__(self) -> "HeldTimers":
-        self._loop.call_at = self._note
+        setattr(self._loop, self._method, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._loop.call_at
+        delattr(self._loop, self._method)
 
     @property
     def num_set(self) -> int:
         """Of those that were not cancelled."""
-        return sum(not timer.cancelled() for timer in self._timers)
+        return sum(not timer.cancelled() for timer, _ in self._timers)
 
     def go_off(self) -> None:
         """Has all of them go off, in the event loop."""
         self._loop.call_soon_threadsafe(self._let_go_off)
 
-    def _note(self, when: float, *arguments: Any, **context: Any) -> asyncio.TimerHandle:
-        timer: asyncio.TimerHandle = self._call_at(when, *arguments, **context)
-        if when - self._loop.time() > HOUR / 2:
-            self._timers.append(timer)
+    def _note(
+        self,
+        time: float,
+        callback: Callable[..., object],
+        *arguments: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        context = context or copy_context()
+        timer: asyncio.TimerHandle = self._set(time, callback, *arguments, context=context)
+        delay = time - self._loop.time() if self._method == "call_at" else time
+        if delay > HOUR / 2:
+            self._timers.append((timer, partial(context.run, callback, *arguments)))
         return timer
 
     def _let_go_off(self) -> None:
         timers, self._timers = self._timers, []
-        for timer in timers:
+        for timer, call in timers:
             if not timer.cancelled():
-                timer._run()
                 timer.cancel()
+                call()
