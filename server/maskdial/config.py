@@ -438,7 +438,8 @@ class Config(BaseModel):
         None,
         description="maximum context (prompt and generated tokens), if the model's is longer; "
         "auto: the model's own, or what fits into its share of the memory for at least half of "
-        "the slots on the CPU, and a quarter on a GPU, but no less than 4096",
+        "the slots on the CPU, and a quarter on a GPU, but no less than 4096 (which it is where the "
+        "memory does not tell what is free)",
     )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",

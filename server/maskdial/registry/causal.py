@@ -29,7 +29,12 @@ from maskdial.errors import BundleError, ConfigError
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.metrics import Metrics
-from maskdial.registry.drafts import find_max_drafts, hidden_size, make_speculation
+from maskdial.registry.drafts import (
+    drafted_token_bytes,
+    find_max_drafts,
+    hidden_size,
+    make_speculation,
+)
 from maskdial.registry.golden import (
     LONG_PASS,
     causal_logits,
@@ -266,9 +271,9 @@ def _runner(
     source_length = max_source_length(bundle.manifest, config)
     if source_length is not None:
         source_length = max(source_length, num_golden)
-    budget = _cache_budget(config, placement)
-    context = _plan_context(bundle, config, placement, layout, budget, source_length or 0)
-    slots = _plan_slots(bundle, config, placement, layout, budget, context, source_length or 0)
+    drafted = drafted_token_bytes(bundle, session, config) if max_drafts else 0
+    budget = _cache_budget(config, placement, layout.bytes_per_token, drafted)
+    context, slots = _plan_cache(bundle, config, placement, layout, budget, source_length or 0)
     # Where drafts were wrong, recurrent layers read the right ones again.
     num_again = slots * max_drafts if layout.states else 0
     return Runner(
@@ -302,65 +307,54 @@ def _session(
         return session
 
 
-def _cache_budget(config: Config, placement: Placement) -> int | None:
-    """Bytes that a KV cache may have, once the weights are loaded; None for no limit."""
+def _cache_budget(
+    config: Config, placement: Placement, token_bytes: int, drafted_token_bytes: int
+) -> int | None:
+    """Bytes that a KV cache may have, once the weights are loaded; None for no limit.
+
+    What drafts for the model has a cache of as many tokens beside it.
+    """
     free = placement.memory.free_bytes()
     if free is None:
         return config.kv_cache_bytes
     # Passes need some of the rest.
-    return min(config.kv_cache_bytes or int(free * config.kv_cache_fraction), free)
+    budget = min(config.kv_cache_bytes or int(free * config.kv_cache_fraction), free)
+    if config.kv_cache_bytes is None and drafted_token_bytes:
+        budget = budget * token_bytes // (token_bytes + drafted_token_bytes)
+    return budget
 
 
-def _plan_context(
+def _plan_cache(
     bundle: Bundle,
     config: Config,
     placement: Placement,
     layout: KVLayout,
     budget: int | None,
     max_source_length: int,
-) -> int:
-    """The context: the model's own, unless a setting says another or the memory has no room for it.
+) -> tuple[int, int]:
+    """The context, and the number of slots.
 
-    What is promised to one model is not free for the next, so that each has its share.
-    """
-    context = max_length(bundle.manifest, config)
-    if config.max_context is not None or context <= LEAST_CONTEXT:
-        return context
-    most, on_host = placement.provider.slots, placement.memory.on_host
-    slots = config.slots or max(most // (2 if on_host else 4), 1)
-    share = budget if budget is None else budget // max(len(config.models), 1)
-    fitting = plan_length(
-        layout,
-        context,
-        slots=slots,
-        budget=share,
-        max_source_length=max_source_length,
-        max_buffer_bytes=placement.memory.max_buffer_bytes,
-    )
-    chosen = min(context, max(fitting // _ROUND * _ROUND, LEAST_CONTEXT))
-    why = "its own" if chosen == context else f"of its own {context}, as far as memory allows"
-    _log.info("model %s: a context of %d tokens, %s (--max-context)", bundle.label, chosen, why)
-    return chosen
-
-
-def _plan_slots(
-    bundle: Bundle,
-    config: Config,
-    placement: Placement,
-    layout: KVLayout,
-    budget: int | None,
-    max_length: int,
-    max_source_length: int,
-) -> int:
-    """The number of slots, once the weights are loaded.
+    The context is the model's own, unless a setting says another or the memory has no room for it.
+    Where it may be long, nothing else is left for other models, so that each has its share then.
 
     Raises:
         ConfigError: the configured slots do not fit into memory.
     """
+    context = max_length(bundle.manifest, config)
+    if config.max_context is None and context > LEAST_CONTEXT:
+        share = _share_of(config, budget)
+        chosen = _plan_context(config, placement, layout, share, context, max_source_length)
+        why = "its own" if chosen == context else f"of its own {context}, as far as memory allows"
+        _log.info("model %s: a context of %d tokens, %s (--max-context)", bundle.label, chosen, why)
+        context = chosen
+        if config.slots is None and budget is not None and share is not None:
+            length = context + max_source_length
+            one = length * layout.bytes_per_token + layout.state_bytes
+            budget = min(budget, max(share, one))
     try:
-        return plan_slots(
+        slots = plan_slots(
             layout,
-            max_length,
+            context,
             asked=config.slots,
             max_slots=placement.provider.slots,
             budget=budget,
@@ -369,6 +363,42 @@ def _plan_slots(
         )
     except ConfigError as error:
         raise ConfigError(f"model {bundle.label!r}: {error.message}") from error
+    return context, slots
+
+
+def _share_of(config: Config, budget: int | None) -> int | None:
+    """One model's part of the memory for KV caches.
+
+    What is promised to one is not free for the next: to those that are configured, and to one that
+    is loaded later, where that can be.
+    """
+    if budget is None or config.kv_cache_bytes is not None:  # which is each model's own
+        return budget
+    loads_later = config.model_dir is not None or config.admin_key is not None
+    return budget // (max(len(config.models), 1) + loads_later)
+
+
+def _plan_context(
+    config: Config,
+    placement: Placement,
+    layout: KVLayout,
+    share: int | None,
+    context: int,
+    max_source_length: int,
+) -> int:
+    """The most of a context for which a share of the memory has a good part of the slots."""
+    if share is None:  # the memory does not tell what is free
+        return LEAST_CONTEXT
+    most, on_host = placement.provider.slots, placement.memory.on_host
+    fitting = plan_length(
+        layout,
+        context,
+        slots=config.slots or max(most // (2 if on_host else 4), 1),
+        budget=share,
+        max_source_length=max_source_length,
+        max_buffer_bytes=placement.memory.max_buffer_bytes,
+    )
+    return min(context, max(fitting // _ROUND * _ROUND, LEAST_CONTEXT))
 
 
 def _sampler(

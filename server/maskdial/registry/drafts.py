@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import tokenizers
 
-from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.bundle.bundle import Bundle, load_bundle, read_manifests
 from maskdial.causal.drafts.answers import Answers
 from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.head import HeadDrafts
@@ -82,6 +82,21 @@ def make_speculation(
         answers=Answers(shared=config.prefix_cache_shared == "on"),
         model=_draft_model(bundle, runner, options, config, chunk_tokens, exact=session.is_exact),
     )
+
+
+def drafted_token_bytes(bundle: Bundle, session: Session, config: Config) -> int:
+    """The size of a token's keys and values in the cache of what drafts for a model; 0 if that has
+    none.
+    """
+    if not session.is_exact:
+        return 0
+    layout, head = None, bundle.manifest.draft_head
+    if config.draft is None or config.draft == bundle.name:
+        if head is not None and hidden_size(bundle, config):
+            layout = head.kv
+    elif (path := find_bundles(config).scan().get(config.draft)) is not None:
+        layout = read_manifests(config.draft, path)[0].kv
+    return 0 if layout is None else layout.stored_as(session.kv_cache).bytes_per_token
 
 
 def _draft_model(

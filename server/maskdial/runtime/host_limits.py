@@ -4,6 +4,7 @@ Linux only. ``/proc/meminfo`` is described in proc(5), the files of control grou
 Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,34 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     if "MemAvailable:" in meminfo:
         rooms.append(meminfo["MemAvailable:"] * 1024)
     return max(min(rooms), 0) if rooms else None
+
+
+def reservable_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of addresses that can still be reserved, written or not; None for no limit.
+
+    A process may have one (``ulimit -v``), and the system where it promises no more than it has
+    (``vm.overcommit_memory=2``).
+    """
+    rooms = []
+    limit, used = _address_limit(root), _read_words(root / "proc/self/statm")
+    if limit is not None and used:
+        rooms.append(limit - int(used[0]) * mmap.PAGESIZE)
+    if _read_number(root / "proc/sys/vm/overcommit_memory") == 2:
+        meminfo = _read_table(root / "proc/meminfo")
+        if "CommitLimit:" in meminfo and "Committed_AS:" in meminfo:
+            rooms.append((meminfo["CommitLimit:"] - meminfo["Committed_AS:"]) * 1024)
+    return max(min(rooms), 0) if rooms else None
+
+
+def _address_limit(root: Path) -> int | None:
+    """The soft limit of the process's address space in bytes."""
+    name = "Max address space"
+    try:
+        lines = (root / "proc/self/limits").read_text().splitlines()
+    except OSError:
+        return None
+    soft = [line.removeprefix(name).split()[0] for line in lines if line.startswith(name)]
+    return int(soft[0]) if soft and soft[0].isdecimal() else None
 
 
 def _rooms_in_groups(root: Path) -> Iterator[int]:
@@ -44,6 +73,13 @@ def _rooms_in_groups(root: Path) -> Iterator[int]:
                 yield total - used + droppable
             if folder == root / mount:
                 break
+
+
+def _read_words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
 
 
 def _read_number(path: Path) -> int | None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.errors import ConfigError, io_reason
-from maskdial.runtime.host_limits import available_bytes
+from maskdial.runtime.host_limits import available_bytes, reservable_bytes
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
@@ -172,7 +172,8 @@ class HostMemory:
             return None
         # What was promised to this and other models, but not written yet, is not free.
         promised = sum(memory._uncommitted_bytes() for memory in tuple(self._all))
-        return max(available - promised, 0)
+        free, reservable = max(available - promised, 0), reservable_bytes()
+        return free if reservable is None else min(free, reservable)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Buffer:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)

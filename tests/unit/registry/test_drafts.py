@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -18,7 +19,7 @@ from maskdial.errors import ConfigError
 from maskdial.kernels.installed import find_kernels
 from maskdial.metrics import DraftKind, Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
-from maskdial.registry.drafts import _has_same_tokens
+from maskdial.registry.drafts import _has_same_tokens, drafted_token_bytes
 from maskdial.registry.loading import load_model
 from tests.engine_metrics import EngineMetrics, SteadyCosts, SteadySteps
 
@@ -68,6 +69,18 @@ def num_drafts(numbers: EngineMetrics) -> dict[str, int]:
     kinds = get_args(DraftKind)
     counts = {k: numbers.value("speculative_draft_tokens_total", kind=k) for k in kinds}
     return {kind: count for kind, count in counts.items() if count}
+
+
+def test_what_drafts_has_a_cache_of_its_own() -> None:
+    bundle = load_bundle("large", HYBRID)
+    assert bundle.manifest.kv is not None
+    session: Any = SimpleNamespace(is_exact=True, kv_cache=None)
+    token = bundle.manifest.kv.bytes_per_token
+    assert drafted_token_bytes(bundle, session, config_of(draft="small")) == token
+    assert drafted_token_bytes(bundle, session, config_of(draft="nowhere")) == 0
+    assert drafted_token_bytes(bundle, session, config_of()) == 0
+    session.is_exact = False
+    assert drafted_token_bytes(bundle, session, config_of(draft="small")) == 0
 
 
 @needs_kernels

@@ -1,6 +1,7 @@
 """How much memory is free: what the machine has, the limits of control groups, and promises."""
 
 import gc
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from maskdial.metrics import Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.loading import load_model
 from maskdial.runtime import memory
-from maskdial.runtime.host_limits import available_bytes
+from maskdial.runtime.host_limits import available_bytes, reservable_bytes
 from maskdial.runtime.memory import HostMemory
 
 MEMINFO = "MemTotal:  16000 kB\nMemFree:  100 kB\nMemAvailable:   8000 kB\nHugePages_Total:  0\n"
@@ -68,6 +69,45 @@ def write(root: Path, files: dict[str, object]) -> Path:
 )
 def test_available_bytes(tmp_path: Path, files: dict[str, object], expected: int | None) -> None:
     assert available_bytes(write(tmp_path, files)) == expected
+
+
+STATM = "50 20 10 1 0 30 0"
+LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax processes  9  9  processes\n"
+STRICT = MEMINFO + "CommitLimit: 9000 kB\nCommitted_AS: 8000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/statm": STATM, "proc/meminfo": STRICT}, None),
+        (
+            {
+                "proc/self/statm": STATM,
+                "proc/self/limits": LIMITS + "Max address space  unlimited unlimited  bytes",
+                "proc/sys/vm/overcommit_memory": 0,
+                "proc/meminfo": STRICT,
+            },
+            None,
+        ),
+        (
+            {
+                "proc/self/statm": STATM,
+                "proc/self/limits": LIMITS + f"Max address space  {60 * mmap.PAGESIZE} 1  bytes",
+            },
+            10 * mmap.PAGESIZE,
+        ),
+        ({"proc/sys/vm/overcommit_memory": 2, "proc/meminfo": STRICT}, 1000 * 1024),
+    ],
+    ids=["unknown", "no limits", "unlimited", "address space", "no overcommitment"],
+)
+def test_reservable_bytes(tmp_path: Path, files: dict[str, object], expected: int | None) -> None:
+    assert reservable_bytes(write(tmp_path, files)) == expected
+
+
+def test_what_cannot_be_reserved_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "reservable_bytes", lambda: 1000)
+    assert HostMemory().free_bytes() == 1000
 
 
 def test_what_was_promised_and_not_written_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
