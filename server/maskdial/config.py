@@ -210,9 +210,9 @@ class Config(BaseModel):
     )
     allowed_hosts: Annotated[tuple[_Host, ...], Repeated("allowed_host", "NAME")] = Field(
         (),
-        description="name by which a server without keys may be called that listens on this "
-        "machine alone, as behind a proxy; *: any. Default: addresses, names without a dot, and "
-        "those below .localhost and .internal, as no web page has them",
+        description="name by which a server without keys may be called, beside addresses, names "
+        "without a dot, and those below .localhost and .internal, which no web page has; *: any. "
+        "Default: none for one that listens on this machine alone, else any",
     )
     models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
         {},
@@ -438,8 +438,8 @@ class Config(BaseModel):
         None,
         description="maximum context (prompt and generated tokens), if the model's is longer; "
         "auto: the model's own, or what fits into its share of the memory for at least half of "
-        "the slots on the CPU, and a quarter on a GPU, but no less than 4096 (which it is where the "
-        "memory does not tell what is free)",
+        "the slots on the CPU, and a quarter on a GPU, but no less than 4096 (which it is where "
+        "the memory does not tell what is free)",
     )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",

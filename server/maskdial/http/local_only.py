@@ -1,12 +1,15 @@
-"""LocalOnly: who may use a server without keys that listens on this machine alone.
+"""LocalOnly: who may use a server without keys that listens on this machine alone, or that says by
+which names it is called.
 
 Its address is all that protects it, and browsers on the machine reach that as well. So a web page
 of anywhere could send it requests: to its address (a page of another origin), or to a name of the
 page's own that leads here by now (DNS rebinding), where the page may read the replies, too.
 """
 
+import contextlib
 import ipaddress
 import re
+import socket
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -32,11 +35,12 @@ class LocalOnly:
 
     @classmethod
     def of(cls, config: Config) -> "LocalOnly | None":
-        """That of a server; None for one that others may reach, or that has keys."""
+        """That of a server; None for one that has keys, or that others may reach by any name."""
         has_keys = bool(config.api_keys) or config.api_key_file is not None
-        if has_keys or config.uds is not None or not _is_loopback(config.host):
+        if has_keys or config.uds is not None:
             return None
-        return cls(config)
+        is_for_its_machine = _is_loopback(config.host.lower())
+        return cls(config) if is_for_its_machine or config.allowed_hosts else None
 
     def check(self, scope: Scope) -> None:
         """Whether a request may be answered.
@@ -52,11 +56,10 @@ class LocalOnly:
                 origin = value.decode("latin-1")
         if host and not self._is_known(host):
             raise ForbiddenError(
-                f"{shortened(host)!r} is no name of this server, which has no keys and is for its "
-                "own machine; call it by its address, allow the name with --allowed-host, or set "
-                "keys"
+                f"{shortened(host)!r} is no name of this server, which has no keys; call it by its "
+                "address, allow the name with --allowed-host, or set keys"
             )
-        if origin and not self._may_ask(origin):
+        if origin and not self._may_ask(origin, host):
             raise ForbiddenError(
                 f"web pages of {shortened(origin)!r} may not use this server, which has no keys; "
                 "allow them with --cors-allow-origin, or set keys"
@@ -71,14 +74,17 @@ class LocalOnly:
             or _is_address(name)
         )
 
-    def _may_ask(self, origin: str) -> bool:
+    def _may_ask(self, origin: str, host: str | None) -> bool:
+        """Whether a page of an origin may send requests to a host, which is a known one."""
         if "*" in self._origins or origin in self._origins:
             return True
         scheme = origin.partition("://")[0].lower() if "://" in origin else ""
         if scheme not in _WEB:
             return True
+        if host and origin.partition("://")[2].lower() == host.lower():
+            return True  # the server's own page
         name = _name_of(origin)
-        # Pages of this machine, its own among them. Others may have a name without a dot, too.
+        # Pages of this machine. Others may have a name without a dot, too.
         return name in self._hosts or name.endswith(".localhost") or _is_loopback(name)
 
 
@@ -99,4 +105,10 @@ def _is_address(name: str) -> bool:
 
 
 def _is_loopback(name: str) -> bool:
-    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+    if name == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    with contextlib.suppress(OSError):  # 127.1
+        return ipaddress.ip_address(socket.inet_aton(name)).is_loopback
+    return False

@@ -9,11 +9,11 @@ from maskdial.errors import ForbiddenError
 from maskdial.http.local_only import LocalOnly
 
 
-def check(host: str | None, origin: str | None = None, **settings: Any) -> None:
+def check(called: str | None, origin: str | None = None, /, **settings: Any) -> None:
     local = LocalOnly.of(Config(**settings))
     assert local is not None
     headers = [(b"accept", b"*/*")]
-    headers += [(b"host", host.encode("latin-1"))] if host is not None else []
+    headers += [(b"host", called.encode("latin-1"))] if called is not None else []
     headers += [(b"origin", origin.encode("latin-1"))] if origin is not None else []
     local.check({"type": "http", "headers": headers})
 
@@ -86,10 +86,43 @@ def test_who_is_allowed() -> None:
     check("evil.example", allowed_hosts=["*"])
     check("localhost", "https://example.org", cors_allow_origins=["https://example.org"])
     check("localhost", "null", cors_allow_origins=["*"])
+    check("evil.example:80", "https://evil.example:80", allowed_hosts=["*"])
     with pytest.raises(ForbiddenError):
         check("www.llm.example.org", allowed_hosts=["llm.example.org"])
     with pytest.raises(ForbiddenError):
         check("localhost", "http://evil.example", allowed_hosts=["*"])
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("my-laptop:8000", "http://my-laptop:8000"),
+        ("192.168.1.7:8000", "http://192.168.1.7:8000"),
+        ("My-Laptop", "https://my-laptop"),
+        ("host.docker.internal:8000", "http://host.docker.internal:8000"),
+    ],
+)
+def test_the_servers_own_page_may_ask_it(host: str, origin: str) -> None:
+    check(host, origin)
+    for other in (f"{origin}1", origin.replace("://", "://x.")):
+        with pytest.raises(ForbiddenError, match="may not use"):
+            check(host, other)
+
+
+def test_a_server_that_others_reach_may_say_its_names() -> None:
+    settings: dict[str, Any] = {"host": "0.0.0.0", "allowed_hosts": ["llm.example.org"]}
+    check("llm.example.org", "https://llm.example.org", **settings)
+    check("192.168.1.7:8000", **settings)
+    with pytest.raises(ForbiddenError, match="is no name of this server"):
+        check("evil.example", **settings)
+    with pytest.raises(ForbiddenError, match="may not use this server"):
+        check("llm.example.org", "https://evil.example", **settings)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "127.0.0.9", "LocalHost", "::1"])
+def test_addresses_of_this_machine_alone(host: str) -> None:
+    with pytest.raises(ForbiddenError):
+        check("evil.example", host=host)
 
 
 def test_sentences_are_short() -> None:
