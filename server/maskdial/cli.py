@@ -26,6 +26,7 @@ from maskdial.config import (
 from maskdial.errors import ConfigError, MaskdialError, printable
 from maskdial.extras import how_to_install
 from maskdial.model_cache import VARIABLE, bundle_folder, cache_folder, cached_models, remove
+from maskdial.runtime.host_limits import reservable_bytes
 
 if TYPE_CHECKING:
     from maskdial.bundle.bundle import Bundle
@@ -42,6 +43,7 @@ _CLIENT_COMMANDS = {
 }
 
 _CONNECT_SECONDS = 1.0
+_LEAST_ADDRESSES = 512 * 2**20  # bytes
 
 _METAVARS = {
     "model_dir": "DIR",
@@ -244,6 +246,12 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    room = reservable_bytes()
+    if room is not None and room < _LEAST_ADDRESSES:  # where libraries end the process
+        raise ConfigError(
+            f"the process may reserve no more than {room / 1e6:.0f} MB of addresses, too few for "
+            "any model; raise the limit (ulimit -v)"
+        )
     from maskdial.server import Server  # the other commands start faster without it
 
     config = load_config(given_settings(options), options.config)

@@ -223,11 +223,16 @@ def about(field: str, index: int | None = None) -> Iterator[None]:
         raise type(error)(error.message, field=field, index=index) from error
 
 
+# ONNX Runtime's errors, and the system's where a library is loaded.
+_NO_MEMORY = ("std::bad_alloc", "failed to map segment from shared object")
+
+
 def exhaustion(error: BaseException) -> str | None:
     """What the system refused, if memory or threads ran out; otherwise None."""
-    if isinstance(error, MemoryError):
+    said = str(error)
+    if isinstance(error, MemoryError) or any(each in said for each in _NO_MEMORY):
         return "the process gets no more memory"
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+    if isinstance(error, RuntimeError) and "can't start new thread" in said:
         return "the process can start no more threads"
     return None
 
@@ -241,7 +246,7 @@ def explain_exhaustion() -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:
         if (refused := exhaustion(error)) is None:
             raise
         raise ConfigError(f"{refused}; {_RAISE_LIMITS}") from error

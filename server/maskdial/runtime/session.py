@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.adapter import Projection
 from maskdial.bundle.manifest import CacheChoice, CacheInteger
-from maskdial.errors import BundleError, ConfigError
+from maskdial.errors import BundleError, ConfigError, exhaustion
 from maskdial.kernels.installed import Kernels
 from maskdial.runtime.cores import usable_cores
 from maskdial.runtime.providers import find_provider
@@ -142,6 +142,8 @@ class Session:
                     enable_fallback=False,
                 )
         except Exception as error:  # ONNX Runtime's exceptions share no other base
+            if exhaustion(error) is not None:
+                raise
             remedy = "; serve it with --kernels off" if self.kernels else ""
             reason = " ".join(str(error).split())
             if len(reason) > _REPORT:  # OpenVINO's, which sums it up at the end
