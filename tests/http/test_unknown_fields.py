@@ -175,10 +175,27 @@ def test_limits_that_are_too_long_are_clipped_and_told(openai_http: httpx.Client
         reply = openai_http.post(path, json=body)
         assert reply.status_code == 200, reply.text
         assert reply.headers["x-clipped-fields"] == field
-    reply = openai_http.post("/v1/chat/completions", json=CHAT)
-    assert "x-clipped-fields" not in reply.headers
-    reply = openai_http.post("/v1/chat/completions", json=CHAT | {"max_tokens": -1} | stop)
-    assert reply.status_code == 200
+
+
+def test_where_there_is_no_limit_none_is_clipped(openai_http: httpx.Client) -> None:
+    grammar = {"guided_choice": ["yes"]}  # or the text would fill the context
+    message = {"model": "chat", "messages": [{"role": "user", "content": "Say yes."}]}
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", message | grammar),
+        ("/v1/chat/completions", message | grammar | {"max_tokens": -1}),
+        ("/v1/completions", {"model": "hybrid", "prompt": "a"} | grammar),
+        ("/v1/responses", {"model": "chat", "input": "a"} | grammar),
+        ("/completion", {"model": "hybrid", "prompt": "a", "json_schema": {"const": "yes"}}),
+        ("/completion", {"model": "hybrid", "prompt": "a", "json_schema": {"const": "yes"},
+                         "n_predict": -1}),
+        ("/api/chat", message | {"stream": False, "format": {"const": "yes"}}),
+        ("/api/chat", message | {"stream": False, "format": {"const": "yes"},
+                                 "options": {"num_predict": -1}}),
+    ):  # fmt: skip
+        reply = openai_http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        assert "x-clipped-fields" not in reply.headers, (path, body)
 
 
 LONG = "the " * 600
@@ -224,3 +241,19 @@ def test_ollamas_tag_names_a_model_on_every_route(openai_http: httpx.Client) -> 
     assert openai_http.get("/v1/models/chat:latest").json()["id"] == "chat"
     reply = openai_http.post("/v1/chat/completions", json=CHAT | {"model": "nobody:latest"})
     assert reply.status_code == 404
+
+
+@pytest.mark.parametrize("kind", [[], {}, 5, None])
+def test_a_tools_result_with_a_part_of_no_type(openai_http: httpx.Client, kind: Any) -> None:
+    parts = [{"type": kind, "text": "a"}]
+    call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "tool_call_id": "x",
+                                                "content": parts}]}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "x", "content": parts}]}]}),
+        ("/v1/responses", {"input": [call, {"type": "function_call_output", "call_id": "x",
+                                            "output": parts}]}),
+    ):  # fmt: skip
+        reply = openai_http.post(path, json={"model": "chat"} | body)
+        assert reply.status_code in (400, 422), (path, reply.text)

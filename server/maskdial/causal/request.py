@@ -125,6 +125,7 @@ class GenerationRequest:
             draws one.
         max_new_tokens: limit per text. None: the model's default, or 100, or less if the context is
             shorter.
+        is_limited: whether the client set that limit, and is told where the context leaves less.
         num_sequences: texts to generate for each prompt.
         grammar: what the texts must match.
         grammar_for: chooses the grammar once a conversation is rendered, in place of ``grammar``.
@@ -148,6 +149,7 @@ class GenerationRequest:
     params: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     seed: int | None = None
     max_new_tokens: int | None = None
+    is_limited: bool = True
     num_sequences: int = 1
     grammar: GrammarRequest | None = None
     grammar_for: Callable[[str], GrammarRequest | None] | None = None

@@ -196,7 +196,8 @@ def without_images(parts: list[object]) -> list[object]:
     """The parts of a tool's result, with a text in place of each image, which is noted."""
 
     def replaced(part: object) -> object:
-        if not isinstance(part, dict) or part.get("type") not in IMAGES:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in IMAGES:
             return part
         note_field("image", "messages.content")
         return {"type": "text", "text": IMAGE_LEFT_OUT}

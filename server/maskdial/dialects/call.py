@@ -175,10 +175,11 @@ class Call(Generic[BodyT]):
             )
         request = replace(request, full_prompt=mask == "prefix")
         generation = await Generation.prepare(request, model, self.server.config, self.deadline)
-        longest = max(len(prompt.context_ids) for prompt in generation.prompts)
-        if self.ignored is not None and (request.max_new_tokens or 0) > model.max_length - longest:
-            field = self.body.names().get("max_new_tokens", "max_new_tokens")
-            self.ignored.clipped[field] = None
+        if self.ignored is not None and request.is_limited:
+            longest = max(len(prompt.context_ids) for prompt in generation.prompts)
+            if (request.max_new_tokens or 0) > model.max_length - longest:
+                field = self.body.names().get("max_new_tokens", "max_new_tokens")
+                self.ignored.clipped[field] = None
         return generation
 
     async def stream(

@@ -27,6 +27,7 @@ from maskdial.causal.tools import (
     derive_format,
     write_grammar,
 )
+from maskdial.causal.tools.format import JSON_TYPES, ArgumentList
 from maskdial.causal.tools.tool import MAX_TOOLS
 from maskdial.errors import ValidationError
 from maskdial.grammar.compiler import GrammarCompiler
@@ -516,6 +517,20 @@ def test_a_tool_that_cannot_be_used_is_refused(name: str, tool: Tool, reason: st
     with pytest.raises(ValidationError, match=reason) as caught:
         write_grammar(derive(name), [TOOLS[0], tool], ToolChoice("required"))
     assert caught.value.field == "tools"
+
+
+@pytest.mark.parametrize("kind", ["foo", ["string", "foo"], 5, {"a": 1}, [["string"]]])
+def test_a_type_that_json_does_not_have_is_refused(kind: Any) -> None:
+    """Here, where the format names the type of each value; elsewhere llguidance refuses it."""
+    types = {each: each for each in JSON_TYPES}
+    form = ToolFormat(
+        "<f $NAME>$ARGUMENTS</f>",
+        arguments=ArgumentList("<$KEY $TYPE>$VALUE</>", "", types=types),
+        separator="",
+    )
+    tool = Tool("f", {"properties": {"a": {"type": kind}}, "required": ["a"]})
+    with pytest.raises(ValidationError, match="schema of tool 'f' cannot be used"):
+        write_grammar(form, [tool], ToolChoice("required"))
 
 
 def nested(depth: int) -> dict[str, Any]:

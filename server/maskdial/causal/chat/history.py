@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from string import digits
 from typing import Any
 
 from pydantic_core import from_json
@@ -26,36 +28,71 @@ def render_messages(
     form = reply_format.calls
     if form is not None and not form.parallel and not form.untold:
         messages = [*_one_call_each(messages)]
-    calls = [call for message in messages for call in message.tool_calls]
-    names = {call.call_id: call.name for call in calls}
-    ids = {call.call_id: _call_id(call, index, form) for index, call in enumerate(calls)}
-    return [_render(message, reply_format, names, ids) for message in messages]
+    answered, ids, rendered = _answered(messages), list[list[str]](), list[Mapping[str, Any]]()
+    num_calls = 0
+    for index, message in enumerate(messages):
+        ids.append([])
+        for call in message.tool_calls:
+            ids[-1].append(_call_id(call, num_calls, form))
+            num_calls += 1
+        asked = None
+        if index in answered:
+            turn, place = answered[index]
+            asked = messages[turn].tool_calls[place].name, ids[turn][place]
+        rendered.append(_render(message, reply_format, ids[-1], asked))
+    return rendered
+
+
+def _answered(messages: Sequence[ChatMessage]) -> dict[int, tuple[int, int]]:
+    """The call that each result belongs to, by their places: of the nearest turn before it that has
+    its id, as some models and clients number the calls of each turn anew.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    calls: dict[str, deque[tuple[int, int]]] = {}
+    for index, message in enumerate(messages):
+        if message.role == "tool":
+            places = calls.get(message.tool_call_id)
+            if places:
+                found[index] = places[0] if len(places) == 1 else places.popleft()
+        for call in message.tool_calls:
+            calls[call.call_id] = deque()
+        for place, call in enumerate(message.tool_calls):
+            calls[call.call_id].append((index, place))
+    return found
 
 
 def _one_call_each(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
-    """The messages, with a turn for each call and its result behind it."""
-    results = {each.tool_call_id: each for each in messages if each.role == "tool"}
-    moved: set[str] = set()
-    for message in messages:
-        if message.role == "tool" and message.tool_call_id in moved:
+    """The messages, with a turn for each call and its results behind it."""
+    answered = _answered(messages)
+    results = defaultdict[tuple[int, int], list[ChatMessage]](list)
+    for index, asked in answered.items():
+        results[asked].append(messages[index])
+    for index, message in enumerate(messages):
+        if index in answered and len(messages[answered[index][0]].tool_calls) > 1:
             continue
         if len(message.tool_calls) < 2:
             yield message
             continue
-        for index, call in enumerate(message.tool_calls):
+        for place, call in enumerate(message.tool_calls):
             one = dataclasses.replace(message, tool_calls=(call,))
-            yield one if index == 0 else dataclasses.replace(one, content="", reasoning="")
-            if call.call_id in results:
-                moved.add(call.call_id)
-                yield results[call.call_id]
+            yield one if place == 0 else dataclasses.replace(one, content="", reasoning="")
+            yield from results[index, place]
 
 
 def _render(
     message: ChatMessage,
     reply_format: ReplyFormat,
-    names: Mapping[str, str],
-    ids: Mapping[str, str],
+    ids: Sequence[str],
+    asked: tuple[str, str] | None,
 ) -> Mapping[str, Any]:
+    """A message as a mapping.
+
+    Args:
+        message: the message.
+        reply_format: of the model.
+        ids: of the message's calls, as the template takes them.
+        asked: name and id of the call that it is the result of, if it is one.
+    """
     form = reply_format.calls
     content, reasoning = message.content, message.reasoning
     if reply_format.harmony and message.tool_calls and content and reasoning:
@@ -65,26 +102,29 @@ def _render(
     if reasoning:
         # Each template reads it under one of these names.
         rendered |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
-    if message.tool_call_id:
-        rendered["tool_call_id"] = ids.get(message.tool_call_id) or _short_id(
-            message.tool_call_id, form
-        )
-        if message.tool_call_id in names:
-            rendered["name"] = names[message.tool_call_id]
-    calls = [(call, _arguments(call)) for call in message.tool_calls]
-    known = [(call, arguments) for call, arguments in calls if arguments is not None]
+    if asked is not None:
+        rendered["name"], rendered["tool_call_id"] = asked
+    elif message.tool_call_id:
+        rendered["tool_call_id"] = _short_id(message.tool_call_id, form)
+    calls = [
+        (call, call_id, _arguments(call))
+        for call, call_id in zip(message.tool_calls, ids, strict=True)
+    ]
+    known = [
+        (call, call_id, arguments) for call, call_id, arguments in calls if arguments is not None
+    ]
     # A model's broken call stays in the history as it wrote it.
-    texts = [content, *(_as_json(call, None) for call, arguments in calls if arguments is None)]
+    texts = [content, *(_as_json(call, None) for call, _, arguments in calls if arguments is None)]
     if known and form is not None and not form.untold:
-        rendered["tool_calls"] = [_render_call(call, form, ids, found) for call, found in known]
+        rendered["tool_calls"] = [_render_call(*each, form) for each in known]
     elif known:
-        texts.append(_in_content(known, form, ids))
+        texts.append(_in_content(known, form))
     rendered["content"] = "\n".join(filter(None, texts))
     return rendered
 
 
 def _render_call(
-    call: ToolCall, form: ToolFormat, ids: Mapping[str, str], arguments: Mapping[str, Any]
+    call: ToolCall, call_id: str, arguments: Mapping[str, Any], form: ToolFormat
 ) -> Mapping[str, Any]:
     function = {
         "name": call.name,
@@ -92,7 +132,7 @@ def _render_call(
             json.dumps(arguments, ensure_ascii=False) if form.text_arguments else arguments
         ),
     }
-    return {"id": ids[call.call_id], "type": "function", "function": function}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _as_json(call: ToolCall, arguments: Mapping[str, Any] | None) -> str:
@@ -102,20 +142,17 @@ def _as_json(call: ToolCall, arguments: Mapping[str, Any] | None) -> str:
 
 
 def _in_content(
-    calls: Sequence[tuple[ToolCall, Mapping[str, Any]]],
-    form: ToolFormat | None,
-    ids: Mapping[str, str],
+    calls: Sequence[tuple[ToolCall, str, Mapping[str, Any]]], form: ToolFormat | None
 ) -> str:
     """Calls as the model writes them; as JSON where nothing is known of that."""
     if form is None:
-        return "\n".join(_as_json(call, arguments) for call, arguments in calls)
+        return "\n".join(_as_json(call, arguments) for call, _, arguments in calls)
     written = []
-    for call, arguments in calls:
-        index = re.search(r"\d*$", ids[call.call_id])
+    for call, call_id, arguments in calls:
         fills = {
             NAME: call.name,
-            ID: ids[call.call_id],
-            INDEX: "" if index is None else index[0],
+            ID: call_id,
+            INDEX: call_id[len(call_id.rstrip(digits)) :],
             ARGUMENTS: _written(arguments, form),
         }
         parts = split_pattern(form.call)
@@ -128,13 +165,12 @@ def _written(arguments: Mapping[str, Any], form: ToolFormat) -> str:
     if notation is None:
         return json.dumps(arguments, ensure_ascii=False)
     as_text = repr if notation.python else json.dumps
-    return notation.separator.join(
-        notation.parameter.replace(KEY, key).replace(
-            VALUE,
-            json.dumps(value, ensure_ascii=False) if isinstance(value, str) else as_text(value),
-        )
-        for key, value in arguments.items()
-    )
+    parts, written = split_pattern(notation.parameter), []
+    for key, value in arguments.items():
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else as_text(value)
+        fills = {KEY: key, VALUE: text}
+        written.append("".join(fills.get(part, part) for part in parts))
+    return notation.separator.join(written)
 
 
 def _arguments(call: ToolCall) -> Mapping[str, Any] | None:

@@ -55,37 +55,70 @@ class RoleRules:
         part of the message before them, of a user or a tool, or else of the next one of a user: not
         of the first one, as prompts of later turns would not begin alike.
         """
-        kept: list[Message] = []
+        kept: list[_Kept] = []
+        held: list[Message] = []  # between calls and their results, which stay together
+        leads = True
         for message in messages:
-            before = kept[-1] if kept else None
-            role = message.get("role")
+            role, before = message.get("role"), kept[-1] if kept else None
+            if role != "system":
+                leads = False
+                if role != "tool":
+                    _fold(held, kept)
             if role == "system":
-                leads = all(each.get("role") == "system" for each in kept)
                 if leads and before is not None and self.system:
-                    kept[-1] = _joined(before, message)
+                    before.add(message)
                 elif self.system if leads else self.later_system:
-                    kept.append(message)
-                elif before is not None and before.get("role") in ("user", "tool"):
-                    folded = {_FOLDED: True} if _FOLDED in before else {}
-                    kept[-1] = {**_joined(before, message), **folded}
+                    kept.append(_Kept(message))
+                elif before is not None and before.message.get("tool_calls"):
+                    held.append(message)
                 else:
-                    kept.append({**message, "role": "user", _FOLDED: True})
+                    _fold([message], kept)
             elif (
                 role == "user"
-                and before is not None
-                and before.get("role") == "user"
-                and (_FOLDED in before or not self.repeated_user)
+                and kept
+                and kept[-1].is_users
+                and (kept[-1].folded or not self.repeated_user)
             ):
-                kept[-1] = _joined(before, message)
+                kept[-1].add(message)
+                kept[-1].folded = False
             else:
-                kept.append(message)
-        return [{name: each[name] for name in each if name != _FOLDED} for each in kept]
+                kept.append(_Kept(message))
+        _fold(held, kept)
+        return [each.joined() for each in kept]
 
 
-_FOLDED = "folded"
+class _Kept:
+    """A message, and what became part of it.
+
+    Attributes:
+        message: the first of them.
+        folded: whether it is a system message in a user's place, which the user's next one joins.
+    """
+
+    def __init__(self, message: Message, *, folded: bool = False) -> None:
+        self.message = message
+        self.folded = folded
+        self._added: list[Message] = []
+
+    @property
+    def is_users(self) -> bool:
+        return self.message.get("role") == "user"
+
+    def add(self, message: Message) -> None:
+        self._added.append(message)
+
+    def joined(self) -> Message:
+        if not self._added:
+            return self.message
+        texts = [text for each in (self.message, *self._added) if (text := each["content"])]
+        return {**self.message, "content": "\n\n".join(texts)}
 
 
-def _joined(before: Message, after: Message) -> Message:
-    texts = [text for each in (before, after) if (text := each["content"])]
-    joined = {**before, "content": "\n\n".join(texts)}
-    return {name: joined[name] for name in joined if name != _FOLDED}
+def _fold(systems: list[Message], kept: list[_Kept]) -> None:
+    """Makes system messages part of the last one, or of the user's next one, and forgets them."""
+    for message in systems:
+        if kept and kept[-1].message.get("role") in ("user", "tool"):
+            kept[-1].add(message)
+        else:
+            kept.append(_Kept({**message, "role": "user"}, folded=True))
+    systems.clear()

@@ -295,7 +295,12 @@ class ToolArguments:
             reason = error.message.removeprefix("the JSON schema cannot be used: ")
         except RecursionError:
             reason = "it is nested too deeply"
-        except (TypeError, ValueError, AttributeError):  # a keyword's value may be of any type
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+        ):  # a keyword's value may be of any type
             reason = "it is not a valid JSON schema"
         raise ValidationError(
             f"the schema of tool {tool.name!r} cannot be used: {reason}",

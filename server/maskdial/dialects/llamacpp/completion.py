@@ -108,6 +108,7 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
             [self.prompt],
             params=self.sampling(model.defaults, do_sample=True, include_stop=False),
             max_new_tokens=model.max_length if limit == -1 else limit,
+            is_limited=limit != -1,
             grammar=grammar,
             **self.given("seed"),
         )

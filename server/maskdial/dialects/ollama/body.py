@@ -120,6 +120,7 @@ class TextBody(OllamaBody, ABC):
             max_new_tokens=options.new_tokens(
                 model, 1 + (self.top_logprobs or 0) if self.logprobs else 0
             ),
+            is_limited=options.is_limited,
             grammar=self._grammar(),
             describe_tokens=bool(self.logprobs),
             **options.given("seed"),

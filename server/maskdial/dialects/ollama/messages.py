@@ -1,6 +1,7 @@
 """The messages of a conversation, as Ollama's `/api/chat` has them."""
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -76,7 +77,7 @@ def conversation(messages: Sequence[MessageBody]) -> list[ChatMessage]:
     Ollama's calls need no ids: a result is that of the first call without one that has its name.
     """
     found: list[ChatMessage] = []
-    open_calls: list[ToolCall] = []
+    open_calls = _OpenCalls()
     num_calls = 0
     for message in messages:
         calls = []
@@ -84,12 +85,12 @@ def conversation(messages: Sequence[MessageBody]) -> list[ChatMessage]:
             call_id = each.id or f"call_{num_calls}"
             arguments = json.dumps(each.function.arguments)
             calls.append(ToolCall(call_id, each.function.name, arguments))
+            open_calls.add(calls[-1])
             num_calls += 1
-        open_calls += calls
         call_id = ""
         if message.role == "tool":
-            call_id = message.tool_call_id or _answered(message.tool_name, open_calls)
-            open_calls = [call for call in open_calls if call.call_id != call_id]
+            call_id = message.tool_call_id or open_calls.first(message.tool_name)
+            open_calls.close(call_id)
         found.append(
             ChatMessage(
                 message.role,
@@ -102,7 +103,25 @@ def conversation(messages: Sequence[MessageBody]) -> list[ChatMessage]:
     return found
 
 
-def _answered(name: str | None, calls: Sequence[ToolCall]) -> str:
-    """The id of the call that a result without one belongs to; empty if there is none."""
-    named = (call.call_id for call in calls if name in (None, call.name))
-    return next(named, "")
+class _OpenCalls:
+    """The ids of calls that have no result yet, however many there are."""
+
+    def __init__(self) -> None:
+        self._named = defaultdict[str | None, deque[str]](deque)
+        """In order, by name, and under None all of them; closed ones may be among them."""
+        self._closed: set[str] = set()
+
+    def add(self, call: ToolCall) -> None:
+        for name in (None, call.name):
+            self._named[name].append(call.call_id)
+        self._closed.discard(call.call_id)
+
+    def close(self, call_id: str) -> None:
+        self._closed.add(call_id)
+
+    def first(self, name: str | None) -> str:
+        """The call that a result without an id belongs to, by name; empty if there is none."""
+        ids = self._named.get(name)
+        while ids and ids[0] in self._closed:
+            ids.popleft()
+        return ids[0] if ids else ""

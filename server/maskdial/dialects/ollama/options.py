@@ -99,6 +99,11 @@ class Options(SamplingFields, Lenient):
             note_field("repeat_last_n", "options")
         return self
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether the length of a text has a limit."""
+        return self.num_predict is not None and self.num_predict > 0
+
     def new_tokens(self, model: CausalModel, described: int) -> int:
         """The limit on a text, of which each token is described with so many."""
         if self.num_predict is not None and self.num_predict > 0:

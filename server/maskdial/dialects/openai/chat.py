@@ -193,13 +193,13 @@ class ChatBody(GenerationBody):
         choice, prediction = self.tool_choice, self.prediction
         reasoning = self.reasoning or ReasoningBody()
         budget, effort = self.thinking_budget, self.reasoning_effort
+        limit = self.max_completion_tokens or self.max_tokens
         return ChatRequest(
             [message.to_message() for message in self.messages],
             self.generation(
                 model.defaults,
-                max_new_tokens=self.max_completion_tokens
-                or self.max_tokens
-                or self.rest_of_context(model, self.n or 1),
+                max_new_tokens=limit or self.rest_of_context(model, self.n or 1),
+                is_limited=limit is not None,
                 num_sequences=self.n or 1,
                 prediction="" if prediction is None else prediction.content,
             ),

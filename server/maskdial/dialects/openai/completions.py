@@ -114,6 +114,7 @@ class CompletionsBody(GenerationBody):
             inputs_of(self.prompt),
             prompt_logprobs=bool(self.echo) and self.describes_tokens,
             max_new_tokens=limit or defaults.new_tokens(_DEFAULT_MAX_TOKENS, model.max_length),
+            is_limited=limit is not None,
             num_sequences=self.best_of or self.n or 1,
             infill=None if self.suffix is None else Infilling(self.suffix),
         )

@@ -178,6 +178,7 @@ class ResponsesBody(SamplingBody):
             self.generation(
                 model.defaults,
                 max_new_tokens=self.max_output_tokens or self.rest_of_context(model),
+                is_limited=self.max_output_tokens is not None,
             ),
             tools=[each.tool for each in self.offered],
             tool_choice=to_choice(self.tool_choice),

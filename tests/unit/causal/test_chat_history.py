@@ -1,0 +1,152 @@
+"""What templates are given of a conversation: calls with their results, and roles that they take.
+
+The large inputs would take minutes if time grew with their square.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from maskdial.causal.chat.history import render_messages
+from maskdial.causal.chat.message import ChatMessage, ToolCall
+from maskdial.causal.chat.roles import RoleRules
+from maskdial.causal.tools import ReplyFormat, ToolFormat
+from maskdial.causal.tools.format import ArgumentList
+
+JSON = '{"name": "$NAME", "arguments": $ARGUMENTS}'
+ONE_A_TURN = ToolFormat(JSON)
+SEVERAL = ToolFormat(JSON, separator="\n")
+BY_ID = ToolFormat("$ID $ARGUMENTS", separator="", id_form="functions.$NAME:$INDEX")
+UNTOLD_BY_INDEX = ToolFormat("$NAME#$INDEX$ARGUMENTS", separator="", untold=True)
+UNTOLD_LIST = ToolFormat(
+    "$NAME($ARGUMENTS)",
+    arguments=ArgumentList("$KEY=$VALUE", ", ", quote='"', python=True),
+    separator=", ",
+    untold=True,
+)
+
+
+def calls(*named: tuple[str, str]) -> ChatMessage:
+    found = tuple(ToolCall(call_id, name, "{}") for call_id, name in named)
+    return ChatMessage("assistant", "", tool_calls=found)
+
+
+def result(call_id: str, text: str) -> ChatMessage:
+    return ChatMessage("tool", text, tool_call_id=call_id)
+
+
+def rendered(form: ToolFormat, *messages: ChatMessage) -> list[Any]:
+    return list(render_messages(messages, ReplyFormat(form, None)))
+
+
+def test_a_result_belongs_to_the_nearest_call_with_its_id() -> None:
+    """Some models and clients number the calls of each turn from 0."""
+    messages = (
+        calls(("0", "a"), ("1", "b")),
+        result("1", "B1"),
+        result("0", "A1"),
+        calls(("0", "c"), ("1", "d")),
+        result("0", "A2"),
+        result("1", "B2"),
+        calls(("0", "e")),
+        result("0", "A3"),
+    )
+    told = rendered(ONE_A_TURN, *messages)
+    texts = [each["tool_calls"][0]["function"]["name"] if "tool_calls" in each else each["content"]
+             for each in told]  # fmt: skip
+    assert texts == ["a", "A1", "b", "B1", "c", "A2", "d", "B2", "e", "A3"]
+    names = [each["name"] for each in told if each["role"] == "tool"]
+    assert names == ["a", "b", "c", "d", "e"]
+    several = rendered(SEVERAL, *messages)
+    assert [each.get("name") for each in several] == [None, "b", "a", None, "c", "d", None, "e"]
+
+
+def test_ids_that_the_template_makes_are_those_of_the_results() -> None:
+    told = rendered(BY_ID, calls(("0", "a")), result("0", "A"), calls(("0", "b")), result("0", "B"))
+    assert [each["tool_call_id"] for each in told if each["role"] == "tool"] == [
+        "functions.a:0",
+        "functions.b:1",
+    ]
+    assert [each["tool_calls"][0]["id"] for each in told if "tool_calls" in each] == [
+        "functions.a:0",
+        "functions.b:1",
+    ]
+
+
+def test_calls_of_a_turn_with_one_id_have_their_results_in_order() -> None:
+    told = rendered(ONE_A_TURN, calls(("x", "a"), ("x", "b")), result("x", "A"), result("x", "B"))
+    assert [each.get("name", "") + each["content"] for each in told] == ["", "aA", "", "bB"]
+
+
+def test_results_without_a_call_stay_where_they_are() -> None:
+    told = rendered(ONE_A_TURN, result("x", "A"), calls(("x", "a"), ("y", "b")), result("z", "C"))
+    assert [each["content"] for each in told] == ["A", "", "", "C"]
+    assert told[0]["tool_call_id"] == "x"
+    assert "name" not in told[0]
+
+
+def test_an_id_of_many_digits() -> None:
+    (told,) = rendered(UNTOLD_BY_INDEX, calls(("1" * 300_000 + "x", "a"), ("call_23", "b")))
+    assert told["content"] == "a#{}b#23{}"
+
+
+def test_placeholders_in_arguments_are_text() -> None:
+    arguments = {"$VALUE" * 3: "$KEY", "$KEY$NAME": "$VALUE$ARGUMENTS"}
+    call = ToolCall("call_0", "a", json.dumps(arguments))
+    (told,) = rendered(UNTOLD_LIST, ChatMessage("assistant", "", tool_calls=(call,)))
+    assert told["content"] == ('a($VALUE$VALUE$VALUE="$KEY", $KEY$NAME="$VALUE$ARGUMENTS")')
+
+
+STRICT = RoleRules(system=True, later_system=False, repeated_user=False)
+
+
+def said(rules: RoleRules, *messages: tuple[str, str]) -> list[tuple[str, str]]:
+    given = [{"role": role, "content": content} for role, content in messages]
+    return [(each["role"], each["content"]) for each in rules.applied(given)]
+
+
+def test_roles_that_a_template_does_not_take() -> None:
+    assert said(
+        STRICT, ("system", "a"), ("system", "b"), ("user", "c"), ("user", "d"), ("system", "e"),
+        ("assistant", "f"), ("system", "g"), ("user", "h"),
+    ) == [
+        ("system", "a\n\nb"), ("user", "c\n\nd\n\ne"), ("assistant", "f"), ("user", "g\n\nh"),
+    ]  # fmt: skip
+    none = RoleRules(system=False, later_system=False)
+    assert said(none, ("system", "a"), ("system", "b"), ("user", "c"), ("user", "d")) == [
+        ("user", "a\n\nb\n\nc"),
+        ("user", "d"),
+    ]
+
+
+@pytest.mark.parametrize("last", [("user", "e"), ("assistant", "e")])
+def test_calls_and_their_results_stay_together(last: tuple[str, str]) -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "0"}, {"id": "1"}]}
+    messages: Sequence[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        called,
+        {"role": "system", "content": "b"},
+        {"role": "tool", "content": "c"},
+        {"role": "tool", "content": "d"},
+        {"role": last[0], "content": last[1]},
+    ]
+    applied = RoleRules(later_system=False).applied(messages)
+    assert [(each["role"], each["content"]) for each in applied] == [
+        ("user", "a"),
+        ("assistant", ""),
+        ("tool", "c"),
+        ("tool", "d\n\nb"),
+        last,
+    ]
+    assert RoleRules(later_system=False).applied(messages[:3])[2:] == [
+        {"role": "user", "content": "b"}
+    ]
+
+
+def test_many_messages_of_one_role() -> None:
+    texts = ["word " * 30] * 100_000
+    for role in ("system", "user"):
+        ((_, content),) = said(STRICT, *((role, text) for text in texts))
+        assert content == "\n\n".join(texts)
