@@ -206,9 +206,11 @@ def _check_own(database: sqlite3.Connection) -> None:
 
 def _drop(database: sqlite3.Connection, sizes: Counter[str], where: str, *values: object) -> bool:
     """Drops responses; whether there were any."""
+    # Not by RETURNING, which SQLite has from 3.35 on only: distributions have older ones.
     dropped = database.execute(
-        f"DELETE FROM responses WHERE {where} RETURNING owner, {_SIZE}", values
+        f"SELECT owner, {_SIZE} FROM responses WHERE {where}", values
     ).fetchall()
+    database.execute(f"DELETE FROM responses WHERE {where}", values)
     for owner, num_bytes in dropped:
         sizes[owner] -= num_bytes
         if not sizes[owner]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import stat
 import time
@@ -284,6 +285,32 @@ async def _fill(path: Path) -> None:
     store = ResponseStore(path, 60, 2**20)
     assert store._sizes["a"] == sizes["a"]
     assert store._sizes["b"] == store._sizes["c"] * 4
+    await store.close()
+
+
+def test_an_old_sqlite_drops_responses_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.34 knows no RETURNING."""
+
+    class Old(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if "RETURNING" in statement:
+                raise sqlite3.OperationalError('near "RETURNING": syntax error')
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Old))
+    asyncio.run(_drop_in_each_way(tmp_path / "a.db"))
+
+
+async def _drop_in_each_way(path: Path) -> None:
+    store = ResponseStore(path, 60, 2**20)
+    response = {"id": "a", "status": "completed", "text": "x" * 600_000}
+    await store.save("k", response, [])
+    await store.save("k", response, [])  # in place of itself
+    await store.save("k", response | {"id": "b"}, [])  # in place of the oldest
+    assert await store.find("a", "k") is None
+    assert await store.delete("b", "k")
+    assert not await store.delete("b", "k")
+    assert not store._sizes
     await store.close()
 
 
