@@ -402,9 +402,9 @@ class Config(BaseModel):
         10 * 2**30,
         ge=2**20,
         le=_MAX_BYTES,
-        description="maximum size of all files in --batch-dir, of which a key has at most half of "
-        "what the others leave; beyond that, uploads and batches get 429. Results of batches that "
-        "run are not stopped by it",
+        description="maximum size of all files in --batch-dir; where there are several keys, each "
+        "has at most half of what the others leave. Beyond that, uploads and batches get 429. "
+        "Results of batches that run are not stopped by it",
     )
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import logging
+import math
 import os
 import sqlite3
 import time
@@ -16,7 +18,12 @@ from maskdial.errors import ConfigError, UnavailableError
 
 T = TypeVar("T")
 
-_PURGE_SECONDS = 60.0
+_log = logging.getLogger("maskdial.responses")
+
+_LOG_SECONDS = 60.0
+_BATCH_BYTES = 2**23
+"""What one call drops beside the room that it needs itself: all others wait meanwhile."""
+
 _UNFINISHED = ("queued", "in_progress")
 _LOST = {
     "code": "server_error",
@@ -57,7 +64,9 @@ class ResponseStore:
     """Keeps responses for a time, as far as there is room. One server uses a file at a time.
 
     Where there is none, the oldest responses of the owner that has most make room, whoever needs
-    it: nobody can take it from all others.
+    it: nobody can take it from all others. A file that has more than there is room for, as after
+    the limit was lowered, gets there in the course of many calls: each drops as many bytes as it
+    adds, and some more.
 
     Args:
         path: of the file, which is made if there is none; only its owner may read it.
@@ -74,18 +83,27 @@ class ResponseStore:
     def __init__(self, path: Path, max_age: float, max_bytes: int) -> None:
         self._max_age = max_age
         self._max_bytes = max_bytes
-        self._next_purge = 0.0
+        self._num_evicted = self._evicted_bytes = 0
+        self._next_log = 0.0
         self.running: dict[str, asyncio.Task[None]] = {}
         # SQLite's calls wait for the disk; one after the other, so that they need no lock.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses-store")
         try:
-            self._database, self._sizes = self._thread.submit(_open, path).result()
+            self._database, self._sizes, kept = self._thread.submit(_open, path).result()
         except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
             raise ConfigError(
                 f"the store of responses {path} cannot be used: {error}; one server uses it at a "
                 "time (--responses-store)"
             ) from error
+        if kept > max_bytes:
+            _log.warning(
+                "the store of responses %s has %s bytes, and may have %s (--responses-max-bytes): "
+                "the oldest responses will be dropped as new ones are stored",
+                path,
+                f"{kept:,}",
+                f"{max_bytes:,}",
+            )
 
     async def save(
         self, owner: str, response: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
@@ -110,18 +128,42 @@ class ResponseStore:
                 f"{self._max_bytes:,} (--responses-max-bytes); {_UNSTORED}"
             )
 
-        def write(database: sqlite3.Connection, sizes: Counter[str]) -> None:
-            if now >= self._next_purge:
-                self._next_purge = now + _PURGE_SECONDS
-                _drop(database, sizes, "expires <= ?", now)
+        def write(database: sqlite3.Connection, sizes: Counter[str]) -> tuple[int, int]:
             _drop(database, sizes, "id = ?", response_id)
-            while (excess := sizes.total() + num_bytes - self._max_bytes) > 0:
+            left = num_bytes + _BATCH_BYTES
+            expired = "expires <= ? ORDER BY expires, id"
+            left -= _drop(database, sizes, expired, now, enough=left)[1]
+            num_evicted = evicted_bytes = 0
+            while (excess := min(sizes.total() + num_bytes - self._max_bytes, left)) > 0:
                 ((largest, _),) = sizes.most_common(1)
-                _drop_oldest(database, sizes, largest, excess)
+                oldest = "owner = ? ORDER BY expires, id"
+                num, freed = _drop(database, sizes, oldest, largest, enough=excess)
+                left -= freed
+                num_evicted += num
+                evicted_bytes += freed
             database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
             sizes[owner] += num_bytes
+            return num_evicted, evicted_bytes
 
-        await self._do(write)
+        num_evicted, evicted_bytes = await self._do(write)
+        self._num_evicted += num_evicted
+        self._evicted_bytes += evicted_bytes
+        if time.monotonic() >= self._next_log:
+            self._log_evicted()
+
+    def _log_evicted(self) -> None:
+        """Tells what has been dropped since the last time: a full store drops with each call."""
+        if not self._num_evicted:
+            return
+        _log.warning(
+            "dropped the oldest %s stored responses (%s bytes) to make room for new ones; all of "
+            "them may have %s bytes (--responses-max-bytes)",
+            f"{self._num_evicted:,}",
+            f"{self._evicted_bytes:,}",
+            f"{self._max_bytes:,}",
+        )
+        self._num_evicted = self._evicted_bytes = 0
+        self._next_log = time.monotonic() + _LOG_SECONDS
 
     async def find(self, response_id: str, owner: str) -> StoredResponse | None:
         """A response of its owner; None if there is none, or no more."""
@@ -143,7 +185,8 @@ class ResponseStore:
         """Drops a response of its owner; False if there is none."""
 
         def drop(database: sqlite3.Connection, sizes: Counter[str]) -> bool:
-            return _drop(database, sizes, "id = ? AND owner = ?", response_id, owner)
+            num, _ = _drop(database, sizes, "id = ? AND owner = ?", response_id, owner)
+            return num > 0
 
         return await self._do(drop)
 
@@ -153,6 +196,7 @@ class ResponseStore:
             task.cancel()
         if self.running:
             await asyncio.wait(self.running.values())
+        self._log_evicted()
         await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=False)
 
@@ -178,8 +222,8 @@ class ResponseStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, transact)
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, Counter[str]]:
-    """The database, and how many bytes each owner has in it."""
+def _open(path: Path) -> tuple[sqlite3.Connection, Counter[str], int]:
+    """The database, how many bytes each owner has in it, and how many have not expired."""
     # The file holds conversations: SQLite would let the umask decide who reads it.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     database = sqlite3.connect(path, timeout=1, check_same_thread=False)
@@ -189,8 +233,16 @@ def _open(path: Path) -> tuple[sqlite3.Connection, Counter[str]]:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA secure_delete = ON")
         database.executescript(_SCHEMA)
-        sizes = database.execute(f"SELECT owner, SUM({_SIZE}) FROM responses GROUP BY owner")
-        return database, Counter(dict(sizes.fetchall()))
+        sizes: Counter[str] = Counter()
+        kept = 0
+        for owner, num_bytes, fresh_bytes in database.execute(
+            f"SELECT owner, SUM({_SIZE}), SUM(({_SIZE}) * (expires > ?)) FROM responses "
+            "GROUP BY owner",
+            (time.time(),),
+        ):
+            sizes[owner] = num_bytes
+            kept += fresh_bytes
+        return database, sizes, kept
     except sqlite3.Error:
         database.close()
         raise
@@ -204,31 +256,30 @@ def _check_own(database: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("it is a database of something else; name a new file")
 
 
-def _drop(database: sqlite3.Connection, sizes: Counter[str], where: str, *values: object) -> bool:
-    """Drops responses; whether there were any."""
-    dropped = database.execute(
-        f"DELETE FROM responses WHERE {where} RETURNING owner, {_SIZE}", values
-    ).fetchall()
-    for owner, num_bytes in dropped:
+def _drop(
+    database: sqlite3.Connection,
+    sizes: Counter[str],
+    where: str,
+    *values: object,
+    enough: float = math.inf,
+) -> tuple[int, int]:
+    """Drops responses, one after the other, until those dropped have ``enough`` bytes.
+
+    Returns:
+        How many, and their bytes.
+    """
+    # Not by RETURNING, which SQLite has from 3.35 on only: distributions have older ones.
+    found = database.execute(f"SELECT id, owner, {_SIZE} FROM responses WHERE {where}", values)
+    chosen, total = [], 0
+    for row in found:
+        chosen.append(row)
+        total += row[2]
+        if total >= enough:
+            break
+    found.close()
+    for response_id, owner, num_bytes in chosen:
+        database.execute("DELETE FROM responses WHERE id = ?", (response_id,))
         sizes[owner] -= num_bytes
         if not sizes[owner]:
             del sizes[owner]
-    return bool(dropped)
-
-
-def _drop_oldest(
-    database: sqlite3.Connection, sizes: Counter[str], owner: str, excess: int
-) -> None:
-    """Drops the oldest responses of an owner, as many as have so many bytes, or all."""
-    found = database.execute(
-        f"SELECT id, {_SIZE} FROM responses WHERE owner = ? ORDER BY expires, id", (owner,)
-    )
-    chosen = []
-    for response_id, num_bytes in found:
-        chosen.append(response_id)
-        excess -= num_bytes
-        if excess <= 0:
-            break
-    found.close()
-    for response_id in chosen:
-        _drop(database, sizes, "id = ?", response_id)
+    return len(chosen), total

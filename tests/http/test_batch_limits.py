@@ -141,6 +141,29 @@ def test_one_key_does_not_fill_the_folder(alice: openai.OpenAI, service: Any) ->
     upload()
 
 
+def test_a_key_without_others_may_fill_it(server: Any, alice: openai.OpenAI, service: Any) -> None:
+    """Which keys there are is asked each time: the file of keys is read again."""
+
+    def upload() -> str:
+        return alice.files.create(file=("in.jsonl", b"x"), purpose="batch").id
+
+    file = server.server.config.app.state.context.config.api_key_file
+    both = file.read_text()
+    file.write_text("alice:one\n")
+    server.server.reload()
+    try:
+        while service.room._taken["alice"] < LIMIT:
+            last = upload()
+        with pytest.raises(openai.RateLimitError, match="the server's files have"):
+            upload()
+    finally:
+        file.write_text(both)
+        server.server.reload()
+    alice.files.delete(last)
+    with pytest.raises(openai.RateLimitError, match="this key's files and batches would have"):
+        upload()
+
+
 def test_a_file_is_no_input_any_more_while_it_is_deleted(
     alice: openai.OpenAI, service: Any
 ) -> None:

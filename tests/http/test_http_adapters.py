@@ -325,6 +325,34 @@ def test_requests_about_adapters_that_are_refused(root: Path, http: httpx.Client
     assert logprobs(http, "one")  # which was not harmed
 
 
+def test_a_server_is_ready_beside_a_base_that_fails_its_check(
+    root: Path, tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    """The base stops alone, and its adapters with it; /models and the metrics say so."""
+    drifted = tmp_path / "drifted"
+    shutil.copytree(STARTER_FOLDER / "sentiment", drifted)
+    manifest = json.loads((drifted / "maskdial.json").read_text())
+    manifest["golden"]["logits"] = [7.0, -7.0]
+    (drifted / "maskdial.json").write_text(json.dumps(manifest))
+    running = start_server(
+        models={"good": STARTER_FOLDER / "sentiment", "drifted": drifted},
+        adapters={"one": (root / "adapters" / "one", "drifted")},
+    )
+    try:
+        assert httpx.get(f"{running.url}/health/ready").status_code == 200
+        listed = {each["name"]: each for each in httpx.get(f"{running.url}/models").json()}
+        states = {name: each["state"] for name, each in listed.items()}
+        assert states == {"good": "ready", "drifted": "failed", "one": "failed"}
+        assert listed["one"]["reason"] == f"its base failed: {listed['drifted']['reason']}"
+        page = httpx.get(f"{running.url}/metrics").text
+        assert 'maskdial_model_state{model="one",state="failed"} 1.0' in page
+        for name, status in ("good", 200), ("drifted", 503), ("one", 503):
+            body = {"model": name, "inputs": "A warm film."}
+            assert httpx.post(f"{running.url}/classify", json=body).status_code == status
+    finally:
+        running.stop()
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [

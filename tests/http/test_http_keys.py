@@ -186,8 +186,7 @@ def test_the_file_is_read_again(server: Any, http: httpx.Client, key_file: Path)
         ("a:b\nc d:secret", "line 2"),
         ("admin:secret", "reserved"),
         ("metrics:secret", "reserved"),
-        ("key-1:secret", "'key-1' is a reserved name"),
-        (f"{key_name('mine')}:secret", "reserved"),
+        (f"{key_name('mine')}:secret", f"'{key_name('mine')}' is a reserved name"),
         ("a:none", "anybody would guess"),
         ("a:secret\nb:secret", "'a' and 'b' have the same key"),
     ],
@@ -199,6 +198,14 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, words: 
     with pytest.raises(ConfigError, match=words) as caught:
         Keys(Config(api_key_file=file))
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["key-1", "key-12", "key-abc", f"{key_name('mine')}0"])
+def test_names_that_only_look_like_generated_ones_are_free(name: str, tmp_path: Path) -> None:
+    """What key-1 owned, when keys were named by their places, is reached by its name."""
+    file = tmp_path / "keys"
+    file.write_text(f"{name}:secret\n")
+    assert Keys(Config(api_key_file=file, api_keys=["mine"])).names == (name, key_name("mine"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import stat
 import time
@@ -284,6 +285,101 @@ async def _fill(path: Path) -> None:
     store = ResponseStore(path, 60, 2**20)
     assert store._sizes["a"] == sizes["a"]
     assert store._sizes["b"] == store._sizes["c"] * 4
+    await store.close()
+
+
+def test_what_is_beyond_the_limit_is_dropped_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an upgrade, where the file has more than the limit that there is now."""
+    monkeypatch.setattr("maskdial.responses_store._BATCH_BYTES", 2_000_000)
+    asyncio.run(_shrink(tmp_path / "a.db", caplog))
+
+
+async def _shrink(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def response(number: int) -> dict[str, Any]:
+        return {"id": f"a{number:02}", "status": "completed", "text": "x" * 500_000}
+
+    def told() -> list[str]:
+        messages = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        caplog.clear()
+        return messages
+
+    store = ResponseStore(path, 60, 2**24)
+    for number in range(20):
+        await store.save("a", response(number), [])
+    total = store._sizes.total()
+    await store.close()
+    assert told() == []
+
+    store = ResponseStore(path, 60, 2**20)
+    (warning,) = told()
+    assert f"has {total:,} bytes, and may have 1,048,576 (--responses-max-bytes)" in warning
+    nums = []
+    for number in range(20, 26):
+        await store.save("a", response(number), [])
+        nums.append(store._sizes["a"] * 20 // total)
+    assert nums == [16, 12, 8, 4, 2, 2]
+    assert await store.find("a24", "a") is not None
+    assert await store.find("a23", "a") is None
+    await store.close()
+    first, rest = told()
+    assert f"dropped the oldest 5 stored responses ({total // 4:,} bytes)" in first
+    assert f"dropped the oldest 19 stored responses ({total * 19 // 20:,} bytes)" in rest
+
+    ResponseStore(path, 60, 2**21)._thread.shutdown()
+    assert told() == [], "all of it fits"
+
+
+def test_what_has_expired_is_no_reason_to_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("maskdial.responses_store._BATCH_BYTES", 2_000_000)
+    asyncio.run(_expire_much(tmp_path / "a.db", monkeypatch))
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+async def _expire_much(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    response = {"status": "completed", "text": "x" * 500_000}
+    store = ResponseStore(path, 60, 2**24)
+    for number in range(20):
+        await store.save("a", response | {"id": str(number)}, [])
+    await store.close()
+    now = time.time()
+    monkeypatch.setattr("maskdial.responses_store.time.time", lambda: now + 61)
+    store = ResponseStore(path, 60, 2**21)
+    num_kept = []
+    for number in range(20, 24):
+        await store.save("b", response | {"id": str(number)}, [])
+        num_kept.append(store._sizes["a"] // 500_000)
+    assert num_kept == [15, 10, 5, 0], "by each call some"
+    assert await store.find("23", "b") is not None
+    await store.close()
+
+
+def test_an_old_sqlite_drops_responses_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.34 knows no RETURNING."""
+
+    class Old(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if "RETURNING" in statement:
+                raise sqlite3.OperationalError('near "RETURNING": syntax error')
+            return super().execute(statement, *values)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Old))
+    asyncio.run(_drop_in_each_way(tmp_path / "a.db"))
+
+
+async def _drop_in_each_way(path: Path) -> None:
+    store = ResponseStore(path, 60, 2**20)
+    response = {"id": "a", "status": "completed", "text": "x" * 600_000}
+    await store.save("k", response, [])
+    await store.save("k", response, [])  # in place of itself
+    await store.save("k", response | {"id": "b"}, [])  # in place of the oldest
+    assert await store.find("a", "k") is None
+    assert await store.delete("b", "k")
+    assert not await store.delete("b", "k")
+    assert not store._sizes
     await store.close()
 
 

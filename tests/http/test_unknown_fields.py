@@ -13,6 +13,7 @@ from maskdial.registry.catalog import STARTER_FOLDER
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 1}
 TENSOR = {"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["A warm film."]}
 OLLAMA = {"num_predict": 1}
+PROMPT = {"model": "hybrid", "prompt": "a"}
 IGNORED = "x-ignored-fields"
 
 
@@ -60,6 +61,12 @@ IGNORED = "x-ignored-fields"
             {"model": "hybrid", "prompt": "a", "options": OLLAMA, "context": [1, 2]},
             "context",
         ),
+        ("/api/generate", PROMPT | {"options": OLLAMA, "x": 1}, "x"),
+        (
+            "/v1/completions",
+            {"model": "hybrid:full", "prompt": "a", "max_tokens": 1, "steps": 1, "x": 1},
+            "x",
+        ),
         ("/generate", {"model": "hybrid", "inputs": "a", "parameters": {"x": 1}}, "parameters.x"),
         ("/predict", {"model": "sentiment", "inputs": "A warm film.", "x": 1}, "x"),
         ("/v2/models/sentiment/infer", {"inputs": [TENSOR | {"x": 1}], "y": 1}, "inputs.x, y"),
@@ -91,6 +98,9 @@ def test_what_is_not_known_is_ignored_and_told(
         ("/v1/completions", {"model": "hybrid", "prompt": "a", "best_of": "3"}, "best_of"),
         ("/api/chat", {"model": "chat", **CHAT, "options": {"num_ctx": "x"}}, "num_ctx"),
         ("/api/generate", {"model": "hybrid", "prompt": "a", "images": ["i"]}, "images"),
+        ("/api/generate", PROMPT | {"template": "{{ .System }}"}, "template"),
+        ("/api/generate", PROMPT | {"options": {"mirostat": 1}}, "mirostat"),
+        ("/v1/completions", {"model": "hybrid:full", "prompt": "a", "top_k": 5}, "top_k"),
     ],
 )
 def test_what_is_still_refused(

@@ -1,10 +1,12 @@
 """What the command says before it does anything: helps, and what is wrong with a command line."""
 
+import errno
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,6 +144,58 @@ def test_a_port_in_use_is_told_before_a_model_is_loaded() -> None:
 def test_an_address_of_another_machine_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: --host is no address"):
         listen("192.0.2.1", 0, 10)
+
+
+def without_ipv6(monkeypatch: pytest.MonkeyPatch, *, by_boot: bool) -> None:
+    """Has a system without IPv6, since the start of its kernel (`ipv6.disable=1`) or by sysctl."""
+
+    class Socket(socket.socket):
+        def __init__(self, family: int, *rest: int) -> None:
+            if by_boot and family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(socket.AF_INET, *rest)
+            self.pretended = family
+
+        def setsockopt(self, level: int, *rest: Any) -> None:
+            if level != socket.IPPROTO_IPV6:
+                super().setsockopt(level, *rest)
+
+        def bind(self, address: Any) -> None:
+            if self.pretended == socket.AF_INET6:
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+            super().bind(address)
+
+    def addresses(host: str, port: int, **_: Any) -> list[Any]:
+        six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0))
+        four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+        return [six] if host == "::1" else [six, four]
+
+    monkeypatch.setattr("maskdial.http.listener.socket.socket", Socket)
+    monkeypatch.setattr("maskdial.http.listener.socket.getaddrinfo", addresses)
+
+
+@pytest.mark.parametrize("by_boot", [True, False])
+def test_a_system_without_ipv6_listens_on_ipv4(
+    monkeypatch: pytest.MonkeyPatch, by_boot: bool
+) -> None:
+    without_ipv6(monkeypatch, by_boot=by_boot)
+    (listener,) = listen("localhost", 0, 10)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"localhost:{port}: the port is in use"):
+            listen("localhost", port, 10)
+
+
+@pytest.mark.parametrize(
+    ("by_boot", "why"), [(True, "address family not supported"), (False, "is no address of this")]
+)
+def test_a_system_without_ipv6_has_no_address_of_it(
+    monkeypatch: pytest.MonkeyPatch, by_boot: bool, why: str
+) -> None:
+    without_ipv6(monkeypatch, by_boot=by_boot)
+    with pytest.raises(ConfigError, match=rf"cannot listen on ::1:0: .*{why}"):
+        listen("::1", 0, 10)
 
 
 def test_a_folder_of_models_that_is_not_there_has_no_number(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Room: how much of the folder the files and batches of each owner take, and may take."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from maskdial.errors import OverloadedError
@@ -17,15 +17,17 @@ more."""
 class Room:
     """The bytes of everything in the folder, by its owner. Used on the event loop only.
 
-    With keys, each owner may take half of what the others leave. So none fills the folder for all,
-    however many there are.
+    While it is shared, each owner may take half of what the others leave. So none fills the folder
+    for all, however many there are.
 
     Args:
         limit: bytes of all of them.
+        is_shared: whether there may be several owners; asked each time, as keys come and go.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, is_shared: Callable[[], bool]) -> None:
         self._limit = limit
+        self._is_shared = is_shared
         self._taken: Counter[str] = Counter()
 
     def take(self, owner: str, num_bytes: int) -> None:
@@ -52,7 +54,7 @@ class Room:
                 "(--batch-max-dir-bytes); delete some, or wait until some expire",
                 retry_after=60,
             )
-        if owner and own > left // 2:
+        if own > left // 2 and self._is_shared():
             raise OverloadedError(
                 f"this key's files and batches would have {own:,} bytes, and may have half of what "
                 f"others leave, {left // 2:,} (--batch-max-dir-bytes); delete some, or wait until "

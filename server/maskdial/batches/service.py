@@ -41,7 +41,7 @@ class BatchService:
     def __init__(self, app: FastAPI, folder: Path, clock: Callable[[], float] = time.time) -> None:
         context: ServerContext = app.state.context
         self._clock = clock
-        self.room = Room(context.config.batch_max_dir_bytes)
+        self.room = Room(context.config.batch_max_dir_bytes, lambda: len(context.keys.names) > 1)
         self.storage = Storage(folder)
         self.files = FileStore(self.storage, self.room, clock)
         self.jobs = JobStore(self.storage, self.room, clock)

@@ -22,8 +22,9 @@ ADMIN = "admin"
 """The name of the admin key."""
 
 _METRICS = "metrics"
-# The last are those of --api-key, by `key_name`.
-_RESERVED = re.compile(rf"{ADMIN}|{_METRICS}|key-[0-9a-f]+", re.ASCII)
+# The last are those of --api-key, by `key_name`. Shorter ones are free: such keys were called key-1
+# and so on before, and what they own is reached by a key of that name.
+_RESERVED = re.compile(rf"{ADMIN}|{_METRICS}|key-[0-9a-f]{{12}}", re.ASCII)
 _NAME_ROUNDS = 100_000  # about 25 ms: a name is in logs, and must not tell a short key
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # The page at / and /docs with their assets, and health checks, to be read. All else asks for a key.

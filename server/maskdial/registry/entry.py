@@ -4,7 +4,8 @@ unloaded   there is a bundle; a request may have it loaded
 loading    its graphs are being loaded; requests wait
 ready      requests run; a new version may be loading meanwhile
 draining   it takes no more requests; those that run finish
-failed     it could not be loaded, or its engine died; the reason is known
+failed     it could not be loaded, or its engine died; the reason is known. An adapter has failed
+           where its base has
 
 A `Version` is what loading makes of a bundle folder. A request holds a `Lease` on one, and it is
 stopped when nobody serves it under any name and the last lease is released. Everything here is used
@@ -215,6 +216,8 @@ class Entry:
     @property
     def state(self) -> ModelState:
         if self.base is not None:
+            if self.base.state == "failed":
+                return "failed"
             loaded = self.adapter is not None and self.base.current is not None
             return "ready" if loaded else "failed" if self.failure else "unloaded"
         if self.current is not None:
@@ -232,7 +235,9 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """Why it failed, or why its new version did; empty if neither."""
+        """Why it failed, or why its new version or its base did; empty if none did."""
+        if self.base is not None and self.base.state == "failed":
+            return f"its base failed: {self.base.reason}"
         died = "" if self.current is None else self.current.cause_of_death
         return died or ("" if self.failure is None else self.failure.message)
 

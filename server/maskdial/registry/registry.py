@@ -222,8 +222,8 @@ class Models:
     async def open(self, catalog: Catalog) -> None:
         """Takes up the bundles of a catalog, and loads those that are configured by name.
 
-        One that computes something else than at export is left out, unless there is no other;
-        requests for it get the reason.
+        One that computes something else than at export is left out with its adapters, unless there
+        is no other; requests for them get the reason.
 
         Raises:
             BundleError, ConfigError: one of these cannot be served, or the folder not be read.
@@ -243,7 +243,7 @@ class Models:
         for name, (folder, base) in self._configured_adapters.items():
             if base not in self._entries:
                 raise ConfigError(f"adapter {name!r}: no model {base!r} is served")
-            await self._load_adapter(name, folder, base)
+            await self._load_configured_adapter(name, folder, base)
         self._sweep()
 
     async def refresh(self) -> None:
@@ -383,13 +383,38 @@ class Models:
             raise ValidationError(f"several models are its base; name one: {', '.join(found)}")
         raise ValidationError(f"no model here is its base, which is {manifest.base}")
 
-    async def _load_adapter(self, name: str, folder: Path, base: str) -> Entry:
-        """Raises: BundleError, ConfigError: it cannot be served."""
+    async def _load_configured_adapter(self, name: str, folder: Path, base: str) -> None:
+        """Loads an adapter, or leaves it out as its base, if that failed its golden check.
+
+        Raises:
+            BundleError, ConfigError, UnavailableError: it, or its base, cannot be served.
+        """
+        owner = self._base_of(name, base)
+        if not isinstance(owner.failure, CheckError):
+            try:
+                await self._load_adapter(name, folder, base)
+                return
+            except UnavailableError:  # of a base that is loaded for its adapter only
+                if not isinstance(owner.failure, CheckError):
+                    raise
+        entry = self._add(name, folder)
+        entry.base, entry.manifests = owner, owner.manifests
+        self._metrics.count_load(name, "failed")
+        _log.error("adapter %s is not served: %s", name, entry.reason)
+        self._note(entry)
+
+    def _base_of(self, name: str, base: str) -> Entry:
+        """Raises: BundleError: an adapter of this name cannot have that base."""
         known, owner = self._entries.get(name), self._entries[base]
         if owner.base is not None:
             raise BundleError(f"adapter {name!r}: {base!r} is an adapter itself; name its base")
         if known is not None and known.base is None:
             raise BundleError(f"adapter {name!r}: a model has this name")
+        return owner
+
+    async def _load_adapter(self, name: str, folder: Path, base: str) -> Entry:
+        """Raises: BundleError, ConfigError: it cannot be served."""
+        known, owner = self._entries.get(name), self._base_of(name, base)
         lease = await self._lease(owner)
         try:
             entry = known or self._add(name, folder)
@@ -540,8 +565,10 @@ class Models:
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
     def _note(self, entry: Entry) -> None:
-        if self._entries.get(entry.name) is entry:
-            self._metrics.set_state(entry.name, entry.state)
+        """Tells the metrics of a state, on which those of its adapters depend."""
+        for each in self.entries:
+            if each is entry or each.base is entry:
+                self._metrics.set_state(each.name, each.state)
 
 
 def _not_loaded(entry: Entry, cause: MaskdialError) -> UnavailableError:

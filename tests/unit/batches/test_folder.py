@@ -25,7 +25,8 @@ def clean(folder: Path) -> int:
     """Opens a folder as a server does that starts; returns how many strays it has removed."""
     storage = Storage(folder)
     try:
-        files, jobs = FileStore(storage, Room(2**30)), JobStore(storage, Room(2**30))
+        room = Room(2**30, lambda: False)
+        files, jobs = FileStore(storage, room), JobStore(storage, room)
         return files.remove_strays(()) + jobs.remove_strays()
     finally:
         storage.close()

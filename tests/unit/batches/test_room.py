@@ -20,17 +20,35 @@ def fill(room: Room, owner: str) -> int:
         num += 1
 
 
-def test_without_keys_all_of_it_may_be_taken() -> None:
-    room = Room(LIMIT)
-    assert fill(room, "") == 100
+def alone() -> bool:
+    return False
+
+
+@pytest.mark.parametrize("owner", ["", "a"])
+def test_a_single_owner_may_take_all_of_it(owner: str) -> None:
+    """Without keys, and with one."""
+    room = Room(LIMIT, alone)
+    assert fill(room, owner) == 100
     with pytest.raises(OverloadedError, match="bytes together at most"):
-        room.check("", 1)
-    room.give_back("", LEAST_BYTES)
-    assert fill(room, "") == 1
+        room.check(owner, 1)
+    room.give_back(owner, LEAST_BYTES)
+    assert fill(room, owner) == 1
+
+
+def test_an_owner_that_is_joined_by_another_takes_no_more() -> None:
+    names = ["a"]
+    room = Room(LIMIT, lambda: len(names) > 1)
+    for _ in range(70):
+        room.take("a", LEAST_BYTES)
+    room.check("a", LEAST_BYTES)
+    names.append("b")
+    with pytest.raises(OverloadedError, match="this key's files and batches would have"):
+        room.check("a", LEAST_BYTES)
+    assert fill(room, "b") == 15
 
 
 def test_a_key_leaves_half_of_the_rest_to_others() -> None:
-    room = Room(LIMIT)
+    room = Room(LIMIT, lambda: True)
     assert [fill(room, owner) for owner in ("a", "b", "c")] == [50, 25, 12]
     with pytest.raises(OverloadedError, match="this key's files and batches would have"):
         room.check("a", LEAST_BYTES)
@@ -41,7 +59,7 @@ def test_a_key_leaves_half_of_the_rest_to_others() -> None:
 
 
 def test_what_is_received_counts_as_it_comes() -> None:
-    room = Room(LIMIT)
+    room = Room(LIMIT, alone)
     with room.growing("") as first, room.growing("") as second:
         first.grow_to(LIMIT // 2)
         second.grow_to(LIMIT // 4)
@@ -52,7 +70,7 @@ def test_what_is_received_counts_as_it_comes() -> None:
 
 
 def test_a_beginning_counts_as_a_file() -> None:
-    room = Room(LIMIT)
+    room = Room(LIMIT, alone)
     held = [room.growing("") for _ in range(100)]
     for each in held:
         each.__enter__()

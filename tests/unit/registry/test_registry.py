@@ -812,6 +812,51 @@ def test_a_model_that_fails_its_check_stops_itself_alone(tmp_path: Path) -> None
         run(each())
 
 
+@pytest.mark.parametrize("is_configured", [True, False], ids=["by-name", "for-its-adapter"])
+def test_an_adapter_of_a_model_that_fails_its_check_stops_with_it_alone(
+    tmp_path: Path, is_configured: bool
+) -> None:
+    shelf = Shelf(tmp_path, adapters={"tuned": (tmp_path / "tuned", "b")})
+    good, bad = shelf.put("a"), shelf.put("b", content="2")
+    shelf.drifting.add("b")
+    configured = {"mine": good} | ({"b": bad} if is_configured else {})
+
+    async def scenario() -> None:
+        async with opened(shelf, **configured) as models:
+            assert shelf.state("mine") == "ready"
+            assert shelf.state("b") == shelf.state("tuned") == "failed"
+            assert shelf.starts == ["a", "b"], "its base is not tried again for it"
+            tuned = models.entry("tuned")
+            assert tuned.reason == "its base failed: model 'b': its logits differ"
+            labels = {"model": "tuned", "outcome": "failed"}
+            value = shelf.metrics.registry.get_sample_value
+            assert value("maskdial_model_loads_total", labels) == 1
+            with pytest.raises(UnavailableError, match="model 'b' could not be loaded: its logits"):
+                await shelf.lease("tuned")
+            (await shelf.lease("mine")).release()
+            shelf.drifting.clear()
+            await models.load("b")
+            assert shelf.state("tuned") == "unloaded"
+            assert tuned.reason == ""
+
+    run(scenario())
+
+
+def test_an_adapter_whose_base_is_damaged_ends_the_start(tmp_path: Path) -> None:
+    """Only a failed check is the machine's, not the configuration's."""
+    shelf = Shelf(tmp_path, adapters={"tuned": (tmp_path / "tuned", "b")})
+    good = shelf.put("a")
+    shelf.put("b", content="2")
+    shelf.broken.add("b")
+
+    async def scenario() -> None:
+        with pytest.raises(UnavailableError, match="the weights are damaged"):
+            await shelf.models.open(Catalog({"mine": good}, tmp_path))
+        await shelf.models.close()
+
+    run(scenario())
+
+
 def test_fifty_bundles_are_listed_without_loading_one(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     for number in range(50):
