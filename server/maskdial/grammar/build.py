@@ -255,7 +255,8 @@ def _limits() -> LLParserLimits:
 
     A typical mask takes well under 1 ms and most hostile ones under 50 ms. The worst known take
     0.3 s with 50,000 tokens, a few times until they reach a limit. An enumeration of 10,000 random
-    words needs the initial lexer fuel.
+    words needs the initial lexer fuel; 1,024 tools of three parameters need the size, and
+    about a second.
     """
     return LLParserLimits(
         max_items_in_row=2000,
@@ -263,7 +264,7 @@ def _limits() -> LLParserLimits:
         step_lexer_fuel=300_000,
         step_max_items=10_000,
         max_lexer_states=30_000,
-        max_grammar_size=12_000,
+        max_grammar_size=100_000,
         precompute_large_lexemes=True,
         verbose_errors=False,
     )

@@ -508,7 +508,7 @@ LOOP = {
             "does not exist in it",
         ),
         (Tool("f", {"properties": {"a": {"enum": ["x" * 300_000]}}}), "string of|bytes; the limit"),
-        (Tool("f", {"properties": {"a": {"enum": ["x" * 99] * 9999}}}), "bytes; the limit is"),
+        (Tool("f", {"properties": {"a": {"enum": ["x" * 199] * 9999}}}), "bytes; the limit is"),
         (Tool("f", {"required": 3}), "not a valid JSON schema"),
         (Tool("f", {"properties": {"a": {"anyOf": 3}}, "required": ["a"]}), "JSON schema"),
     ],
@@ -605,6 +605,19 @@ def test_the_compiler_lets_a_grammar_name_special_tokens(compiler: GrammarCompil
     for token in vocab.encode("tool_77{", add_special_tokens=False).ids:
         assert matcher.allowed()[token]
         matcher.accept(token)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama", "qwen3_coder"])
+def test_many_tools_of_several_parameters(name: str, compiler: GrammarCompiler) -> None:
+    names = [[f"{kind}_{index}" for kind in ("path", "mode", "text")] for index in range(MAX_TOOLS)]
+    many = [
+        Tool(f"tool_{index}", {"properties": {key: {"type": "string"} for key in keys},
+                               "required": keys[:1]})
+        for index, keys in enumerate(names)
+    ]  # fmt: skip
+    source = write_grammar(derive(name).with_special({}), many, ToolChoice("required")).text
+    matcher = compiler.submit("structural", source).result().matcher()
+    assert matcher.allowed().any()
 
 
 def test_no_other_grammar_may_name_special_tokens(compiler: GrammarCompiler) -> None:

@@ -27,10 +27,11 @@ from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.errors import ValidationError
 from maskdial.grammar.finite import check_finite
 from maskdial.grammar.schema import without_not_enforced
-from maskdial.grammar.source import MAX_SCHEMA_BYTES, GrammarSource, GrammarValue
+from maskdial.grammar.source import GrammarSource, GrammarValue
 from maskdial.grammar.subschemas import check_shapes
 
 _ID = "/[a-zA-Z0-9]{9}/"
+_MAX_BYTES = 2**20  # of a grammar: some 1,024 tools of three parameters
 _INDEX = "/0|[1-9][0-9]{0,3}/"
 _SPACE = r"[ \t\r\n]"
 _MAX_SPACES = 8  # around thinking; without a limit, a reply may be nothing else
@@ -97,10 +98,10 @@ def bounded(source: GrammarSource) -> GrammarSource:
     Raises:
         ValidationError: it is.
     """
-    if len(source.text) > MAX_SCHEMA_BYTES:
+    if len(source.text) > _MAX_BYTES:
         raise ValidationError(
             f"the grammar of the tools has {len(source.text)} bytes; the limit is "
-            f"{MAX_SCHEMA_BYTES}; send fewer tools or smaller schemas",
+            f"{_MAX_BYTES}; send fewer tools or smaller schemas",
             field="tools",
         )
     return source
