@@ -507,7 +507,10 @@ LOOP = {
             Tool("f", {"properties": {"a": {"$ref": "#/b"}}, "required": ["a"]}),
             "does not exist in it",
         ),
-        (Tool("f", {"properties": {"a": {"enum": ["x" * 300_000]}}}), "string of|bytes; the limit"),
+        (
+            Tool("f", {"properties": {"a": {"enum": ["x" * 1_100_000]}}}),
+            "string of|bytes; the limit",
+        ),
         (Tool("f", {"properties": {"a": {"enum": ["x" * 199] * 9999}}}), "bytes; the limit is"),
         (Tool("f", {"required": 3}), "not a valid JSON schema"),
         (Tool("f", {"properties": {"a": {"anyOf": 3}}, "required": ["a"]}), "JSON schema"),
