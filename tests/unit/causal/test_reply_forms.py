@@ -245,6 +245,22 @@ def test_what_a_model_writes_is_told_apart(name: str, kind: Kind) -> None:
 
 
 @EVERY
+def test_a_name_may_be_a_path(name: str, kind: Kind) -> None:
+    """And begin with another tool's, or end where the form goes on with the same sign."""
+    form, subject = FORMS[name], model(name, kind)
+    before = thought(form, opened=form.opened)
+    names = ("mcp/get", "mcp/get:0", "mcp/get:the/weather", "get")
+    tools = [Tool(each, TOOLS[0].parameters) for each in names]
+    for each in names:
+        text = before + form.one.replace("get_weather", each)
+        named = ToolChoice("required", (each,))
+        assert subject.accepts(subject.format.grammar(tools, named, opened=form.opened), text)
+        for by in (1, 2, 7, 10_000):
+            found = read(subject, text, tools=tools, opened=form.opened, by=by)
+            assert (found.calls, found.content) == ([(each, CALL[1])], "")
+
+
+@EVERY
 def test_the_grammars_allow_what_a_model_writes(name: str, kind: Kind) -> None:
     form, subject = FORMS[name], model(name, kind)
     opened = form.opened

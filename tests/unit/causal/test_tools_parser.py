@@ -242,6 +242,26 @@ def test_no_delta_holds_half_a_tag(name: str) -> None:
     assert first.call_id
 
 
+def test_a_name_that_is_none_is_kept_although_it_begins_with_one() -> None:
+    text = HERMES_CALL.replace('"say"', '"say_more"')
+    for pieces in ([text], list(text)):
+        assert decoded(read("hermes", pieces)) == ("", "", [("say_more", SAY[1])], False)
+
+
+@pytest.mark.parametrize(
+    ("length", "calls"), [(128, [("n" * 128, {})]), (129, [])], ids=["longest", "too long"]
+)
+def test_a_name_has_an_end(length: int, calls: list[tuple[str, Any]]) -> None:
+    text = HERMES_CALL.replace("say", "n" * length).replace('"text": "a}\\"]é"', "")
+    for pieces in ([text], list(text)):
+        content, _, found, incomplete = decoded(read("hermes", pieces))
+        assert (content, found, incomplete) == ("" if calls else text, calls, False)
+    # What is no name is told at once, and is read no further.
+    parser = ReplyParser(FORMATS["hermes"], TOOLS)
+    deltas = parser.push('<tool_call>\n{"name": "' + "n" * 129)
+    assert deltas == [ContentDelta('<tool_call>\n{"name": "' + "n" * 129)]
+
+
 def test_a_call_is_streamed() -> None:
     deltas = parse(ReplyParser(FORMATS["hermes"], TOOLS), [HERMES_CALL[:46], HERMES_CALL[46:]])
     first, second = deltas

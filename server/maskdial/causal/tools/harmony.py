@@ -39,7 +39,7 @@ CALLS = ToolFormat(
     call=f"{_COMMENTARY} to=functions.$NAME {_CONSTRAIN}json{_MESSAGE}$ARGUMENTS{_CALL}"
 )
 THINKING = ThinkingMarks(f"{_CHANNEL}analysis{_MESSAGE}", _END)
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w./:-]+)")
 _CHANNEL_NAME = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
 
 

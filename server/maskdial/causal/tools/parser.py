@@ -151,7 +151,7 @@ class ReplyParser(IncrementalParser):
         tells_id = ID in parts[: parts.index(ARGUMENTS)]
         for part, literal in zip(parts[::2], parts[1::2], strict=True):
             if part == NAME:
-                name = yield from self._input.word()
+                name = yield from self._input.name(self._tools, literal)
             elif part == ID:
                 call_id = yield from self._input.word()
             elif part == INDEX:
