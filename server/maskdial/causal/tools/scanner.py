@@ -32,10 +32,11 @@ class Scanner:
         ended: no more text follows.
         cut: the reply was cut off.
         taken: the text read by `take`; reset it to start anew.
+        space: the white space that `copy_until` dropped before the last tag.
     """
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = self.space = ""
         self.ended = self.cut = False
         self.taken = ""
 
@@ -140,7 +141,9 @@ class Scanner:
             places = {self.text.find(tag): tag for tag in reversed(tags) if tag in self.text}
             if places:
                 first = min(places)
-                pass_on(self.text[:first].rstrip())
+                before = self.text[:first].rstrip()
+                self.space = self.text[len(before) : first]
+                pass_on(before)
                 self.text = self.text[first + len(places[first]) :]
                 return places[first]
             overlap = max((_overlap(self.text, tag) for tag in tags), default=0)
