@@ -129,7 +129,7 @@ class HarmonyParser(IncrementalParser):
             if not (yield from self._input.copy_until((_MESSAGE,), header.append)):
                 text = "".join(header)
                 # A model that was not trained on channels, or a header that was cut off.
-                if not self._input.cut and not any(tag in text for tag in TAGS):
+                if text and not self._input.cut and not any(tag in text for tag in TAGS):
                     self._deltas.append(ContentDelta(text))
                 return
             yield from self._message("".join(header))
