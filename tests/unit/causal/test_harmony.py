@@ -52,3 +52,59 @@ def test_nothing_follows_the_end_of_an_answer(end: str) -> None:
 def test_nothing_follows_the_end_of_a_call() -> None:
     call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
     check(f"{call}<|call|>", ("", "", [("f", "{}")]))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.g <|constrain|>json",
+        " to=functions.g<|channel|>commentary json",
+    ],
+)
+def test_a_call_of_a_tool_that_is_none_is_one(header: str) -> None:
+    text = header + '<|message|>{"a": 1}<|call|>'
+    check(text, ("", "", [("g", '{"a": 1}')]))
+    check(text, ("", '{"a": 1}', []), tools=())
+    # What is no function is none of the tools that the client named.
+    check(text.replace("functions.g", "python"), ("", '{"a": 1}', []))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello there<|channel|>final<|message|>Hi", ("", "Hello there\n\nHi", [])),
+        (
+            "Hello<|start|>assistant<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+            "<|channel|>final<|message|>Hi",
+            ("Hm", "Hello\n\nHi", []),
+        ),
+        ("Hello there<|end|>", ("", "Hello there", [])),
+        ("Hello <there|> to you", ("", "Hello <there|> to you", [])),
+        ("to be", ("", "to be", [])),
+        ("to=me", ("", "to=me", [])),
+    ],
+)
+def test_text_before_any_channel_is_content(text: str, expected: Reply) -> None:
+    check(text, expected)
+
+
+def test_text_without_a_channel_is_streamed() -> None:
+    parser = HarmonyParser(TOOLS)
+    assert parse(parser, ["Hello", " there"])[:2] == [ContentDelta("Hello"), ContentDelta(" there")]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hello there", "Hello there"),
+        ("Hello there<|chan", "Hello there"),
+        ("Hello there to", "Hello there to"),
+        ("<|chan", ""),
+        (" to=functions.f", ""),
+        ("<|channel|>final", ""),
+        ("<|channel|>final<|mess", ""),
+        ("<|channel|>final<|message|>Hi<|en", "Hi"),
+    ],
+)
+def test_a_reply_that_is_cut_keeps_its_text_and_no_half_header(text: str, content: str) -> None:
+    check(text, ("", content, []), cut=True)

@@ -25,7 +25,7 @@ from maskdial.causal.tools.grammar import ToolArguments, bounded, until
 from maskdial.causal.tools.incremental import IncrementalParser
 from maskdial.causal.tools.lark import ANY_TEXT, ContentKind, LarkWriter, alternatives
 from maskdial.causal.tools.marks import ThinkingMarks
-from maskdial.causal.tools.scanner import CutError, MismatchError, Reader
+from maskdial.causal.tools.scanner import CutError, MismatchError, Reader, Taker
 from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
 from maskdial.grammar.source import GrammarSource, GrammarValue
 
@@ -39,7 +39,8 @@ CALLS = ToolFormat(
     call=f"{_COMMENTARY} to=functions.$NAME {_CONSTRAIN}json{_MESSAGE}$ARGUMENTS{_CALL}"
 )
 THINKING = ThinkingMarks(f"{_CHANNEL}analysis{_MESSAGE}", _END)
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w./:-]+)")
+_RECIPIENT_BEGIN = "to="
+_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w./:-]+)")
 _CHANNEL_NAME = re.compile(rf"{re.escape(_CHANNEL)}\s*(\w+)")
 
 
@@ -124,27 +125,45 @@ class HarmonyParser(IncrementalParser):
     def _reply(self) -> Reader:
         if self._opened:
             yield from self._text(ReasoningDelta)
+        elif not (yield from self._input.begins_with((*TAGS, _RECIPIENT_BEGIN))):
+            # A model that was not trained on channels.
+            tag = yield from self._copy_text(ContentDelta, TAGS)
+            self._input.text = tag + self._input.text
         while not self._input.ended or self._input.text.strip():
             header: list[str] = []
             if not (yield from self._input.copy_until((_MESSAGE,), header.append)):
                 text = "".join(header)
-                # A model that was not trained on channels, or a header that was cut off.
-                if text and not self._input.cut and not any(tag in text for tag in TAGS):
+                if not self._input.cut and text.lstrip().startswith(_RECIPIENT_BEGIN):
                     self._deltas.append(ContentDelta(text))
                 return
             yield from self._message("".join(header))
 
     def _message(self, header: str) -> Reader:
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL_NAME.search(header)
-        if recipient is not None and recipient[1] in self._tools:
-            yield from self._call(self._tools[recipient[1]])
+        tool = self._called(header)
+        channel = _CHANNEL_NAME.search(header)
+        if tool is not None:
+            yield from self._call(tool)
         elif channel is not None and channel[1] == "analysis":
             yield from self._text(ReasoningDelta)
         else:
             yield from self._text(ContentDelta)
 
+    def _called(self, header: str) -> Tool | None:
+        """The tool that a message calls; one of an unknown name is the client's to refuse."""
+        recipient = _RECIPIENT.search(header)
+        if recipient is None or not self._tools:
+            return None
+        unknown = Tool(recipient[2], {}) if recipient[1] else None
+        return self._tools.get(recipient[2], unknown)
+
     def _text(self, kind: type[ContentDelta | ReasoningDelta]) -> Reader:
+        """The text of a message."""
         self.reasoning = kind is ReasoningDelta
+        yield from self._copy_text(kind, (_END, _RETURN, _CALL))
+        self.reasoning = False
+
+    def _copy_text(self, kind: type[ContentDelta | ReasoningDelta], tags: Sequence[str]) -> Taker:
+        """Text up to one of some tags, which it returns."""
         # Text of several messages is read as paragraphs.
         gap = "\n\n" if self._num_texts[kind] else ""
 
@@ -155,8 +174,7 @@ class HarmonyParser(IncrementalParser):
                 self._num_texts[kind] += 1
                 gap = ""
 
-        yield from self._input.copy_until((_END, _RETURN, _CALL), emit)
-        self.reasoning = False
+        return (yield from self._input.copy_until(tags, emit))
 
     def _call(self, tool: Tool) -> Reader:
         call_id = CALLS.new_call_id(tool.name, self.num_calls)
