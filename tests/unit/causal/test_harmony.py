@@ -4,10 +4,19 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, Tool, ToolCallDelta
-from maskdial.causal.tools.harmony import HarmonyParser
+from maskdial.causal.stop import ReasoningGate
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ReplyFormat,
+    Tool,
+    ToolCallDelta,
+)
+from maskdial.causal.tools.harmony import CALLS, THINKING, HarmonyParser
 
 TOOLS = [Tool("f", {"type": "object", "properties": {}})]
+FORMAT = ReplyFormat(CALLS, THINKING, harmony=True)
 Reply = tuple[str, str, list[tuple[str, str]]]
 
 
@@ -108,3 +117,47 @@ def test_text_without_a_channel_is_streamed() -> None:
 )
 def test_a_reply_that_is_cut_keeps_its_text_and_no_half_header(text: str, content: str) -> None:
     check(text, ("", content, []), cut=True)
+
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+NEXT = "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("budget", [None, 100])
+@pytest.mark.parametrize(
+    ("before", "opened"),
+    [
+        ("<|channel|>final<|message|>", False),
+        ("<|channel|>final <|constrain|>json<|message|>", False),
+        (f"{ANALYSIS}a message|{NEXT}<|channel|>final<|message|>", False),
+        (f"a message|{NEXT}<|channel|>final<|message|>", True),
+        (f"{ANALYSIS}Hm{NEXT}{ANALYSIS}Hm{NEXT}<|channel|>final<|message|>", False),
+    ],
+)
+def test_no_stop_string_is_looked_for_in_a_header(
+    before: str, opened: bool, budget: int | None
+) -> None:
+    answer = "The message is |."
+    for size in (1, 2, 3, 100):
+        gate = ReasoningGate(FORMAT.reasoning(opened=opened, budget=budget, closing=(1,)))
+        text = before + answer
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        divided = [gate.push_token(piece) for piece in pieces]
+        assert "".join(told for told, _ in divided) == before
+        assert "".join(text for _, text in divided) + gate.flush() == answer
+
+
+def test_a_budget_ends_the_reasoning_and_no_header() -> None:
+    gate = ReasoningGate(FORMAT.reasoning(opened=False, budget=2, closing=(7,)))
+    for piece, closing in [
+        (ANALYSIS, None),
+        ("a", 7),
+        ("<|end|>", None),
+        ("<|start|>", None),
+        ("assistant", None),
+        ("<|channel|>final", None),
+        ("<|message|>", None),
+    ]:
+        assert gate.push_token(piece) == (piece, "")
+        assert gate.closing == closing
+    assert gate.push_token("Hi") == ("", "Hi")

@@ -34,7 +34,9 @@ _END, _CALL, _RETURN, _CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|const
 TAGS = (_START, _CHANNEL, _MESSAGE, _END, _CALL, _RETURN, _CONSTRAIN)
 _NEXT = f"{_START}assistant"
 _COMMENTARY = f"{_CHANNEL}commentary"
-FINAL = f"{_CHANNEL}final"
+_FINAL = f"{_CHANNEL}final"
+HEADER = _FINAL, _MESSAGE
+"""What begins and ends the header of the answer."""
 CALLS = ToolFormat(
     call=f"{_COMMENTARY} to=functions.$NAME {_CONSTRAIN}json{_MESSAGE}$ARGUMENTS{_CALL}"
 )
@@ -84,7 +86,7 @@ def write_harmony_grammar(
         text = writer.terminal(ANY_TEXT) if content is None else writer.embed(*content)
         constrain = writer.literal(f" {_CONSTRAIN}json")
         message = writer.literal(_MESSAGE)
-        options.append(f"{writer.literal(FINAL)} ({constrain})? {message} {text}")
+        options.append(f"{writer.literal(_FINAL)} ({constrain})? {message} {text}")
     if choice is not None:
         arguments = ToolArguments(writer, CALLS, tools)
         options += [_call(writer, tool, arguments) for tool in choice.select(tools)]

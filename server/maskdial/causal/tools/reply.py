@@ -169,7 +169,5 @@ class ReplyFormat:
         """What a reply may begin with, where no stop string counts."""
         if self.thinking is None:
             return None
-        if self.harmony and budget is None:
-            # Headers are no text of the answer, either.
-            return Reasoning(harmony.THINKING.begin, harmony.FINAL, opened=True)
-        return Reasoning(self.thinking.begin, self.thinking.end, opened, budget, closing)
+        header = harmony.HEADER if self.harmony else ()
+        return Reasoning(self.thinking.begin, self.thinking.end, opened, budget, closing, header)
