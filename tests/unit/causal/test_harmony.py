@@ -13,7 +13,7 @@ from maskdial.causal.tools import (
     Tool,
     ToolCallDelta,
 )
-from maskdial.causal.tools.harmony import CALLS, THINKING, HarmonyParser
+from maskdial.causal.tools.harmony import CALLS, THINKING, HarmonyParser, open_channel
 
 TOOLS = [Tool("f", {"type": "object", "properties": {}})]
 FORMAT = ReplyFormat(CALLS, THINKING, harmony=True)
@@ -161,3 +161,35 @@ def test_a_budget_ends_the_reasoning_and_no_header() -> None:
         assert gate.push_token(piece) == (piece, "")
         assert gate.closing == closing
     assert gate.push_token("Hi") == ("", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "channel"),
+    [
+        ("<|start|>user<|message|>Hi<|end|><|start|>assistant", None),
+        ("<|start|>user<|message|>Hi", ""),
+        ("<|start|>assistant<|channel|>final<|message|>The old", "final"),
+        (f"<|start|>assistant{ANALYSIS}", "analysis"),
+        (f"<|start|>assistant{ANALYSIS}Hm{NEXT}<|channel|>final<|message|>", "final"),
+        ("<|start|>assistant<|channel|>final<|message|>Hi<|return|>", None),
+        ("", None),
+    ],
+)
+def test_the_channel_that_a_prompt_ends_in(prompt: str, channel: str | None) -> None:
+    assert open_channel(prompt) == channel
+    assert FORMAT.opens(prompt) is (channel == "analysis")
+    assert FORMAT.answers(prompt) is (channel in ("final", ""))
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_an_answer_that_goes_on_is_streamed(cut: bool) -> None:
+    parser = FORMAT.parser(TOOLS, answering=True)
+    pieces = [parser.push(piece) for piece in (" lived", " by", " the sea.")]
+    assert pieces == [[ContentDelta(" lived")], [ContentDelta(" by")], [ContentDelta(" the sea.")]]
+    assert parser.push("<|end|>") == parser.finish(cut=cut) == []
+    assert not parser.reasoning
+
+
+@pytest.mark.parametrize("budget", [None, 5])
+def test_stop_strings_count_in_an_answer_that_goes_on(budget: int | None) -> None:
+    assert FORMAT.reasoning(opened=False, answering=True, budget=budget, closing=()) is None

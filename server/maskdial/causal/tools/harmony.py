@@ -52,6 +52,18 @@ def is_harmony(template: ChatTemplate) -> bool:
     return all(tag in source for tag in (_START, _CHANNEL, _MESSAGE))
 
 
+def open_channel(prompt: str) -> str | None:
+    """The channel of the message that a prompt ends in, "" if that has none; None for no message.
+
+    A continued message is such a one.
+    """
+    before, found, text = prompt.rpartition(_MESSAGE)
+    if not found or any(tag in text for tag in (_START, _END, _CALL, _RETURN)):
+        return None
+    channels: list[str] = _CHANNEL_NAME.findall(before.rpartition(_START)[2])
+    return channels[-1] if channels else ""
+
+
 def write_harmony_grammar(
     writer: LarkWriter,
     tools: Sequence[Tool],
@@ -59,6 +71,7 @@ def write_harmony_grammar(
     *,
     content: tuple[ContentKind, GrammarValue] | None = None,
     opened: bool = False,
+    answering: bool = False,
 ) -> GrammarSource:
     """The grammar of a reply; see `maskdial.causal.tools.grammar.write_grammar`.
 
@@ -68,6 +81,8 @@ def write_harmony_grammar(
         choice: which of them may or must be called; None for none.
         content: what the answer must match.
         opened: the prompt ends inside the reasoning.
+        answering: the prompt ends inside the answer. That is the reply then, unless a tool must be
+            called.
 
     Raises:
         ValidationError: a tool or its schema is unusable, the choice names an unknown tool, or
@@ -75,15 +90,18 @@ def write_harmony_grammar(
     """
     if tools:
         check_tools(tools)
-    thoughts = writer.rule(until(writer, _END))
+    if answering and (choice is None or choice.mode == "auto"):
+        writer.define("start", _text(writer, content))
+        return bounded(writer.source())
+    rest = writer.rule(until(writer, _END))
     begun = [writer.literal(THINKING.begin)]
     if content is None:
         begun.append(writer.literal(_COMMENTARY + _MESSAGE))
     following = writer.literal(_NEXT)
-    before = writer.rule(f"(({alternatives(begun)}) {thoughts} {following})*")
+    before = writer.rule(f"(({alternatives(begun)}) {rest} {following})*")
     options = []
     if choice is None or choice.mode == "auto":
-        text = writer.terminal(ANY_TEXT) if content is None else writer.embed(*content)
+        text = _text(writer, content)
         constrain = writer.literal(f" {_CONSTRAIN}json")
         message = writer.literal(_MESSAGE)
         options.append(f"{writer.literal(_FINAL)} ({constrain})? {message} {text}")
@@ -91,8 +109,14 @@ def write_harmony_grammar(
         arguments = ToolArguments(writer, CALLS, tools)
         options += [_call(writer, tool, arguments) for tool in choice.select(tools)]
     reply = f"{before} ({alternatives(options)})"
-    writer.define("start", f"{thoughts} {following} {reply}" if opened else reply)
+    inside = opened or answering
+    writer.define("start", f"{rest} {following} {reply}" if inside else reply)
     return bounded(writer.source())
+
+
+def _text(writer: LarkWriter, content: tuple[ContentKind, GrammarValue] | None) -> str:
+    """The text of the answer."""
+    return writer.terminal(ANY_TEXT) if content is None else writer.embed(*content)
 
 
 def _call(writer: LarkWriter, tool: Tool, arguments: ToolArguments) -> str:
@@ -111,12 +135,16 @@ class HarmonyParser(IncrementalParser):
     Args:
         tools: the tools of the request; empty if no tool may be called.
         opened: the prompt ends inside the reasoning.
+        answering: the prompt ends inside the answer.
     """
 
-    def __init__(self, tools: Sequence[Tool] = (), *, opened: bool = False) -> None:
+    def __init__(
+        self, tools: Sequence[Tool] = (), *, opened: bool = False, answering: bool = False
+    ) -> None:
         super().__init__()
         self._tools = {tool.name: tool for tool in tools}
         self._opened = opened
+        self._answering = answering
         self._num_texts = {ContentDelta: 0, ReasoningDelta: 0}
 
     @property
@@ -127,6 +155,8 @@ class HarmonyParser(IncrementalParser):
     def _reply(self) -> Reader:
         if self._opened:
             yield from self._text(ReasoningDelta)
+        elif self._answering:
+            yield from self._text(ContentDelta)
         elif not (yield from self._input.begins_with((*TAGS, _RECIPIENT_BEGIN))):
             # A model that was not trained on channels.
             tag = yield from self._copy_text(ContentDelta, TAGS)
