@@ -124,5 +124,14 @@ def test_mistrals_text_in_the_middle(openai_http: httpx.Client) -> None:
     deltas = [each["choices"][0]["delta"] for each in streamed]
     assert "".join(each["content"] for each in deltas) == expected
     assert [each.get("role") for each in deltas] == ["assistant", *[None] * 4]
+    body["logprobs"] = 2
+    described = post(openai_http, "/v1/completions", **body)["choices"][0]["logprobs"]
+    (choice,) = post(openai_http, "/v1/fim/completions", **body)["choices"]
+    tokens = choice["logprobs"]["content"]
+    assert [each["token"] for each in tokens] == described["tokens"]
+    assert [each["logprob"] for each in tokens] == described["token_logprobs"]
+    assert [len(each["top_logprobs"]) for each in tokens] == [2] * 5
+    streamed = events(openai_http, "/v1/fim/completions", **body)
+    assert [each["choices"][0]["logprobs"]["content"] for each in streamed] == [[t] for t in tokens]
     reply = openai_http.post("/v1/fim/completions", json=body | {"suffix": " sea."})
     assert reply.status_code == 400  # this model has no tokens for it

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from maskdial.causal.tools import ToolFormat
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
+from tests.unit.causal.reply_forms import HARMONY, HARMONY_TAGS
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +78,7 @@ def url(
     models["mirror"] = make("mirror", MIRROR, tool_format=HERMES.to_json())
     models["short"] = make("short", MIRROR, tool_format=short_ids.to_json())
     models["bare"] = make("bare", MIRROR)
+    models["channels"] = make("channels", HARMONY, tags=HARMONY_TAGS)
     server = start_server(models=models)
     yield f"{server.url}/v1"
     server.stop()
@@ -375,6 +377,27 @@ def test_a_stop_text_in_reasoning_ends_nothing(url: str, stream: bool, tagged: s
     assert choice["finish_reason"] == "stop"
     assert told["reasoning"] == reasoning
     assert told["content"] == content[: content.index(letter)]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, None])
+def test_an_answer_on_a_channel_goes_on(url: str, tools: Any) -> None:
+    """With its text in pieces, and stop strings in it."""
+    messages = [*MESSAGES, {"role": "assistant", "content": "The old king"}]
+    body: dict[str, Any] = {"model": "channels", "messages": messages, "tools": tools, "seed": 1}
+    body |= {"continue_final_message": True, "max_tokens": 12, "logit_bias": {"0": -100}}
+    (choice,) = post(url, **body)["choices"]
+    content = choice["message"]["content"]
+    assert len(content) > 12
+    assert choice["finish_reason"] == "length"
+    with httpx.stream("POST", f"{url}/chat/completions", json=body | {"stream": True}) as reply:
+        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    deltas = [json.loads(line)["choices"][0]["delta"].get("content") for line in lines[:-1]]
+    assert "".join(filter(None, deltas)) == content
+    assert len([*filter(None, deltas)]) > 6
+    stop = content[5:8]
+    (choice,) = post(url, **body, stop=stop)["choices"]
+    assert choice["message"]["content"] == content[: content.index(stop)]
+    assert choice["finish_reason"] == "stop"
 
 
 def mirrored(url: str, **body: Any) -> tuple[list[Any], str]:

@@ -66,6 +66,9 @@ class Reasoning:
 
     ``opened``: the text begins within it. After ``budget`` tokens of it, the tokens ``closing``
     follow, which spell the closing mark; None for any number.
+
+    ``header`` are texts that come in this order behind the reasoning, or at once where there is
+    none, before any text of the answer. What stands between them is no text of it, either.
     """
 
     begin: str
@@ -73,6 +76,7 @@ class Reasoning:
     opened: bool
     budget: int | None = None
     closing: tuple[int, ...] = ()
+    header: tuple[str, ...] = ()
 
 
 class ReasoningGate:
@@ -85,6 +89,10 @@ class ReasoningGate:
     def __init__(self, reasoning: Reasoning | None) -> None:
         self._reasoning = reasoning
         self._opened = reasoning is not None and reasoning.opened
+        self._marks: list[str] | None = None
+        """What has to come before the answer; None while the reasoning may begin."""
+        if reasoning is not None and reasoning.opened:
+            self._marks = [reasoning.end, *reasoning.header]
         self._text = ""
         """What may become a mark: the text before it is decided, or the reasoning's end."""
         self._num_tokens = 0
@@ -120,26 +128,32 @@ class ReasoningGate:
         """
         if self._reasoning is None:
             return "", text
-        begin, end = self._reasoning.begin, self._reasoning.end
         self._text += text
-        if not self._opened:
+        if self._marks is None:
+            begin = self._reasoning.begin
             start = self._text.lstrip()
             if len(start) < len(begin) and begin.startswith(start):
                 return "", ""
-            if not start.startswith(begin):
-                return "", self._leave()
-            self._opened, text = True, self._text
-            self._text = self._text[-len(start) :].removeprefix(begin)
-        before, found, rest = self._text.partition(end)
-        if found:
-            self._leave()
-            return text.removesuffix(rest), rest
-        self._text = before[-len(end) :]
-        return text, ""
+            text = self._text
+            self._marks = [*self._reasoning.header]
+            if start.startswith(begin):
+                self._opened = True
+                self._marks.insert(0, self._reasoning.end)
+                self._text = start.removeprefix(begin)
+        while self._marks:
+            before, found, rest = self._text.partition(self._marks[0])
+            if not found:
+                self._text = before[-len(self._marks[0]) :]
+                return text, ""
+            self._opened = False  # the first mark is its end, if there is any
+            self._marks.pop(0)
+            self._text = rest
+        rest = self._leave()
+        return text.removesuffix(rest), rest
 
     def flush(self) -> str:
         """The text that is still held back, for the end of the text."""
-        return "" if self._reasoning is None or self._opened else self._leave()
+        return "" if self._marks is not None else self._leave()
 
     def _leave(self) -> str:
         held, self._text, self._reasoning = self._text, "", None

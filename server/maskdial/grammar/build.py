@@ -238,7 +238,8 @@ def build_matcher(tokens: Tokens, grammar: str) -> tuple[LLMatcher, bytes]:
 
 
 # What Lark reads as one: a text, a regular expression, a comment, or the name of a special token.
-_LARK = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/(?:\\.|[^/\\])+/|<[^<>\s\[\]]+>', re.DOTALL)
+# The unclosed ones match as well, or looking for their end would begin again at each sign.
+_LARK = re.compile(r'"(?:\\.|[^"\\])*+"?|//[^\n]*|/(?:\\.|[^/\\])++/?|<[^<>\s\[\]]+>', re.DOTALL)
 
 
 def _with_ids(lark: str, names: Mapping[str, int]) -> str:

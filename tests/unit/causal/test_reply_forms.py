@@ -22,7 +22,10 @@ from maskdial.bundle.manifest import SpecialTokens
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.history import render_messages
 from maskdial.causal.chat.message import ChatMessage, ToolCall
+from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.chat.template import ChatTemplate
+from maskdial.causal.model import CausalModel
+from maskdial.causal.request import GenerationRequest
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -33,7 +36,7 @@ from maskdial.causal.tools import (
     ToolChoice,
 )
 from maskdial.grammar.compiler import GrammarCompiler
-from maskdial.grammar.source import GrammarSource
+from maskdial.grammar.source import GrammarRequest, GrammarSource
 from tests.unit.causal.reply_forms import ANSWER, CALL, FORMS, REASONING, SECOND, Form
 from tests.unit.grammar.trusting import Trusting
 
@@ -245,6 +248,22 @@ def test_what_a_model_writes_is_told_apart(name: str, kind: Kind) -> None:
 
 
 @EVERY
+def test_a_name_may_be_a_path(name: str, kind: Kind) -> None:
+    """And begin with another tool's, or end where the form goes on with the same sign."""
+    form, subject = FORMS[name], model(name, kind)
+    before = thought(form, opened=form.opened)
+    names = ("mcp/get", "mcp/get:0", "mcp/get:the/weather", "get")
+    tools = [Tool(each, TOOLS[0].parameters) for each in names]
+    for each in names:
+        text = before + form.one.replace("get_weather", each)
+        named = ToolChoice("required", (each,))
+        assert subject.accepts(subject.format.grammar(tools, named, opened=form.opened), text)
+        for by in (1, 2, 7, 10_000):
+            found = read(subject, text, tools=tools, opened=form.opened, by=by)
+            assert (found.calls, found.content) == ([(each, CALL[1])], "")
+
+
+@EVERY
 def test_the_grammars_allow_what_a_model_writes(name: str, kind: Kind) -> None:
     form, subject = FORMS[name], model(name, kind)
     opened = form.opened
@@ -294,9 +313,10 @@ def test_a_schema_holds_for_the_answer_alone(name: str, kind: Kind) -> None:
 @EVERY
 def test_a_reply_that_is_cut_off_shows_no_half_mark(name: str, kind: Kind) -> None:
     form, subject = FORMS[name], model(name, kind)
-    whole = thought(form, opened=form.opened) + answered(form, ANSWER)
+    before = thought(form, opened=form.opened) + form.answer[0]
     parser = subject.format.parser(TOOLS, opened=form.opened)
-    pieces = subject.pieces(whole, parser.special_tags)
+    pieces = subject.pieces(before + ANSWER + form.answer[1], parser.special_tags)
+    num_before = len(subject.ids(before))
     for length in range(0, len(pieces), 3):
         parser = subject.format.parser(TOOLS, opened=form.opened)
         deltas: list[ReplyDelta] = []
@@ -304,7 +324,11 @@ def test_a_reply_that_is_cut_off_shows_no_half_mark(name: str, kind: Kind) -> No
             deltas += parser.push(piece)
         deltas += parser.finish(cut=True)
         content = "".join(each.text for each in deltas if isinstance(each, ContentDelta))
-        assert ANSWER.startswith(content.rstrip())
+        written = ANSWER[: max(length - num_before, 0)]
+        content = content.rstrip()
+        assert written.startswith(content)
+        # The letters that a mark may begin with are held back, with the space before them.
+        assert written[len(content) :].strip() in ("", "<", "</")
 
 
 @EVERY
@@ -324,6 +348,46 @@ def test_past_calls_are_written_as_the_model_writes_them(name: str, kind: Kind) 
     # As the model wrote it, but for ids, and for gpt-oss's recipient, which moves to the front.
     one = form.one if name != "gpt-oss" else FORMS["gpt-oss, recipient first"].one
     assert re.search(re.escape(one).replace("abcdefgh1", r"\w{9}"), text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continued_answer_of_gpt_oss_has_no_header(kind: Kind) -> None:
+    subject, form = model("gpt-oss", kind), FORMS["gpt-oss"]
+    messages = [ChatMessage("user", "Hi"), ChatMessage("assistant", "The old king")]
+    prompt = subject.template.render(
+        render_messages(messages, subject.format), continue_final_message=True
+    )
+    causal = cast(
+        CausalModel,
+        SimpleNamespace(reply_format=subject.format, tokenizer=subject.tokenizer, name="gpt-oss"),
+    )
+
+    def allows(text: str, choice: ToolChoice | None, schema: Any = None) -> bool:
+        grammar = None if schema is None else GrammarRequest("json", schema, "format")
+        request = ChatRequest(
+            messages,
+            GenerationRequest(grammar=grammar),
+            TOOLS,
+            tool_choice=choice,
+            continue_final_message=True,
+        )
+        generation = request.generation_for(causal)
+        assert generation.reasoning_for is not None
+        assert generation.grammar_for is not None
+        assert generation.reasoning_for(prompt) is None
+        parser = request.parser(subject.format, prompt)
+        assert parser.push(" lived.") == [ContentDelta(" lived.")]
+        source = generation.grammar_for(prompt)
+        assert source is not None
+        return subject.accepts(GrammarSource(str(source.value)), text)
+
+    auto, required = ToolChoice(), ToolChoice("required")
+    for choice in (auto, None):
+        assert allows(JSON, choice, SCHEMA)
+        assert not allows(" lived.", choice, SCHEMA)
+    assert allows(" lived.", auto)
+    assert not allows(" lived.", required)
+    assert allows(f" lived.<|end|><|start|>assistant{form.one}", required)
 
 
 def test_several_past_calls_become_turns_where_a_turn_has_one() -> None:

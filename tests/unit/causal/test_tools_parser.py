@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.tools import (
+    AnswerMarks,
     ContentDelta,
     ReasoningDelta,
     ReplyDelta,
@@ -240,6 +241,66 @@ def test_no_delta_holds_half_a_tag(name: str) -> None:
     (first, *_) = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
     assert (first.index, first.name) == (0, "say_no")
     assert first.call_id
+
+
+def test_a_name_that_is_none_is_kept_although_it_begins_with_one() -> None:
+    text = HERMES_CALL.replace('"say"', '"say_more"')
+    for pieces in ([text], list(text)):
+        assert decoded(read("hermes", pieces)) == ("", "", [("say_more", SAY[1])], False)
+
+
+@pytest.mark.parametrize(
+    ("length", "calls"), [(128, [("n" * 128, {})]), (129, [])], ids=["longest", "too long"]
+)
+def test_a_name_has_an_end(length: int, calls: list[tuple[str, Any]]) -> None:
+    text = HERMES_CALL.replace("say", "n" * length).replace('"text": "a}\\"]é"', "")
+    for pieces in ([text], list(text)):
+        content, _, found, incomplete = decoded(read("hermes", pieces))
+        assert (content, found, incomplete) == ("" if calls else text, calls, False)
+    # What is no name is told at once, and is read no further.
+    parser = ReplyParser(FORMATS["hermes"], TOOLS)
+    deltas = parser.push('<tool_call>\n{"name": "' + "n" * 129)
+    assert deltas == [ContentDelta('<tool_call>\n{"name": "' + "n" * 129)]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("<response>So it is.</response>", "So it is.", []),
+        ("So it is.", "So it is.", []),
+        # Nothing was opened.
+        (
+            "As XML: <response>ok</response> and this explains it.",
+            "As XML: <response>ok</response> and this explains it.",
+            [],
+        ),
+        ("Close it by </response>.", "Close it by </response>.", []),
+        # Only the last one ends it.
+        (
+            "<response>Use </response> to close <it>.\n</response> Bye",
+            "Use </response> to close <it>.",
+            [],
+        ),
+        ("<response>a</response></response>\n", "a</response>", []),
+        ("<response>Two  </response>\n\nparts</response>", "Two  </response>\n\nparts", []),
+        (f"<response>Well </response> {HERMES_CALL}", "Well", [SAY]),
+        (f"<response>a </response> b</response>{HERMES_CALL}", "a </response> b", [SAY]),
+        (f"Well </response> {HERMES_CALL}", "Well </response>", [SAY]),
+    ],
+)
+def test_a_written_mark_ends_the_answer_where_one_began_it(
+    text: str, content: str, calls: list[tuple[str, Any]]
+) -> None:
+    answer = AnswerMarks("<response>", "</response>")
+    for pieces in ([text], list(text)):
+        assert decoded(read("hermes", pieces, answer=answer)) == (content, "", calls, False)
+
+
+def test_a_special_token_ends_the_answer_in_any_case() -> None:
+    answer = AnswerMarks("<response>", "</response>", {"</response>": 1})
+    for begin in ("", "<response>"):
+        text = f"{begin}So </response> and </response>"
+        assert read("hermes", list(text), answer=answer) == ("So", "", [], False)
 
 
 def test_a_call_is_streamed() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,5 +160,16 @@ def test_a_name_that_no_token_has_is_refused() -> None:
             compiler.submit("lark", 'start: <other> "x"').result()
         # Within a text or an expression it is no name.
         compiler.submit("lark", 'start: "<other>" /<other>/ // <other>').result()
+    finally:
+        compiler.close()
+
+
+def test_an_expression_that_is_never_closed_takes_no_time() -> None:
+    compiler = compiler_of(make(BYTE_LEVEL, [AddedToken("<tag>", special=False)]))
+    try:
+        started = time.process_time()
+        with pytest.raises(ValidationError):
+            compiler.submit("lark", "start: /" + r"\/" * 8000).result()
+        assert time.process_time() - started < 0.3  # it took 1.3 s
     finally:
         compiler.close()

@@ -115,8 +115,12 @@ class ChatRequest:
 
     def parser(self, reply_format: ReplyFormat, prompt: str = "") -> IncrementalParser:
         """A parser of one reply to a rendered prompt."""
-        opened = self._opens(reply_format, prompt)
-        return reply_format.parser(self.callable_tools, opened=opened, plain=self._is_lark)
+        return reply_format.parser(
+            self.callable_tools,
+            opened=self._opens(reply_format, prompt),
+            answering=reply_format.answers(prompt),
+            plain=self._is_lark,
+        )
 
     def _check(self, model: CausalModel) -> None:
         if not self.tools:
@@ -168,17 +172,21 @@ class ChatRequest:
         """What the reply to a rendered prompt may begin with."""
         if self._is_lark:  # which leaves no room for any
             return None
-        opened = self._opens(reply_format, prompt)
-        return reply_format.reasoning(opened=opened, budget=self.thinking_budget, closing=closing)
+        return reply_format.reasoning(
+            opened=self._opens(reply_format, prompt),
+            answering=reply_format.answers(prompt),
+            budget=self.thinking_budget,
+            closing=closing,
+        )
 
     def _opens(self, reply_format: ReplyFormat, prompt: str) -> bool:
         """Whether the reply to a rendered prompt begins within reasoning."""
-        thinking = reply_format.thinking
-        if thinking is None:
-            return False
-        if self.continue_final_message and thinking.left_open_by(self.messages[-1].content):
+        if reply_format.opens(prompt):
             return True
-        return thinking.opened_by(prompt)
+        thinking = reply_format.thinking
+        if thinking is None or not self.continue_final_message:
+            return False
+        return thinking.left_open_by(self.messages[-1].content)
 
     @property
     def _is_lark(self) -> bool:
@@ -198,6 +206,7 @@ class ChatRequest:
                 parallel=self.parallel_tool_calls,
                 content=content,
                 opened=self._opens(reply_format, prompt),
+                answering=reply_format.answers(prompt),
             )
         if source is None:
             return own

@@ -73,18 +73,37 @@ class ReplyParser(IncrementalParser):
                 self._input.text = self._input.text.lstrip()
                 yield from self._section()
         begin = "" if self._answer is None else self._answer.begin
-        if begin and (yield from self._input.begins_with([begin])):
+        begun = bool(begin) and (yield from self._input.begins_with([begin]))
+        if begun:
             self._input.text = self._input.text.lstrip().removeprefix(begin)
             yield from self._input.skip_space()
+        yield from self._content_and_calls(begun=begun)
+
+    def _content_and_calls(self, *, begun: bool) -> Reader:
+        """The rest of the reply.
+
+        A mark that is written as text, as Granite's </response>, may be what the answer is about:
+        it ends an answer that one began, and only the last one does.
+        """
         call = (self._form.trigger or self._form.optional_tag) if self._tools else ""
-        end = "" if self._answer is None else self._answer.end
+        end, last_counts = "", False
+        if self._answer is not None:
+            is_text = not any(tag in self._answer.end for tag in self._answer.special_ids)
+            last_counts = is_text and begun
+            end = "" if is_text and self._answer.begin and not begun else self._answer.end
+        behind: list[str] = []  # the text behind a mark that may be the last one, and the mark
         pass_on: Callable[[str], None] = self._content
         while found := (yield from self._input.copy_until((call, end), pass_on)):
-            if found == end:
-                pass_on = _drop
+            if found == end and last_counts:
+                self._content("".join(behind))
+                behind = [self._input.space + end]
+                pass_on = behind.append
                 continue
-            self._input.text = self._form.trigger + self._input.text
-            yield from self._section()
+            if found == end or behind:
+                pass_on, behind, end = _drop, [], ""
+            if found == call:
+                self._input.text = self._form.trigger + self._input.text
+                yield from self._section()
 
     def _reasoning(self) -> Reader:
         marks = self._thinking
@@ -151,7 +170,7 @@ class ReplyParser(IncrementalParser):
         tells_id = ID in parts[: parts.index(ARGUMENTS)]
         for part, literal in zip(parts[::2], parts[1::2], strict=True):
             if part == NAME:
-                name = yield from self._input.word()
+                name = yield from self._input.name(self._tools, literal)
             elif part == ID:
                 call_id = yield from self._input.word()
             elif part == INDEX:

@@ -93,6 +93,16 @@ class ReplyFormat:
             harmony=True,
         )
 
+    def opens(self, prompt: str) -> bool:
+        """Whether a prompt ends inside reasoning, so that the reply goes on with it."""
+        if self.harmony:
+            return harmony.open_channel(prompt) == "analysis"
+        return self.thinking is not None and self.thinking.opened_by(prompt)
+
+    def answers(self, prompt: str) -> bool:
+        """Whether a prompt ends inside an answer that has a header: the reply has none then."""
+        return self.harmony and harmony.open_channel(prompt) not in (None, "analysis")
+
     def grammar(
         self,
         tools: Sequence[Tool],
@@ -101,6 +111,7 @@ class ReplyFormat:
         parallel: bool = True,
         content: Content | None = None,
         opened: bool = False,
+        answering: bool = False,
     ) -> GrammarSource | None:
         """The grammar of a reply, of the kind ``structural``; None if it may be any text.
 
@@ -110,6 +121,7 @@ class ReplyFormat:
             parallel: allow several calls, if the format does.
             content: what its content must match.
             opened: the prompt ends inside the reasoning.
+            answering: as `answers` says of the prompt.
 
         Raises:
             ValidationError: as `write_grammar`.
@@ -120,7 +132,7 @@ class ReplyFormat:
             assert self.calls is not None
             writer = LarkWriter(self.calls.special_ids)
             return harmony.write_harmony_grammar(
-                writer, tools, choice, content=content, opened=opened
+                writer, tools, choice, content=content, opened=opened, answering=answering
             )
         if choice is not None:
             return write_grammar(
@@ -142,19 +154,25 @@ class ReplyFormat:
         )
 
     def parser(
-        self, tools: Sequence[Tool], *, opened: bool = False, plain: bool = False
+        self,
+        tools: Sequence[Tool],
+        *,
+        opened: bool = False,
+        answering: bool = False,
+        plain: bool = False,
     ) -> IncrementalParser:
         """A parser of one reply.
 
         Args:
             tools: what it may call.
             opened: the prompt ends inside the reasoning.
+            answering: as `answers` says of the prompt.
             plain: the reply is content from its first token, without marks.
         """
         if plain:
             return ReplyParser(self.calls, tools)
         if self.harmony:
-            return harmony.HarmonyParser(tools, opened=opened)
+            return harmony.HarmonyParser(tools, opened=opened, answering=answering)
         return ReplyParser(
             self.calls,
             tools,
@@ -164,12 +182,15 @@ class ReplyFormat:
         )
 
     def reasoning(
-        self, *, opened: bool, budget: int | None, closing: tuple[int, ...]
+        self,
+        *,
+        opened: bool,
+        answering: bool = False,
+        budget: int | None,
+        closing: tuple[int, ...],
     ) -> Reasoning | None:
         """What a reply may begin with, where no stop string counts."""
-        if self.thinking is None:
+        if self.thinking is None or answering:
             return None
-        if self.harmony and budget is None:
-            # Headers are no text of the answer, either.
-            return Reasoning(harmony.THINKING.begin, harmony.FINAL, opened=True)
-        return Reasoning(self.thinking.begin, self.thinking.end, opened, budget, closing)
+        header = harmony.HEADER if self.harmony else ()
+        return Reasoning(self.thinking.begin, self.thinking.end, opened, budget, closing, header)

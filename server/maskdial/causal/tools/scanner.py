@@ -5,13 +5,15 @@ the whole text.
 """
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 # Generators that yield when they need more text, and return nothing, an answer, or a text.
 Reader = Generator[None, None, None]
 Asker = Generator[None, None, bool]
 Taker = Generator[None, None, str]
-_WORD = re.compile(r"[\w.$-]*")
+# A tool's name has no more; without a limit, a word in small pieces is read anew with each of them.
+_MAX_WORD = 128
+_WORD = re.compile(rf"[\w.$-]{{0,{_MAX_WORD + 1}}}")
 
 
 class CutError(Exception):
@@ -30,10 +32,11 @@ class Scanner:
         ended: no more text follows.
         cut: the reply was cut off.
         taken: the text read by `take`; reset it to start anew.
+        space: the white space that `copy_until` dropped before the last tag.
     """
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = self.space = ""
         self.ended = self.cut = False
         self.taken = ""
 
@@ -74,14 +77,38 @@ class Scanner:
         return self.text.startswith(text)
 
     def word(self) -> Taker:
-        """Reads a name or an id."""
+        """Reads a name or an id.
+
+        Raises:
+            MismatchError: something else follows.
+            CutError: the text ended before its end.
+        """
+        return (yield from self.name((), ""))
+
+    def name(self, known: Collection[str], following: str) -> Taker:
+        """Reads one of some names, which may have any signs, or else a word.
+
+        Of the names with the following text behind them, it is the longest.
+
+        Raises:
+            As `word`.
+        """
+        following = following[:1]
         while True:
             match = _WORD.match(self.text)
             assert match is not None
-            if match.end() < len(self.text):
-                if not match[0]:
+            if match.end() > _MAX_WORD:
+                raise MismatchError
+            wholes = [name + following for name in known]
+            undecided = any(
+                len(whole) > len(self.text) and whole.startswith(self.text) for whole in wholes
+            )
+            if match.end() < len(self.text) and not undecided:
+                found = [whole for whole in wholes if self.text.startswith(whole)]
+                length = len(max(found, key=len)) - len(following) if found else 0
+                if not (length := max(length, match.end())):
                     raise MismatchError
-                return self.take(match.end())
+                return self.take(length)
             yield from self.wait()
 
     def skip_space(self) -> Reader:
@@ -114,7 +141,9 @@ class Scanner:
             places = {self.text.find(tag): tag for tag in reversed(tags) if tag in self.text}
             if places:
                 first = min(places)
-                pass_on(self.text[:first].rstrip())
+                before = self.text[:first].rstrip()
+                self.space = self.text[len(before) : first]
+                pass_on(before)
                 self.text = self.text[first + len(places[first]) :]
                 return places[first]
             overlap = max((_overlap(self.text, tag) for tag in tags), default=0)

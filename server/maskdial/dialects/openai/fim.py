@@ -6,13 +6,16 @@ from typing import Any
 from fastapi import Response
 from pydantic import Field
 
+from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion, Text
+from maskdial.causal.generate import Completion, Generation, Text
+from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.completions import CompletionsBody, CompletionsWriter
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import answer
+from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ChatReply
 
 
@@ -35,6 +38,10 @@ class FimWriter(CompletionsWriter):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
+        super().__init__(body, generation, model)
+        self._spellers: dict[int, TokenSpeller] = {}
+
     def choice(self, completion: Completion, text: Text) -> dict[str, Any]:
         written = super().choice(completion, text)
         message = {
@@ -43,9 +50,14 @@ class FimWriter(CompletionsWriter):
             "refusal": None,
             "annotations": [],
         }
+        logprobs = None
+        if self._body.describes_tokens:
+            # A message's tokens are those that were written, also where it begins with the prompt.
+            events = [] if self._body.echoes_only else text.events
+            logprobs = chat_logprobs(events, self._speller())
         return {
             "message": message,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": written["finish_reason"],
         }
 
@@ -55,7 +67,15 @@ class FimWriter(CompletionsWriter):
             if event.index == 1:
                 delta["role"] = "assistant"
             reason = chunk["finish_reason"]
-            yield number, {"delta": delta, "logprobs": None, "finish_reason": reason}
+            logprobs = None
+            if chunk["logprobs"] is not None:
+                speller = self._spellers.setdefault(index, self._speller())
+                logprobs = chat_logprobs([event], speller)
+            yield number, {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _speller(self) -> TokenSpeller:
+        (prompt,) = self._prompts
+        return TokenSpeller(self._tokenizer, prompt.context_ids)
 
 
 async def fim_completions(call: Call[FimBody]) -> Response:
