@@ -306,13 +306,11 @@ def read_reply(
 
 
 def _joined_calls(deltas: Iterable[ToolCallDelta]) -> list[ToolCall]:
-    calls: list[ToolCall] = []
+    calls: list[tuple[str, str]] = []
+    arguments: list[list[str]] = []
     for delta in deltas:
         if delta.name is not None:
-            calls.append(ToolCall(delta.call_id or "", delta.name, delta.arguments))
-        else:
-            call = calls[delta.index]
-            calls[delta.index] = dataclasses.replace(
-                call, arguments=call.arguments + delta.arguments
-            )
-    return calls
+            calls.append((delta.call_id or "", delta.name))
+            arguments.append([])
+        arguments[-1 if delta.name is not None else delta.index].append(delta.arguments)
+    return [ToolCall(*call, "".join(parts)) for call, parts in zip(calls, arguments, strict=True)]

@@ -217,7 +217,7 @@ def conversation(
         if message.role != role:
             yield from _turn(role, blocks, tools)
             role, blocks = message.role, []
-        blocks = [*blocks, *message.content]
+        blocks += message.content
     yield from _turn(role, blocks, tools)
 
 

@@ -238,29 +238,32 @@ def conversation(instructions: str | None, items: Sequence[Item]) -> list[ChatMe
     The assistant's reasoning, text and calls are items of their own here; those that follow each
     other are one message there.
     """
-    messages = [] if instructions is None else [ChatMessage("system", instructions)]
+    turns = [] if instructions is None else [[ChatMessage("system", instructions)]]
     for item in items:
         message = item.to_message()
-        if messages and _same_turn(messages[-1], message):
-            messages[-1] = _joined(messages[-1], message)
+        if turns and _same_turn(turns[-1], message):
+            turns[-1].append(message)
         else:
-            messages.append(message)
-    return messages
+            turns.append([message])
+    return [_joined(turn) for turn in turns]
 
 
-def _same_turn(before: ChatMessage, after: ChatMessage) -> bool:
+def _same_turn(turn: Sequence[ChatMessage], after: ChatMessage) -> bool:
+    before = turn[-1]
     if not before.role == after.role == "assistant":
         return False
     if after.tool_calls:
         return True
     # Text may follow only reasoning, and so may more reasoning.
-    return bool(before.reasoning) and not before.content and not before.tool_calls
+    return not before.content and not before.tool_calls and any(each.reasoning for each in turn)
 
 
-def _joined(before: ChatMessage, after: ChatMessage) -> ChatMessage:
+def _joined(turn: Sequence[ChatMessage]) -> ChatMessage:
+    if len(turn) == 1:
+        return turn[0]
     return dataclasses.replace(
-        before,
-        content=before.content or after.content,
-        reasoning="\n".join(filter(None, (before.reasoning, after.reasoning))),
-        tool_calls=(*before.tool_calls, *after.tool_calls),
+        turn[0],
+        content=next((each.content for each in turn if each.content), ""),
+        reasoning="\n".join(each.reasoning for each in turn if each.reasoning),
+        tool_calls=tuple(call for each in turn for call in each.tool_calls),
     )
