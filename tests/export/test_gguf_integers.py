@@ -20,6 +20,8 @@ from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.gguf.convert import read_contents
+from maskdial_export.checks.evaluation import Comparison
+from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.gate import Gate
@@ -153,6 +155,20 @@ def test_a_file_is_not_refused_for_what_its_integers_round(
     assert manifest.quality.loss > 1e-9
     assert (manifest.quality.raised, manifest.quality.kept) == ((), ())
     assert "the rounding of what the file's integers are multiplied by" in told.export_text()
+
+
+def test_a_file_is_refused_where_they_round_too_much(
+    bundle: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(_self: NextTokens, _reference: Any, _answers: Any) -> Comparison:
+        return Comparison(np.full(16, 0.06), 1000, {})
+
+    monkeypatch.setattr(NextTokens, "compare", compare)
+    with pytest.raises(ExportError, match="int8 loses"):
+        export(str(bundle[0]), tmp_path / "b", precision="int8", gate=Gate(keep_worst=0))
+    assert not (tmp_path / "b").exists()
+    gate = Gate(max_loss=0.07, keep_worst=0)
+    assert export(str(bundle[0]), tmp_path / "b", precision="int8", gate=gate).quality is not None
 
 
 def test_layers_that_a_file_has_in_floats_are_judged_alone(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ class Comparison:
         return float(self.losses.mean())
 
     @property
-    def error(self) -> float:
-        """The standard error of the loss."""
+    def error(self) -> float | None:
+        """The standard error of the loss; None where there is one number only."""
         return _standard_error(self.losses)
 
     def improves(self, other: "Comparison") -> bool:
@@ -82,11 +82,11 @@ class Comparison:
         error: both are of the same text, so that what is hard in it counts in neither.
         """
         difference = self.losses - other.losses
-        return float(difference.mean()) < -_standard_error(difference)
+        return float(difference.mean()) < -(_standard_error(difference) or 0)
 
 
-def _standard_error(values: NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+def _standard_error(values: NDArray[np.float64]) -> float | None:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 class Evaluation(ABC):

@@ -33,6 +33,7 @@ _NOT_MEASURED = -1.0
 _MANY_TOKENS = 100_000
 """A vocabulary of as many is one of several languages."""
 _MOST_UNKNOWN = 0.3
+_WRITTEN_ROWS = 64
 
 
 class NextTokens(Evaluation):
@@ -112,10 +113,11 @@ class NextTokens(Evaluation):
                 "perplexity": float(after),
                 "top1_agreement": float(np.mean(reference[:, 1] == answers[:, 1])),
                 "kl_divergence": comparison.loss,
-                "kl_error": comparison.error,
                 "kl_worst_window": float((sums / counts).max()),
             }
         )
+        if comparison.error is not None:
+            comparison.figures["kl_error"] = comparison.error
         return comparison
 
     def weakness(self, reference: Answers) -> str | None:
@@ -141,9 +143,11 @@ def _in_file(
     """
     path: Path = graph.path if isinstance(graph, Loaded) else graph
     with TemporaryFile(dir=path.parent) as file:
-        kept = np.memmap(file, dtype=dtype, mode="w+", shape=values.shape)
-        kept[:] = values
-        return kept
+        # Through a mapping, a full disk would end the process.
+        for start in range(0, len(values), _WRITTEN_ROWS):
+            file.write(values[start : start + _WRITTEN_ROWS].astype(dtype).tobytes())
+        file.flush()
+        return np.memmap(file, dtype=dtype, mode="r", shape=values.shape)
 
 
 def _log_softmax(logits: Floats) -> Floats:

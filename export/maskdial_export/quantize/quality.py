@@ -31,6 +31,7 @@ from maskdial_export.tracing.rewrite import modules_of
 
 # With fewer, a single changed decision is half of the default maximum loss.
 _MIN_POSITIONS = 200
+_MOST_ROUNDING = 0.05  # the loss by which layers with a file's own integers may be excused
 _MIN_CALIBRATION = 64  # tokens
 _RANKED_TEXTS = 16
 _CALIBRATION_TEXTS = 64
@@ -207,9 +208,11 @@ class Quantizer:
         """Whether the layers that have no integers of the file lose little enough by themselves.
 
         Those that have are exact, and only round what they read, as every engine that multiplies
-        integers does: no other layer of ours loses less.
+        integers does. Beyond some loss they are no better than others for that.
         """
         if not self.keeps_integers or attempt.worst:
+            return False
+        if comparison.loss > max(self.gate.max_loss, _MOST_ROUNDING):
             return False
         own = comparison
         if not self.stored.kept.issuperset(self.projections):
