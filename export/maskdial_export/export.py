@@ -95,8 +95,11 @@ def export(
         if precision is None:
             precision = _of_file(found, console)
             _check_choice(precision, gate)
-        if precision in ("int8", "int4") and not gate.reduce_range and not exact_here():
-            text = "8-bit products saturate on this processor (no VNNI), so weights get 7 bits"
+        if precision == "int8" and not gate.reduce_range and not exact_here():
+            text = (
+                "8-bit products saturate on this processor (no VNNI), so weights get 7 bits where "
+                "rows have one scale"
+            )
             console.print(text, highlight=False, soft_wrap=True)
             gate = replace(gate, reduce_range=True)
         settings = Settings(
@@ -132,6 +135,11 @@ def _check_choice(precision: str, gate: Gate) -> None:
         raise ExportError(
             "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
             "--precision int8, int4 or int4-fp16"
+        )
+    if precision != "int8" and gate.reduce_range:
+        raise ExportError(
+            "--reduce-range is for int8 with one scale for a row; products in blocks do not "
+            "saturate; leave it out"
         )
     if precision != "int4" and gate.int8:
         raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")

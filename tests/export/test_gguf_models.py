@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gguf
 import numpy as np
@@ -621,3 +622,23 @@ def test_entries_that_say_nothing_are_not_refused(tmp_path: Path) -> None:
         writer.add_tensor_data_layout("Meta AI original pth")
 
     read_contents([write_with("llama", tmp_path / "model.gguf", metadata)])
+
+
+def test_rotary_bases_by_the_names_that_ollama_gives_them(tmp_path: Path) -> None:
+    def metadata(writer: Writer) -> None:
+        writer.add_float32("gemma3.rope.local.freq_base", 20_000.0)
+        writer.add_float32("gemma3.rope.global.freq_base", 500_000.0)
+        writer.add_uint32("gemma3.mm.tokens_per_image", 256)
+
+    def without_base(writer: Writer, config: Any) -> None:
+        basics(writer, config)
+        writer.add_sliding_window(config.sliding_window)
+
+    architecture, model_class, settings, _, rename = MODELS["gemma3"]
+    with mock.patch.dict(
+        MODELS, {"gemma3": (architecture, model_class, settings, without_base, rename)}
+    ):
+        path = write_with("gemma3", tmp_path / "model.gguf", metadata)
+    rope = read_contents([path]).model.config["rope_parameters"]
+    assert rope["full_attention"]["rope_theta"] == 500_000
+    assert rope["sliding_attention"]["rope_theta"] == 20_000

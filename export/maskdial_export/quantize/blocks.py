@@ -67,8 +67,12 @@ def to_bytes(weight: NDArray[np.float32]) -> Blocks:
     rows = torch.from_numpy(np.ascontiguousarray(weight.T))
     blocks = nn.functional.pad(rows, (0, -num_inputs % BYTE_BLOCK))
     blocks = blocks.reshape(num_outputs, -1, BYTE_BLOCK)
-    exact = blocks.abs().amax(dim=2, keepdim=True) / _LARGEST
-    halves = exact.half().float()
+    largest = blocks.abs().amax(dim=2, keepdim=True)
+    exact, halves = largest / _LARGEST, (largest / _LARGEST).half()
+    # Small numbers of 16 bits lie so far apart that the one below would cut off the largest weight.
+    cuts = halves.float() * (_LARGEST + 0.5) < largest
+    above = (halves.view(torch.int16) + 1).view(torch.float16)
+    halves = torch.where(cuts, above, halves).float()
     scale = torch.where(torch.isfinite(halves) & (halves >= _SMALLEST_STEP), halves, exact)
     scale = torch.where(scale == 0, 1, scale)
     integers = (blocks / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(BYTE_ZERO)

@@ -23,7 +23,7 @@ _FACTORS = (
 # Counts that tensors have as well, the origin of a scaling, and the base of windows without any
 _MEANINGLESS = re.compile(
     r"\.vocab_size|\.dense_[23]_feat_(in|out)|\.rope\.scaling\.(finetuned|original_context_length)|"
-    r"\.rope\.freq_base_swa|\.context_length|\.expert_used_count"
+    r"\.rope\.freq_base_swa|\.context_length|\.expert_used_count|\.mm\.tokens_per_image"
 )
 # Parameters of llama3 scaling that models were trained with: low and high frequency, positions
 _LLAMA3 = [

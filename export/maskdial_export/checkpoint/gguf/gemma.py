@@ -70,7 +70,9 @@ def gemma3(settings: Settings, **config: Any) -> Model:
     pattern = _pattern(settings, num_layers, 6) if window else [False] * num_layers
     local = {
         "rope_type": "default",
-        "rope_theta": settings.real(".rope.freq_base_swa", 10_000.0),
+        "rope_theta": settings.real(
+            ".rope.freq_base_swa", settings.real(".rope.local.freq_base", 10_000.0)
+        ),
     }
     config = shared(
         settings,
@@ -79,7 +81,10 @@ def gemma3(settings: Settings, **config: Any) -> Model:
         head_dim=head_dim(settings),
         rms_norm_eps=settings.real(RMS),
         rope_parameters={
-            "full_attention": read_rope(settings, 1_000_000.0),
+            # Files that Ollama made call both by names of its own.
+            "full_attention": read_rope(
+                settings, settings.real(".rope.global.freq_base", 1_000_000.0)
+            ),
             "sliding_attention": local,
         },
         query_pre_attn_scalar=_query_scale(settings, 62),
