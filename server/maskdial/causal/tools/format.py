@@ -135,7 +135,8 @@ class ToolFormat:
 
         Args:
             name: of the called tool.
-            index: the number of the call in its conversation, from 0.
+            index: the number of the call, from 0: in its reply, or in its conversation where past
+                calls are rendered.
         """
         if self.id_form:
             return self.id_form.replace(NAME, name).replace(INDEX, str(index))
