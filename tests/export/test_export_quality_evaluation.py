@@ -87,6 +87,10 @@ def test_one_attempt_is_better_beyond_what_is_chance(evaluate: Callable[[str], A
     assert Comparison(hard - 0.01 + noise, 16, {}).improves(before)
     assert not Comparison(hard - 0.001 + noise, 16, {}).improves(before)
     assert not Comparison(hard + 0.01 + noise, 16, {}).improves(before)
+    single = Comparison(np.array([0.02]), 224, {})
+    assert Comparison(np.array([0.01]), 224, {}).improves(single)
+    assert not Comparison(np.array([0.03]), 224, {}).improves(single)
+    assert before.error is not None
     assert before.error > 0.05
 
 

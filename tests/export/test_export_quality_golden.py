@@ -27,7 +27,7 @@ from maskdial.kernels.installed import find_kernels
 from maskdial.metrics import Metrics
 from maskdial.registry.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
-from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
@@ -130,6 +130,30 @@ def test_int8_bundle_is_served(int8: Path) -> None:
     assert manifest.quality.max_loss is None
     model = load_model("mine", int8, Config(golden_check="warn"), Metrics())
     model.engine.stop(0)
+
+
+def test_a_quality_text_of_one_window_has_no_standard_error(
+    checkpoint: New, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 256  # of a whole window
+    (folder / "config.json").write_text(json.dumps(config))
+    source = find(str(folder), "auto", revision=None, allow_pickle=False)
+    loaded = load_checkpoint(source)
+    page = read_sample(None).text
+    end = loaded.tokenizer.encode(page).offsets[223][1]  # an end token follows
+    text = tmp_path / "text.txt"
+    text.write_text(page[:end])
+    (window,) = loaded.evaluation(read_sample(text)).texts
+    assert len(window) == 225
+    gate = Gate(text=text, max_loss=math.inf)
+    export(str(folder), tmp_path / "bundle", precision="int8", gate=gate)
+    quality = load_bundle("mine", tmp_path / "bundle").manifest.quality
+    assert quality is not None
+    worst = quality.figures["kl_worst_window"]
+    assert quality.loss == quality.figures["kl_divergence"] == pytest.approx(worst)
+    assert "kl_error" not in quality.figures
 
 
 @pytest.mark.parametrize("kernels", ["auto", "off"])

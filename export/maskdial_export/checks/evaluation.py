@@ -73,20 +73,21 @@ class Comparison:
         return float(self.losses.mean())
 
     @property
-    def error(self) -> float:
-        """The standard error of the loss."""
+    def error(self) -> float | None:
+        """The standard error of the loss; None of a single value."""
         return _standard_error(self.losses)
 
     def improves(self, other: "Comparison") -> bool:
         """Whether the loss is lower than another one's, by more than the difference's standard
-        error: both are of the same text, so that what is hard in it counts in neither.
+        error: both are of the same text, so that what is hard in it counts in neither. Of a single
+        value, whose error is unknown, any lower loss is one.
         """
         difference = self.losses - other.losses
-        return float(difference.mean()) < -_standard_error(difference)
+        return float(difference.mean()) < -(_standard_error(difference) or 0.0)
 
 
-def _standard_error(values: NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+def _standard_error(values: NDArray[np.float64]) -> float | None:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 class Evaluation(ABC):

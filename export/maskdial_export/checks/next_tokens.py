@@ -112,10 +112,11 @@ class NextTokens(Evaluation):
                 "perplexity": float(after),
                 "top1_agreement": float(np.mean(reference[:, 1] == answers[:, 1])),
                 "kl_divergence": comparison.loss,
-                "kl_error": comparison.error,
                 "kl_worst_window": float((sums / counts).max()),
             }
         )
+        if comparison.error is not None:
+            comparison.figures["kl_error"] = comparison.error
         return comparison
 
     def weakness(self, reference: Answers) -> str | None:

@@ -528,8 +528,8 @@ class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
     ``figures`` by task: perplexity, perplexity_fp32, top1_agreement, and in nats kl_divergence, its
-    standard error kl_error and kl_worst_window (generate); agreement, top1 and top1_fp32
-    (fill-mask); agreement (classify, token-classify, entities, question-answering,
+    standard error kl_error (of several windows) and kl_worst_window (generate); agreement, top1 and
+    top1_fp32 (fill-mask); agreement (classify, token-classify, entities, question-answering,
     multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
     changed, the divergence (in older bundles the relative increase of the perplexity), or 1 minus
     the mean cosine.
