@@ -107,11 +107,11 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-loss",
         type=_loss,
-        default=MAX_LOSS,
         metavar="LOSS",
         help="largest quality loss allowed for a precision below fp32: 0.01 is one changed "
         "decision in a hundred or, for causal models, a divergence of 0.01 nats; inf accepts any "
-        "loss (default: %(default)s)",
+        f"loss (default: {MAX_LOSS}, and 0.05 where only what the integers of a GGUF file multiply "
+        "is rounded)",
     )
     parser.add_argument(
         "--quality-text",

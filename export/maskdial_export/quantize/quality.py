@@ -34,6 +34,9 @@ _MIN_POSITIONS = 200
 _MIN_CALIBRATION = 64  # tokens
 _RANKED_TEXTS = 16
 _CALIBRATION_TEXTS = 64
+# What a file may lose by default, though nothing is rounded but what its integers multiply. Trained
+# language models lose a tenth of that.
+_FILE_LOSS = 0.05
 # Of the layers, how many the automatic pass may keep, or raise to int8: more would not be worth the
 # name int8 or int4.
 _KEPT_PART, _RAISED_PART = 8, 4
@@ -148,13 +151,15 @@ class Quantizer:
             quantized = self._save(graphs, attempt, folder)
             comparison = self._compared(quantized, reference)
             finding(self.console, _describe(comparison, attempt, self.kept_as))
-            if self._accepts(attempt, comparison, [each for _, each in tried]) or (
-                not tried and self._is_the_files(graphs, attempt, folder, comparison, reference)
-            ):
+            limit = self.gate.limit
+            accepted = self._accepts(attempt, comparison, [each for _, each in tried])
+            if not accepted and not tried:
+                accepted = self._is_the_files(graphs, attempt, folder, comparison, reference)
+                limit = _FILE_LOSS
+            if accepted:
                 exact = self._by_weights_alone(graphs, attempt, folder, reference)
-                return self._report(
-                    comparison, attempt, exact, self._portable(folder, reference)
-                ), quantized
+                portable = self._portable(folder, reference)
+                return self._report(comparison, attempt, limit, exact, portable), quantized
             quantized.free()
             if not attempt.by_row:
                 tried.append((len(attempt.worst), comparison))
@@ -190,7 +195,7 @@ class Quantizer:
         """Whether an attempt loses little enough: a faster form nothing to speak of, and one that
         keeps more layers also less than the first one did, beyond what is chance.
         """
-        most = self.gate.max_loss
+        most = self.gate.limit
         if attempt.by_row:
             most = min(most, self.evaluation.negligible)
         lowers = not before or comparison.improves(before[0])
@@ -204,12 +209,16 @@ class Quantizer:
         comparison: Comparison,
         reference: Answers,
     ) -> bool:
-        """Whether the layers that have no integers of the file lose little enough by themselves.
+        """Whether more than the default limit is lost by the layers with integers of the file, and
+        not too much.
 
-        Those that have are exact, and only round what they read, as every engine that multiplies
-        integers does: no other layer of ours loses less.
+        Their weights are exact, and they only round what they read, as every engine that multiplies
+        integers does. The layers that have none have to keep the limit by themselves. A limit that
+        was asked for holds for all.
         """
-        if not self.keeps_integers or attempt.worst:
+        if not self.keeps_integers or attempt.worst or self.gate.max_loss is not None:
+            return False
+        if comparison.loss > _FILE_LOSS:
             return False
         own = comparison
         if not self.stored.kept.issuperset(self.projections):
@@ -218,7 +227,7 @@ class Quantizer:
                 own = self._compared(
                     self._save(graphs, attempt, Path(temporary), exact=exact), reference
                 )
-            if own.loss > self.gate.max_loss:
+            if own.loss > self.gate.limit:
                 return False
         finding(self.console, "that is the rounding of what the file's integers are multiplied by")
         return True
@@ -426,7 +435,7 @@ class Quantizer:
         )
         return (
             f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
-            f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; "
+            f"({_figures(best)}), and the maximum is {self.gate.limit:.2%}; "
             f"{other_text}{advice}, choose another precision, "
             "or raise --max-loss"
         )
@@ -435,6 +444,7 @@ class Quantizer:
         self,
         comparison: Comparison,
         attempt: _Attempt,
+        limit: float,
         exact: Comparison | None,
         portable: Comparison | None,
     ) -> QualityReport:
@@ -451,7 +461,7 @@ class Quantizer:
             positions=comparison.positions,
             figures=comparison.figures,
             loss=comparison.loss,
-            max_loss=None if math.isinf(self.gate.max_loss) else self.gate.max_loss,
+            max_loss=None if math.isinf(limit) else limit,
             kept=kept,
             raised=raised,
             by_row=attempt.by_row,
