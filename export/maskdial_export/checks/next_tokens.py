@@ -139,12 +139,19 @@ def _in_file(
 ) -> NDArray[np.floating[Any]]:
     """Log-probabilities in a file without a name, beside the graph: those of a large vocabulary
     take more memory than the model.
+
+    They are written before the file is mapped: pages of an empty one that find no room on the disk
+    would end the process by a signal.
+
+    Raises:
+        OSError: the disk is full.
     """
     path: Path = graph.path if isinstance(graph, Loaded) else graph
     with TemporaryFile(dir=path.parent) as file:
-        kept = np.memmap(file, dtype=dtype, mode="w+", shape=values.shape)
-        kept[:] = values
-        return kept
+        for row in values:
+            file.write(row.astype(dtype).tobytes())
+        file.flush()
+        return np.memmap(file, dtype=dtype, mode="r", shape=values.shape)
 
 
 def _log_softmax(logits: Floats) -> Floats:
