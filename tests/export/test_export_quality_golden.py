@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from rich.console import Console
 
-import maskdial_export.export
 from maskdial.bundle.bundle import file_sha256, load_bundle
 from maskdial.bundle.exactness import multiplies_exactly
 from maskdial.bundle.manifest import KERNEL_CHECK, MANIFEST
@@ -33,6 +32,7 @@ from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
 from maskdial_export.model import load_checkpoint
+from maskdial_export.quantize import quality as quality_module
 from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.int4 import INT4
 from maskdial_export.quantize.quantize import projections
@@ -231,15 +231,24 @@ def test_saturating_kernel_is_seen() -> None:
 def test_export_on_a_processor_without_vnni(
     checkpoint: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights get 7 bits without being told to, and the bundle needs no kernel check."""
-    monkeypatch.setattr(maskdial_export.export, "exact_here", lambda: False)
+    """Weights with a scale for a row get 7 bits without being told to, and the bundle needs no
+    kernel check; those in blocks do not.
+    """
+    monkeypatch.setattr(quality_module, "exact_here", lambda: False)
     told = io.StringIO()
     console = Console(file=told, width=200)
     source = str(checkpoint("bert"))
     export(source, tmp_path / "bundle", task="embed", precision="int8", console=console)
-    assert "saturate on this processor (no VNNI), so weights get 7 bits" in told.getvalue()
+    assert "no VNNI), so weights with a scale for each row get 7 bits" in told.getvalue()
     assert largest_weight(tmp_path / "bundle") == 63
     assert KERNEL_CHECK not in load_bundle("mine", tmp_path / "bundle").manifest.files
+    told.truncate(0)
+    gate = Gate(max_loss=math.inf)
+    for precision in ("int8", "int4"):
+        folder = tmp_path / precision
+        export(str(checkpoint("llama")), folder, precision=precision, gate=gate, console=console)
+    assert "Checking quality" in told.getvalue()
+    assert "7 bits" not in told.getvalue()
 
 
 def test_tolerance_grows_with_what_quantizing_changed() -> None:

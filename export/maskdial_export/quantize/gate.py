@@ -26,7 +26,7 @@ class Gate:
         calibrate: whether int4 weights are rounded by what their layers read.
         tune: for int4 and int4-fp16, the minutes that scales are tuned for by distillation.
         reduce_range: whether int8 weights with one scale for an output have 7 bits, exact also on
-            CPUs without VNNI. An export on such a CPU sets it.
+            CPUs without VNNI. An export on such a CPU gives them 7 bits in any case.
     """
 
     text: Path | None = None

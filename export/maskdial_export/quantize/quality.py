@@ -14,6 +14,7 @@ from torch import Tensor
 from maskdial.bundle.manifest import GRAPH, QualityReport
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
+from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
@@ -117,6 +118,7 @@ class Quantizer:
             self.raised = [*dict.fromkeys([*self.raised, tied[0]])]
         self.kernels = None if precision in HALF else kernels_here()
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
+        self.reduce_range = gate.reduce_range
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
         self._errors: Mapping[str, float] | None = None
@@ -321,7 +323,7 @@ class Quantizer:
             {*kept, *exact},
             by_row=attempt.by_row,
             embedding=self._table(graph, kept),
-            reduce_range=self.gate.reduce_range,
+            reduce_range=self.reduce_range,
             raised=raised,
             moments=self._moments_read(),
             made=self.made,
@@ -355,6 +357,13 @@ class Quantizer:
             and not self.keeps_integers
             and not self.checkpoint.reads_forward
         ):
+            if not self.reduce_range and not exact_here():
+                self.reduce_range = True
+                finding(
+                    self.console,
+                    "8-bit products saturate on this processor (no VNNI), so weights with a scale "
+                    "for each row get 7 bits",
+                )
             yield _Attempt(worst, by_row=True)
         yield _Attempt(worst)
         if self.gate.keep_worst is not None:
