@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from maskdial.bundle.bundle import read_manifests
-from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.manifest import Manifest, loss_in_words
 from maskdial.errors import MaskdialError, printable
 from maskdial.extras import how_to_install
 from maskdial_export.choices import LONGEST, MASKS, MAX_LOSS, PRECISIONS, TASKS, TOLERANCE
@@ -335,6 +335,7 @@ def _summary(manifest: Manifest) -> str:
     if manifest.parity.doubt is not None:
         close = f"not compared with the original model: {manifest.parity.doubt}"
     if manifest.quality is not None:
-        close += f" in fp32, {manifest.precision} loses {manifest.quality.loss:.2%}"
+        loss = loss_in_words(manifest.quality.loss, manifest.quality.figures)
+        close += f" in fp32, {manifest.precision} {loss}"
     invariant = "batch-invariant" if manifest.batch_invariant else "not batch-invariant"
     return f"{manifest.architecture} for {manifest.task}, {close}, {invariant}"

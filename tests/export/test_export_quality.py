@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import QualityReport
+from maskdial.inspection import describe
 from maskdial_export import cli
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import find
@@ -403,6 +404,22 @@ def test_command_with_a_bundle(
     logits = MaskedSession(bundle.graph).run([np.array(manifest.golden.input_ids)])[0]
     expected = logits[manifest.golden.row][list(manifest.golden.columns)]
     assert manifest.golden.logits == tuple(expected.tolist())
+
+
+def test_what_a_language_model_loses_is_in_nats(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    options = ("--precision", "int8", "--max-loss", "0.5")
+    code, lines = export_by_command(capsys, checkpoint("llama"), place / "bundle", *options)
+    assert code == 0
+    manifest = load_bundle("mine", place / "bundle").manifest
+    quality = manifest.quality
+    assert quality is not None
+    loss = f"diverges by {quality.loss:.4g} nats"
+    assert f"in fp32, int8 {loss}, " in lines[-1]
+    assert any(f"{loss}: perplexity fp32" in line for line in lines)
+    about = describe(manifest, place / "bundle", {})["quality"]
+    assert about.startswith(f"{loss} from fp32 (at most 0.5 nats): perplexity fp32")
 
 
 def test_command_that_refuses_leaves_nothing(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from rich.console import Console
 from torch import Tensor
 
-from maskdial.bundle.manifest import GRAPH, QualityReport
+from maskdial.bundle.manifest import GRAPH, QualityReport, loss_in_words, with_unit
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.checks.kernels import exact_here
@@ -443,8 +443,9 @@ class Quantizer:
             else ""
         )
         return (
-            f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
-            f"({_figures(best)}), and the maximum is {self.gate.limit:.2%}; "
+            f"{self.precision} {loss_in_words(best.loss, best.figures, 'fp32')} on "
+            f"{self.sample.name}{layers} ({_figures(best)}), and the maximum is "
+            f"{with_unit(self.gate.limit, best.figures)}; "
             f"{other_text}{advice}, choose another precision, "
             "or raise --max-loss"
         )
@@ -490,4 +491,5 @@ def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
     scales = "; a scale for each row" if attempt.by_row else ""
     how = "raised to" if kept_as == "int8" else "kept in"
     kept = f"; {how} {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
-    return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"
+    loss = loss_in_words(comparison.loss, comparison.figures)
+    return f"{loss}: {_figures(comparison)}{scales}{kept}"

@@ -1,5 +1,6 @@
 """Manifest: ``maskdial.json``: what a model is, how to feed it, and how it was checked."""
 
+from collections.abc import Mapping
 from math import lcm, prod
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -522,6 +523,21 @@ class ParityReport(_Frozen):
     doubt: str | None = Field(
         None, description="why torch's logits are not known to be those of the original model"
     )
+
+
+def with_unit(loss: float, figures: Mapping[str, float]) -> str:
+    """A loss as nats, if these figures are a language model's, or as a percentage."""
+    return f"{loss:.4g} nats" if "kl_divergence" in figures else f"{loss:.2%}"
+
+
+def loss_in_words(loss: float, figures: Mapping[str, float], than: str = "") -> str:
+    """What a precision does: it diverges by nats, if these figures are a language model's, or loses
+    a percentage; ``than`` is what it is compared with.
+    """
+    verb, other = "loses", " against "
+    if "kl_divergence" in figures:
+        verb, other = "diverges by", " from "
+    return f"{verb} {with_unit(loss, figures)}{other + than if than else ''}"
 
 
 class QualityReport(_Frozen):
