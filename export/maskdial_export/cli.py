@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from maskdial.bundle.bundle import read_manifests
-from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.manifest import Manifest, loss_in_words
 from maskdial.errors import MaskdialError, printable
 from maskdial.extras import how_to_install
 from maskdial_export.choices import LONGEST, MASKS, MAX_LOSS, PRECISIONS, TASKS, TOLERANCE
@@ -107,11 +107,11 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-loss",
         type=_loss,
-        default=MAX_LOSS,
         metavar="LOSS",
         help="largest quality loss allowed for a precision below fp32: 0.01 is one changed "
         "decision in a hundred or, for causal models, a divergence of 0.01 nats; inf accepts any "
-        "loss (default: %(default)s)",
+        f"loss (default: {MAX_LOSS}, and 0.05 where only what the integers of a GGUF file multiply "
+        "is rounded)",
     )
     parser.add_argument(
         "--quality-text",
@@ -335,6 +335,7 @@ def _summary(manifest: Manifest) -> str:
     if manifest.parity.doubt is not None:
         close = f"not compared with the original model: {manifest.parity.doubt}"
     if manifest.quality is not None:
-        close += f" in fp32, {manifest.precision} loses {manifest.quality.loss:.2%}"
+        loss = loss_in_words(manifest.quality.loss, manifest.quality.figures)
+        close += f" in fp32, {manifest.precision} {loss}"
     invariant = "batch-invariant" if manifest.batch_invariant else "not batch-invariant"
     return f"{manifest.architecture} for {manifest.task}, {close}, {invariant}"

@@ -18,7 +18,6 @@ from maskdial_export.checkpoint.integers import stored_matrices
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checkpoint.task_adapters import TaskAdapters, read_tasks
-from maskdial_export.checks.kernels import exact_here
 from maskdial_export.choices import PRECISIONS, TOLERANCE, MaskChoice, Precision
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
@@ -95,13 +94,6 @@ def export(
         if precision is None:
             precision = _of_file(found, console)
             _check_choice(precision, gate)
-        if precision == "int8" and not gate.reduce_range and not exact_here():
-            text = (
-                "8-bit products saturate on this processor (no VNNI), so weights get 7 bits where "
-                "rows have one scale"
-            )
-            console.print(text, highlight=False, soft_wrap=True)
-            gate = replace(gate, reduce_range=True)
         settings = Settings(
             cast(Precision, precision),
             gate,
@@ -143,6 +135,11 @@ def _check_choice(precision: str, gate: Gate) -> None:
         )
     if precision != "int4" and gate.int8:
         raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
+    if precision != "int8" and gate.reduce_range:
+        raise ExportError(
+            "--reduce-range is for int8, whose weights may have one scale for a row; products in "
+            f"blocks and floats do not saturate, so {precision} needs none"
+        )
     if precision not in INT4 and gate.tune is not None:
         raise ExportError(
             "--tune trains the scales of 4-bit weights; add --precision int4 or int4-fp16"

@@ -208,7 +208,8 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     names = [*graphs.files, *write_files(texts, folder)]
     names += _write_draft_tokens(checkpoint, folder)
     by_row = precision == "int8" and checked.quality is not None and checked.quality.by_row
-    if by_row and not settings.gate.reduce_range:  # products in blocks do not saturate
+    # Products in blocks do not saturate
+    if by_row and quantizer is not None and not quantizer.reduce_range:
         ir.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
     if graphs.others:

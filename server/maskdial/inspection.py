@@ -15,6 +15,8 @@ from maskdial.bundle.manifest import (
     Manifest,
     ParityReport,
     QualityReport,
+    loss_in_words,
+    with_unit,
 )
 from maskdial.kernels.installed import find_kernels
 
@@ -139,7 +141,9 @@ def _invariance(batch_invariant: bool) -> str:
 
 def _quality(quality: QualityReport) -> str:
     figures = _figures(quality.figures)
-    limit = "any was accepted" if quality.max_loss is None else f"at most {quality.max_loss:.2%}"
+    limit = "any was accepted"
+    if quality.max_loss is not None:
+        limit = f"at most {with_unit(quality.max_loss, quality.figures)}"
     kept = f"; layers not quantized: {len(quality.kept)}" if quality.kept else ""
     raised = f"; layers in int8: {len(quality.raised)}" if quality.raised else ""
     exact, portable = "", ""
@@ -147,9 +151,8 @@ def _quality(quality: QualityReport) -> str:
         portable = f"; without the kernels: {_figures(quality.portable)}"
     if quality.weights_only is not None:
         exact = f"; with activations in fp32: {_figures(quality.weights_only)}"
-    return (
-        f"loses {quality.loss:.2%} against fp32 ({limit}): {figures}{kept}{raised}{portable}{exact}"
-    )
+    loss = loss_in_words(quality.loss, quality.figures, "fp32")
+    return f"{loss} ({limit}): {figures}{kept}{raised}{portable}{exact}"
 
 
 def _figures(figures: Mapping[str, float]) -> str:

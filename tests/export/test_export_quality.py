@@ -8,7 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import QualityReport
+from maskdial.inspection import describe
 from maskdial_export import cli
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.evaluation import Comparison, Cosine
-from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.quantize.gate import Gate
@@ -88,14 +88,11 @@ def bad(bad_folder: Path) -> Traced:
 
 @pytest.fixture
 def quantize(tmp_path: Path) -> Quantize:
-    """Quantizes a graph and returns the report; as the export does, with weights of 7 bits where
-    products of 8 saturate."""
+    """Quantizes a graph and returns the report."""
 
     def run(
         model: Traced, gate: Gate, precision: Precision = "int8", console: Console | None = None
     ) -> QualityReport:
-        if precision == "int8" and not exact_here():
-            gate = replace(gate, reduce_range=True)
         path = tmp_path / "model.onnx"
         save(model.graph.clone(), path)
         sample = read_sample(gate.text)
@@ -409,6 +406,22 @@ def test_command_with_a_bundle(
     assert manifest.golden.logits == tuple(expected.tolist())
 
 
+def test_what_a_language_model_loses_is_in_nats(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path
+) -> None:
+    options = ("--precision", "int8", "--max-loss", "0.5")
+    code, lines = export_by_command(capsys, checkpoint("llama"), place / "bundle", *options)
+    assert code == 0
+    manifest = load_bundle("mine", place / "bundle").manifest
+    quality = manifest.quality
+    assert quality is not None
+    loss = f"diverges by {quality.loss:.4g} nats"
+    assert f"in fp32, int8 {loss}, " in lines[-1]
+    assert any(f"{loss}: perplexity fp32" in line for line in lines)
+    about = describe(manifest, place / "bundle", {})["quality"]
+    assert about.startswith(f"{loss} from fp32 (at most 0.5 nats): perplexity fp32")
+
+
 def test_command_that_refuses_leaves_nothing(
     capsys: pytest.CaptureFixture[str], bad_folder: Path, place: Path
 ) -> None:
@@ -448,6 +461,15 @@ def test_layers_cannot_be_kept_with_fp16(
     options = ("--precision", "fp16", "--keep", "*.query")
     line = refusal(capsys, checkpoint("bert"), place, *options)
     assert "--keep and --keep-worst apply to int8, int4 and int4-fp16" in line
+
+
+@pytest.mark.parametrize("precision", ["int4", "fp16", "int4-fp16"])
+def test_only_int8_has_products_that_saturate(
+    capsys: pytest.CaptureFixture[str], checkpoint: New, place: Path, precision: str
+) -> None:
+    line = refusal(capsys, checkpoint("bert"), place, "--precision", precision, "--reduce-range")
+    assert "--reduce-range is for int8" in line
+    assert f"so {precision} needs none" in line
 
 
 def test_unknown_precision(

@@ -1,7 +1,8 @@
 """Evaluations: the questions about a sample, and the comparison of answers."""
 
-import resource
-import signal
+import errno
+import io
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.source import find
+from maskdial_export.checks import next_tokens
 from maskdial_export.checks.evaluation import (
     Classify,
     ClassifyAll,
@@ -25,6 +27,8 @@ from maskdial_export.checks.evaluation import (
 )
 from maskdial_export.checks.next_tokens import NextTokens, _in_file
 from maskdial_export.model import Checkpoint, load_checkpoint
+from maskdial_export.quantize.observe import observe_moments
+from maskdial_export.quantize.quantize import projections
 
 New = Callable[[str], Path]
 SAMPLE = Sample("words", "0" * 64, "one two. three four five! six? seven eight nine ten\n" * 9)
@@ -89,6 +93,9 @@ def test_one_attempt_is_better_beyond_what_is_chance(evaluate: Callable[[str], A
     assert Comparison(hard - 0.01 + noise, 16, {}).improves(before)
     assert not Comparison(hard - 0.001 + noise, 16, {}).improves(before)
     assert not Comparison(hard + 0.01 + noise, 16, {}).improves(before)
+    single = Comparison(np.array([0.02]), 224, {})
+    assert Comparison(np.array([0.01]), 224, {}).improves(single)
+    assert not Comparison(np.array([0.03]), 224, {}).improves(single)
     assert before.error is not None
     assert before.error > 0.05
     alone = Comparison(hard[:1], 1, {})
@@ -122,6 +129,42 @@ def test_a_full_disk_is_an_error(evaluate: Callable[[str], Any], tmp_path: Path)
 
 
 @pytest.mark.parametrize("unknown", [False, True])
+class SmallDisk(io.FileIO):
+    """A file on a disk with room for 1,000 bytes, of which what is skipped takes none."""
+
+    room = 1000
+
+    def write(self, data: Any) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_a_full_disk_is_an_error_and_no_signal(
+    evaluate: Callable[[str], Any],
+    bundle: New,
+    checkpoint: New,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page of a mapped file without room on the disk would end the process."""
+    opened = []
+
+    def small(**_: Any) -> SmallDisk:
+        opened.append(SmallDisk(tmp_path / "file", "w+"))
+        return opened[-1]
+
+    monkeypatch.setattr(next_tokens, "TemporaryFile", small)
+    with pytest.raises(OSError, match="No space left"):
+        evaluate("llama").answers(bundle("llama") / "model.onnx")
+    monkeypatch.setattr(tempfile, "TemporaryFile", small)
+    model, text = load(checkpoint("llama")).model, np.arange(5, 20)
+    with pytest.raises(OSError, match="No space left"):
+        observe_moments(model, projections(model), [text])
+    assert len(opened) == 2
+
+
 def test_languages_are_read_where_the_vocabulary_is_of_many(checkpoint: New, unknown: bool) -> None:
     loaded = load(checkpoint("llama"))
     sample = replace(

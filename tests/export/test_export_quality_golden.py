@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from rich.console import Console
 
-import maskdial_export.export
 from maskdial.bundle.bundle import file_sha256, load_bundle
 from maskdial.bundle.exactness import multiplies_exactly
 from maskdial.bundle.manifest import KERNEL_CHECK, MANIFEST
@@ -27,12 +26,13 @@ from maskdial.kernels.installed import find_kernels
 from maskdial.metrics import Metrics
 from maskdial.registry.loading import load_model
 from maskdial.runtime.session import Session, SessionOptions
-from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
 from maskdial_export.golden import half_tolerance, quantized_tolerance
 from maskdial_export.model import load_checkpoint
+from maskdial_export.quantize import quality as quality_module
 from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.int4 import INT4
 from maskdial_export.quantize.quantize import projections
@@ -132,6 +132,30 @@ def test_int8_bundle_is_served(int8: Path) -> None:
     model.engine.stop(0)
 
 
+def test_a_quality_text_of_one_window_has_no_standard_error(
+    checkpoint: New, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 256  # of a whole window
+    (folder / "config.json").write_text(json.dumps(config))
+    source = find(str(folder), "auto", revision=None, allow_pickle=False)
+    loaded = load_checkpoint(source)
+    page = read_sample(None).text
+    end = loaded.tokenizer.encode(page).offsets[223][1]  # an end token follows
+    text = tmp_path / "text.txt"
+    text.write_text(page[:end])
+    (window,) = loaded.evaluation(read_sample(text)).texts
+    assert len(window) == 225
+    gate = Gate(text=text, max_loss=math.inf)
+    export(str(folder), tmp_path / "bundle", precision="int8", gate=gate)
+    quality = load_bundle("mine", tmp_path / "bundle").manifest.quality
+    assert quality is not None
+    worst = quality.figures["kl_worst_window"]
+    assert quality.loss == quality.figures["kl_divergence"] == pytest.approx(worst)
+    assert "kl_error" not in quality.figures
+
+
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 def test_golden_check_of_an_int8_bundle(copy: Path, kernels: Literal["auto", "off"]) -> None:
     """The logits are those of the arithmetic that serves; the others may be anything."""
@@ -207,15 +231,24 @@ def test_saturating_kernel_is_seen() -> None:
 def test_export_on_a_processor_without_vnni(
     checkpoint: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights get 7 bits without being told to, and the bundle needs no kernel check."""
-    monkeypatch.setattr(maskdial_export.export, "exact_here", lambda: False)
+    """Weights with a scale for a row get 7 bits without being told to, and the bundle needs no
+    kernel check; those in blocks do not.
+    """
+    monkeypatch.setattr(quality_module, "exact_here", lambda: False)
     told = io.StringIO()
     console = Console(file=told, width=200)
     source = str(checkpoint("bert"))
     export(source, tmp_path / "bundle", task="embed", precision="int8", console=console)
-    assert "saturate on this processor (no VNNI), so weights get 7 bits" in told.getvalue()
+    assert "no VNNI), so weights with a scale for each row get 7 bits" in told.getvalue()
     assert largest_weight(tmp_path / "bundle") == 63
     assert KERNEL_CHECK not in load_bundle("mine", tmp_path / "bundle").manifest.files
+    told.truncate(0)
+    gate = Gate(max_loss=math.inf)
+    for precision in ("int8", "int4"):
+        folder = tmp_path / precision
+        export(str(checkpoint("llama")), folder, precision=precision, gate=gate, console=console)
+    assert "Checking quality" in told.getvalue()
+    assert "7 bits" not in told.getvalue()
 
 
 def test_tolerance_grows_with_what_quantizing_changed() -> None:

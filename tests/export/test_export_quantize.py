@@ -146,6 +146,7 @@ def test_scales_of_blocks_are_numbers_of_16_bits_down_to_small_ones() -> None:
     weight = draw(64, 3)
     weight[:32, 0] = 0
     weight[32:, 1] *= 1e-9
+    weight[32:, 2] *= 2e-4
     blocks = to_bytes(weight)
     assert blocks.bits == 8
     assert blocks.integers.shape == (3, 2, 32)
@@ -156,6 +157,16 @@ def test_scales_of_blocks_are_numbers_of_16_bits_down_to_small_ones() -> None:
     np.testing.assert_array_equal(halves == blocks.scale, found)
     step = np.abs(weight).reshape(2, 32, 3).max(axis=1).repeat(32, axis=0) / 127
     assert (np.abs(blocks.weight() - weight) <= 0.51 * step + 1e-12).all()
+
+
+def test_small_blocks_keep_their_largest_weights() -> None:
+    """Their scales have few of 16 bits, which are rounded up where that would cut a weight."""
+    weight = draw(32, 500)
+    peaks = np.geomspace(1.3e-4, 0.01, 500).astype(np.float32)
+    weight *= peaks / np.abs(weight).max(axis=0)
+    blocks = to_bytes(weight)
+    np.testing.assert_array_equal(blocks.scale.astype(np.float16), blocks.scale)
+    assert (np.abs(blocks.weight() - weight) <= 0.53 * peaks / 127).all()
 
 
 @pytest.mark.usefixtures("exact_products")

@@ -595,6 +595,7 @@ def test_a_scaling_without_a_type_is_linear(tmp_path: Path) -> None:
         ("rope.scaling.attn_factor", 1.5, "llama.rope.scaling.attn_factor of .* is 1.5"),
         ("attention.value_length", 16, "llama.attention.value_length of .* is 16"),
         ("attention.sliding_window", 64, "llama.attention.sliding_window of .* is 64"),
+        ("rope.scaling.yarn_ext_factor", 1.0, "llama.rope.scaling.yarn_ext_factor of .* is 1.0"),
         ("logit_scale", 0.5, "llama.logit_scale of .* is 0.5"),
         ("attention.new_kind", [1, 2], r"llama.attention.new_kind of .* is \[1, 2\]"),
     ],
@@ -620,25 +621,46 @@ def test_entries_that_say_nothing_are_not_refused(tmp_path: Path) -> None:
         writer.add_rope_scaling_attn_factors(1.0)
         writer.add_rope_scaling_orig_ctx_len(64)
         writer.add_tensor_data_layout("Meta AI original pth")
+        writer.add_layer_norm_eps(1e-5)  # beside the one that its norms have
+        writer.add_rope_scaling_factor(1.0)
+        writer.add_rope_scaling_yarn_beta_fast(32.0)
+        writer.add_rope_scaling_yarn_beta_slow(1.0)
 
     read_contents([write_with("llama", tmp_path / "model.gguf", metadata)])
 
 
-def test_rotary_bases_by_the_names_that_ollama_gives_them(tmp_path: Path) -> None:
+def test_yarn_may_say_that_it_extrapolates(tmp_path: Path) -> None:
+    path = write_with(
+        "llama-yarn",
+        tmp_path / "model.gguf",
+        lambda each: each.add_rope_scaling_yarn_ext_factor(1.0),
+    )
+    rope = read_contents([path]).model.config["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == ("yarn", 4.0)
+
+
+@pytest.mark.parametrize("num_layers", [7, 34])
+def test_gemma_3_of_ollama(num_layers: int, tmp_path: Path) -> None:
+    """Its names for the bases, its default for the softcapping, and no scaling."""
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 2_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
+    }
+    shape = SHAPE | GEMMA3 | {"num_hidden_layers": num_layers, "rope_parameters": rope}
+    model = make_model("Gemma3ForCausalLM", **shape)
+
     def metadata(writer: Writer) -> None:
+        byte_level(writer)
+        basics(writer, model.config)
+        writer.add_sliding_window(16)
+        writer.add_float32("gemma3.rope.global.freq_base", 2_000_000.0)
         writer.add_float32("gemma3.rope.local.freq_base", 20_000.0)
-        writer.add_float32("gemma3.rope.global.freq_base", 500_000.0)
+        writer.add_float32("gemma3.final_logit_softcapping", 30.0)
         writer.add_uint32("gemma3.mm.tokens_per_image", 256)
 
-    def without_base(writer: Writer, config: Any) -> None:
-        basics(writer, config)
-        writer.add_sliding_window(config.sliding_window)
-
-    architecture, model_class, settings, _, rename = MODELS["gemma3"]
-    with mock.patch.dict(
-        MODELS, {"gemma3": (architecture, model_class, settings, without_base, rename)}
-    ):
-        path = write_with("gemma3", tmp_path / "model.gguf", metadata)
-    rope = read_contents([path]).model.config["rope_parameters"]
-    assert rope["full_attention"]["rope_theta"] == 500_000
-    assert rope["sliding_attention"]["rope_theta"] == 20_000
+    write_gguf(tmp_path / "model.gguf", "gemma3", model, metadata, as_gemma)
+    config = read_contents([tmp_path / "model.gguf"]).model.config
+    assert config["final_logit_softcapping"] is None
+    if num_layers == 34:
+        rope["full_attention"] |= {"rope_type": "linear", "factor": 8.0}
+    assert config["rope_parameters"] == rope

@@ -74,15 +74,16 @@ class Comparison:
 
     @property
     def error(self) -> float | None:
-        """The standard error of the loss; None where there is one number only."""
+        """The standard error of the loss; None of a single value."""
         return _standard_error(self.losses)
 
     def improves(self, other: "Comparison") -> bool:
         """Whether the loss is lower than another one's, by more than the difference's standard
-        error: both are of the same text, so that what is hard in it counts in neither.
+        error: both are of the same text, so that what is hard in it counts in neither. Of a single
+        value, whose error is unknown, any lower loss is one.
         """
         difference = self.losses - other.losses
-        return float(difference.mean()) < -(_standard_error(difference) or 0)
+        return float(difference.mean()) < -(_standard_error(difference) or 0.0)
 
 
 def _standard_error(values: NDArray[np.float64]) -> float | None:

@@ -140,12 +140,17 @@ def _in_file(
 ) -> NDArray[np.floating[Any]]:
     """Log-probabilities in a file without a name, beside the graph: those of a large vocabulary
     take more memory than the model.
+
+    They are written before the file is mapped: pages of an empty one that find no room on the disk
+    would end the process by a signal.
+
+    Raises:
+        OSError: the disk is full.
     """
     path: Path = graph.path if isinstance(graph, Loaded) else graph
     with TemporaryFile(dir=path.parent) as file:
-        # Through a mapping, a full disk would end the process.
-        for start in range(0, len(values), _WRITTEN_ROWS):
-            file.write(values[start : start + _WRITTEN_ROWS].astype(dtype).tobytes())
+        for row in values:
+            file.write(row.astype(dtype).tobytes())
         file.flush()
         return np.memmap(file, dtype=dtype, mode="r", shape=values.shape)
 

@@ -19,7 +19,8 @@ NIBBLE_CENTER, BYTE_ZERO = 8, 128
 BYTE_BLOCK = 32
 _LARGEST = 127
 _SMALLEST_STEP = 2.0**-20
-"""A scale of 16 bits has 4 digits left there; smaller ones are floats of 32."""
+"""A scale of 16 bits has 4 binary digits left there; smaller ones are floats of 32."""
+_SPACING = 2.0**-24  # of small numbers of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,11 @@ def to_bytes(weight: NDArray[np.float32]) -> Blocks:
     rows = torch.from_numpy(np.ascontiguousarray(weight.T))
     blocks = nn.functional.pad(rows, (0, -num_inputs % BYTE_BLOCK))
     blocks = blocks.reshape(num_outputs, -1, BYTE_BLOCK)
-    largest = blocks.abs().amax(dim=2, keepdim=True)
-    exact, halves = largest / _LARGEST, (largest / _LARGEST).half()
-    # Small numbers of 16 bits lie so far apart that the one below would cut off the largest weight.
-    cuts = halves.float() * (_LARGEST + 0.5) < largest
-    above = (halves.view(torch.int16) + 1).view(torch.float16)
-    halves = torch.where(cuts, above, halves).float()
+    peak = blocks.abs().amax(dim=2, keepdim=True)
+    exact = peak / _LARGEST
+    halves = exact.half().float()
+    # Rounded down, a small scale would leave its block's largest weight out of reach
+    halves += torch.where(peak >= (_LARGEST + 0.5) * halves, _SPACING, 0.0)
     scale = torch.where(torch.isfinite(halves) & (halves >= _SMALLEST_STEP), halves, exact)
     scale = torch.where(scale == 0, 1, scale)
     integers = (blocks / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(BYTE_ZERO)

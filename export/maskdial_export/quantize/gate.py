@@ -17,7 +17,8 @@ class Gate:
         text: the text file to measure on; None for the built-in sample.
         calibration_text: the text file to calibrate with; None for the built-in one, or ``text``.
         max_loss: 0.01 is one changed decision in a hundred, or a divergence of 0.01 nats from the
-            distributions of a language model; infinity accepts any loss.
+            distributions of a language model; infinity accepts any loss. None is 0.01, and 0.05
+            for what is lost by rounding what the integers of a file are multiplied by.
         keep: patterns of module names that stay fp32 (int4-fp16: fp16).
         int8: patterns of module names that are int8 with int4.
         keep_worst: how many of the most sensitive layers to keep as well, or with int4 to have as
@@ -25,18 +26,23 @@ class Gate:
         calibrate: whether int4 weights are rounded by what their layers read.
         tune: for int4 and int4-fp16, the minutes that scales are tuned for by distillation.
         reduce_range: whether int8 weights with one scale for an output have 7 bits, exact also on
-            CPUs without VNNI. An export on such a CPU sets it.
+            CPUs without VNNI. An export on such a CPU gives them 7 bits in any case.
     """
 
     text: Path | None = None
     calibration_text: Path | None = None
-    max_loss: float = MAX_LOSS
+    max_loss: float | None = None
     keep: tuple[str, ...] = ()
     int8: tuple[str, ...] = ()
     keep_worst: int | None = None
     calibrate: bool = True
     tune: float | None = None
     reduce_range: bool = False
+
+    @property
+    def limit(self) -> float:
+        """The loss that is allowed whatever loses it."""
+        return MAX_LOSS if self.max_loss is None else self.max_loss
 
     def kept(self, names: Sequence[str]) -> list[str]:
         """The names that match a pattern of ``keep``.

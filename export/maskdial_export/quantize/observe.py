@@ -96,10 +96,21 @@ def observe_moments(
 
 
 def _in_file(size: int) -> Tensor:
-    """A square matrix of zeros in a file without a name."""
+    """A square matrix of zeros in a file without a name.
+
+    They are written before the file is mapped, for its room on the disk: a page that finds none
+    later would end the process by a signal.
+
+    Raises:
+        OSError: the disk is full.
+    """
     with tempfile.TemporaryFile() as file:
+        row = bytes(size * np.dtype(np.float32).itemsize)
+        for _ in range(size):
+            file.write(row)
+        file.flush()
         shape = size, size
-        return torch.from_numpy(np.memmap(file, dtype=np.float32, mode="w+", shape=shape))
+        return torch.from_numpy(np.memmap(file, dtype=np.float32, mode="r+", shape=shape))
 
 
 def _run(

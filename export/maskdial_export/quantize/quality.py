@@ -11,9 +11,10 @@ import onnx_ir as ir
 from rich.console import Console
 from torch import Tensor
 
-from maskdial.bundle.manifest import GRAPH, QualityReport
+from maskdial.bundle.manifest import GRAPH, QualityReport, loss_in_words, with_unit
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
+from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
@@ -35,6 +36,9 @@ _MOST_ROUNDING = 0.05  # the loss by which layers with a file's own integers may
 _MIN_CALIBRATION = 64  # tokens
 _RANKED_TEXTS = 16
 _CALIBRATION_TEXTS = 64
+# What a file may lose by default, though nothing is rounded but what its integers multiply. Trained
+# language models lose a tenth of that.
+_FILE_LOSS = 0.05
 # Of the layers, how many the automatic pass may keep, or raise to int8: more would not be worth the
 # name int8 or int4.
 _KEPT_PART, _RAISED_PART = 8, 4
@@ -115,6 +119,7 @@ class Quantizer:
             self.raised = [*dict.fromkeys([*self.raised, tied[0]])]
         self.kernels = None if precision in HALF else kernels_here()
         self.kept_as = "fp16" if precision in HALF else "int8" if precision == "int4" else "fp32"
+        self.reduce_range = gate.reduce_range
         self.evaluation = checkpoint.evaluation(sample)
         self._half: ir.Model | None = None
         self._errors: Mapping[str, float] | None = None
@@ -149,13 +154,15 @@ class Quantizer:
             quantized = self._save(graphs, attempt, folder)
             comparison = self._compared(quantized, reference)
             finding(self.console, _describe(comparison, attempt, self.kept_as))
-            if self._accepts(attempt, comparison, [each for _, each in tried]) or (
-                not tried and self._is_the_files(graphs, attempt, folder, comparison, reference)
-            ):
+            limit = self.gate.limit
+            accepted = self._accepts(attempt, comparison, [each for _, each in tried])
+            if not accepted and not tried:
+                accepted = self._is_the_files(graphs, attempt, folder, comparison, reference)
+                limit = _FILE_LOSS
+            if accepted:
                 exact = self._by_weights_alone(graphs, attempt, folder, reference)
-                return self._report(
-                    comparison, attempt, exact, self._portable(folder, reference)
-                ), quantized
+                portable = self._portable(folder, reference)
+                return self._report(comparison, attempt, limit, exact, portable), quantized
             quantized.free()
             if not attempt.by_row:
                 tried.append((len(attempt.worst), comparison))
@@ -191,7 +198,7 @@ class Quantizer:
         """Whether an attempt loses little enough: a faster form nothing to speak of, and one that
         keeps more layers also less than the first one did, beyond what is chance.
         """
-        most = self.gate.max_loss
+        most = self.gate.limit
         if attempt.by_row:
             most = min(most, self.evaluation.negligible)
         lowers = not before or comparison.improves(before[0])
@@ -205,12 +212,16 @@ class Quantizer:
         comparison: Comparison,
         reference: Answers,
     ) -> bool:
-        """Whether the layers that have no integers of the file lose little enough by themselves.
+        """Whether more than the default limit is lost by the layers with integers of the file, and
+        not too much.
 
-        Those that have are exact, and only round what they read, as every engine that multiplies
-        integers does. Beyond some loss they are no better than others for that.
+        Their weights are exact, and they only round what they read, as every engine that multiplies
+        integers does. The layers that have none have to keep the limit by themselves. A limit that
+        was asked for holds for all.
         """
-        if not self.keeps_integers or attempt.worst:
+        if not self.keeps_integers or attempt.worst or self.gate.max_loss is not None:
+            return False
+        if comparison.loss > _FILE_LOSS:
             return False
         if comparison.loss > max(self.gate.max_loss, _MOST_ROUNDING):
             return False
@@ -221,7 +232,7 @@ class Quantizer:
                 own = self._compared(
                     self._save(graphs, attempt, Path(temporary), exact=exact), reference
                 )
-            if own.loss > self.gate.max_loss:
+            if own.loss > self.gate.limit:
                 return False
         finding(self.console, "that is the rounding of what the file's integers are multiplied by")
         return True
@@ -315,7 +326,7 @@ class Quantizer:
             {*kept, *exact},
             by_row=attempt.by_row,
             embedding=self._table(graph, kept),
-            reduce_range=self.gate.reduce_range,
+            reduce_range=self.reduce_range,
             raised=raised,
             moments=self._moments_read(),
             made=self.made,
@@ -349,6 +360,13 @@ class Quantizer:
             and not self.keeps_integers
             and not self.checkpoint.reads_forward
         ):
+            if not self.reduce_range and not exact_here():
+                self.reduce_range = True
+                finding(
+                    self.console,
+                    "8-bit products saturate on this processor (no VNNI), so weights with a scale "
+                    "for each row get 7 bits",
+                )
             yield _Attempt(worst, by_row=True)
         yield _Attempt(worst)
         if self.gate.keep_worst is not None:
@@ -428,8 +446,9 @@ class Quantizer:
             else ""
         )
         return (
-            f"{self.precision} loses {best.loss:.2%} against fp32 on {self.sample.name}{layers} "
-            f"({_figures(best)}), and the maximum is {self.gate.max_loss:.2%}; "
+            f"{self.precision} {loss_in_words(best.loss, best.figures, 'fp32')} on "
+            f"{self.sample.name}{layers} ({_figures(best)}), and the maximum is "
+            f"{with_unit(self.gate.limit, best.figures)}; "
             f"{other_text}{advice}, choose another precision, "
             "or raise --max-loss"
         )
@@ -438,6 +457,7 @@ class Quantizer:
         self,
         comparison: Comparison,
         attempt: _Attempt,
+        limit: float,
         exact: Comparison | None,
         portable: Comparison | None,
     ) -> QualityReport:
@@ -454,7 +474,7 @@ class Quantizer:
             positions=comparison.positions,
             figures=comparison.figures,
             loss=comparison.loss,
-            max_loss=None if math.isinf(self.gate.max_loss) else self.gate.max_loss,
+            max_loss=None if math.isinf(limit) else limit,
             kept=kept,
             raised=raised,
             by_row=attempt.by_row,
@@ -474,4 +494,5 @@ def _describe(comparison: Comparison, attempt: _Attempt, kept_as: str) -> str:
     scales = "; a scale for each row" if attempt.by_row else ""
     how = "raised to" if kept_as == "int8" else "kept in"
     kept = f"; {how} {kept_as}: {', '.join(attempt.worst)}" if attempt.worst else ""
-    return f"loses {comparison.loss:.2%}: {_figures(comparison)}{scales}{kept}"
+    loss = loss_in_words(comparison.loss, comparison.figures)
+    return f"{loss}: {_figures(comparison)}{scales}{kept}"

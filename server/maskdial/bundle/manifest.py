@@ -1,5 +1,6 @@
 """Manifest: ``maskdial.json``: what a model is, how to feed it, and how it was checked."""
 
+from collections.abc import Mapping
 from math import lcm, prod
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -524,12 +525,27 @@ class ParityReport(_Frozen):
     )
 
 
+def with_unit(loss: float, figures: Mapping[str, float]) -> str:
+    """A loss as nats, if these figures are a language model's, or as a percentage."""
+    return f"{loss:.4g} nats" if "kl_divergence" in figures else f"{loss:.2%}"
+
+
+def loss_in_words(loss: float, figures: Mapping[str, float], than: str = "") -> str:
+    """What a precision does: it diverges by nats, if these figures are a language model's, or loses
+    a percentage; ``than`` is what it is compared with.
+    """
+    verb, other = "loses", " against "
+    if "kl_divergence" in figures:
+        verb, other = "diverges by", " from "
+    return f"{verb} {with_unit(loss, figures)}{other + than if than else ''}"
+
+
 class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
     ``figures`` by task: perplexity, perplexity_fp32, top1_agreement, and in nats kl_divergence, its
-    standard error kl_error and kl_worst_window (generate); agreement, top1 and top1_fp32
-    (fill-mask); agreement (classify, token-classify, entities, question-answering,
+    standard error kl_error (of several windows) and kl_worst_window (generate); agreement, top1 and
+    top1_fp32 (fill-mask); agreement (classify, token-classify, entities, question-answering,
     multiple-choice); mean_cosine and least_cosine (embed). ``loss`` is the share of decisions that
     changed, the divergence (in older bundles the relative increase of the perplexity), or 1 minus
     the mean cosine.

@@ -220,7 +220,9 @@ def _remedy(bundle: Bundle) -> str:
         words += ["--mask", "both"]
     else:
         words += ["--task", manifest.task]
-    words += ["--precision", manifest.precision, "--reduce-range"]
+    words += ["--precision", manifest.precision]
+    # What int4 had in whole rows, it now has in blocks, which do not saturate
+    words += ["--reduce-range"] if manifest.precision == "int8" else []
     if manifest.quality is not None and manifest.quality.max_loss is None:
         words += ["--max-loss", "inf"]
     return shlex.join(words)

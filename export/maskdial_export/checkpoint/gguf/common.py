@@ -20,10 +20,12 @@ _FACTORS = (
     *(".rope.scaling.attn_factor", ".rope.scaling.yarn_attn_factor", ".rope.scaling.factor"),
     *(".attention.scale", ".embedding_scale", ".residual_scale", ".logit_scale"),
 )
-# Counts that tensors have as well, the origin of a scaling, and the base of windows without any
+# Counts that tensors have as well, the origin of a scaling, the base of windows without any, yarn's
+# parameters where positions are not scaled by it, and the tokens of an image
 _MEANINGLESS = re.compile(
     r"\.vocab_size|\.dense_[23]_feat_(in|out)|\.rope\.scaling\.(finetuned|original_context_length)|"
-    r"\.rope\.freq_base_swa|\.context_length|\.expert_used_count|\.mm\.tokens_per_image"
+    r"\.rope\.freq_base_swa|\.context_length|\.expert_used_count|"
+    r"\.rope\.scaling\.yarn_beta_(fast|slow)|\.mm\.tokens_per_image"
 )
 # Parameters of llama3 scaling that models were trained with: low and high frequency, positions
 _LLAMA3 = [
@@ -202,7 +204,10 @@ def check_unread(settings: Settings, model: Model) -> None:
         ".attention.causal": model.architecture.endswith(("ForCausalLM", "LMHeadModel")),
         **dict.fromkeys(_OF_HEADS, head_dim(settings)),
         **dict.fromkeys(_FACTORS, 1),
+        ".rope.scaling.yarn_ext_factor": int(settings.find(".rope.scaling.type") == "yarn"),
     }
+    if "rms_norm_eps" in model.config:  # its norms are none of the kind that has the other
+        settings.find(NORM)
     for key, value in settings.unread():
         if _MEANINGLESS.fullmatch(key) or isinstance(value, str):
             continue

@@ -24,6 +24,9 @@ _GEMMA_NORMS: Mapping[str, str] = {
     "blk.{}.ffn_norm": "layers.{}.pre_feedforward_layernorm",
     "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
 }
+_OLLAMAS_SOFTCAPPING = 30.0
+_SCALED = (34, 48, 62)
+"""The layers of Gemma 3 of 4B, 12B and 27B, whose positions are divided by 8."""
 
 
 def gemma(settings: Settings) -> Model:
@@ -68,12 +71,18 @@ def gemma3(settings: Settings, **config: Any) -> Model:
     num_layers = min(settings.number(".block_count"), 2**16)
     window = settings.number(".attention.sliding_window", 0)
     pattern = _pattern(settings, num_layers, 6) if window else [False] * num_layers
+    local_base = settings.real(".rope.local.freq_base", 10_000.0)
     local = {
         "rope_type": "default",
-        "rope_theta": settings.real(
-            ".rope.freq_base_swa", settings.real(".rope.local.freq_base", 10_000.0)
-        ),
+        "rope_theta": settings.real(".rope.freq_base_swa", local_base),
     }
+    rope = read_rope(settings, settings.real(".rope.global.freq_base", 1_000_000.0))
+    softcapping = settings.real(".final_logit_softcapping", 0.0)
+    if settings.find(".rope.global.freq_base") is not None:  # of Ollama's first converter
+        # It wrote a default that no Gemma 3 has, and left out the scaling of the larger ones
+        softcapping = 0.0 if softcapping == _OLLAMAS_SOFTCAPPING else softcapping
+        if num_layers in _SCALED and rope["rope_type"] == "default":
+            rope |= {"rope_type": "linear", "factor": 8.0}
     config = shared(
         settings,
         model_type="gemma3_text",
@@ -81,16 +90,13 @@ def gemma3(settings: Settings, **config: Any) -> Model:
         head_dim=head_dim(settings),
         rms_norm_eps=settings.real(RMS),
         rope_parameters={
-            # Files that Ollama made call both by names of its own.
-            "full_attention": read_rope(
-                settings, settings.real(".rope.global.freq_base", 1_000_000.0)
-            ),
+            "full_attention": rope,
             "sliding_attention": local,
         },
         query_pre_attn_scalar=_query_scale(settings, 62),
         sliding_window=window or 4096,
         layer_types=["sliding_attention" if each else "full_attention" for each in pattern],
-        final_logit_softcapping=settings.real(".final_logit_softcapping", 0.0) or None,
+        final_logit_softcapping=softcapping or None,
         **config,
     )
     names = {**DECODER, **QK_NORMS, **_GEMMA_NORMS}
