@@ -128,11 +128,6 @@ def _check_choice(precision: str, gate: Gate) -> None:
             "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
             "--precision int8, int4 or int4-fp16"
         )
-    if precision != "int8" and gate.reduce_range:
-        raise ExportError(
-            "--reduce-range is for int8 with one scale for a row; products in blocks do not "
-            "saturate; leave it out"
-        )
     if precision != "int4" and gate.int8:
         raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
     if precision != "int8" and gate.reduce_range:

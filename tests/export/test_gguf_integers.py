@@ -20,8 +20,6 @@ from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.gguf.convert import read_contents
-from maskdial_export.checks.evaluation import Comparison
-from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize import gate as gate_module

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import gguf
 import numpy as np

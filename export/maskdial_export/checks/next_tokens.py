@@ -33,7 +33,6 @@ _NOT_MEASURED = -1.0
 _MANY_TOKENS = 100_000
 """A vocabulary of as many is one of several languages."""
 _MOST_UNKNOWN = 0.3
-_WRITTEN_ROWS = 64
 
 
 class NextTokens(Evaluation):

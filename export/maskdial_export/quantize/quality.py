@@ -32,7 +32,6 @@ from maskdial_export.tracing.rewrite import modules_of
 
 # With fewer, a single changed decision is half of the default maximum loss.
 _MIN_POSITIONS = 200
-_MOST_ROUNDING = 0.05  # the loss by which layers with a file's own integers may be excused
 _MIN_CALIBRATION = 64  # tokens
 _RANKED_TEXTS = 16
 _CALIBRATION_TEXTS = 64
@@ -222,8 +221,6 @@ class Quantizer:
         if not self.keeps_integers or attempt.worst or self.gate.max_loss is not None:
             return False
         if comparison.loss > _FILE_LOSS:
-            return False
-        if comparison.loss > max(self.gate.max_loss, _MOST_ROUNDING):
             return False
         own = comparison
         if not self.stored.kept.issuperset(self.projections):
