@@ -100,7 +100,6 @@ def test_one_attempt_is_better_beyond_what_is_chance(evaluate: Callable[[str], A
     assert before.error > 0.05
 
 
-@pytest.mark.parametrize("unknown", [False, True])
 class SmallDisk(io.FileIO):
     """A file on a disk with room for 1,000 bytes, of which what is skipped takes none."""
 
@@ -137,6 +136,7 @@ def test_a_full_disk_is_an_error_and_no_signal(
     assert len(opened) == 2
 
 
+@pytest.mark.parametrize("unknown", [False, True])
 def test_languages_are_read_where_the_vocabulary_is_of_many(checkpoint: New, unknown: bool) -> None:
     loaded = load(checkpoint("llama"))
     sample = replace(
