@@ -150,6 +150,12 @@ _POOL = descriptor_pool.DescriptorPool()  # of its own: others may register the 
 _POOL.Add(_file())
 
 
+_CLASSES: Mapping[str, Any] = {
+    name: message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    for name in _FIELDS
+}
+
+
 def message(name: str) -> Any:
     """The class of a message."""
-    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    return _CLASSES[name]
