@@ -181,7 +181,7 @@ def test_a_text_with_a_grammar_does_not_depend_on_company(http: httpx.Client) ->
         ({"type": "json", "value": "[" * 100_000}, "levels deep"),
         ({"type": "json", "value": json.loads('{"items": ' * 120 + "{}" + "}" * 120)}, "100 lev"),
         ({"type": "json", "value": {"enum": ["x" * 180] * 5000}}, "the limit is"),
-        ({"type": "json", "value": {"required": [str(i) for i in range(9999)]}}, "too big"),
+        ({"type": "json", "value": {"required": [f"{i:x}" for i in range(30_000)]}}, "too "),
         ({"type": "regex", "value": "a", "extra": 1}, "extra: unknown field"),
     ],
     ids=lambda value: str(value)[:50],
