@@ -20,7 +20,6 @@ _COMMANDS = {
     "adapters": "compare decode steps of texts with adapters and without",
     "faults": "break, kill, flood and soak a server, and look for what is lost or kept",
     "fairness": "measure polite clients beside one that sends as much as it can",
-    "simulate": "simulate many replicas with measured step times",
     "compare": "compare our speed with other runtimes'",
 }
 

@@ -16,7 +16,6 @@ COMMANDS = (
     "encoders",
     "adapters",
     "fairness",
-    "simulate",
     "compare",
 )
 

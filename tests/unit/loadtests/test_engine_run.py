@@ -53,9 +53,6 @@ def test_every_section_on_the_starter_model(
     assert [row["rows"] for row in steps if row["kind"] == "mixed"] == [1] * 3 + [4] * 3 + [7] * 3
     assert all(row["steps"] > 0 for row in steps)
 
-    simulated = ["simulate", "--step-times", str(output), "--replicas=2", "--seconds=60"]
-    assert main([*simulated, "--sections=gateway"]) == 0
-
 
 def test_a_masked_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "--bundle", str(STARTER / "sentiment")]) == 1
