@@ -25,6 +25,7 @@ class Finish:
     """How a sequence ended. Times are in seconds, lengths in tokens.
 
     ``generated_text`` is the joined text of all its events. ``seed`` is None for a greedy sequence.
+    ``prefill_seconds`` of ``inference_seconds`` passed before the first token.
     ``prompt_logprobs``, if requested, has one for each token of the prompt but the first.
     ``stop`` is the stop string that ended it, if one did.
     """
@@ -36,6 +37,7 @@ class Finish:
     input_length: int
     queue_seconds: float
     inference_seconds: float
+    prefill_seconds: float = 0.0
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
     stop: str | None = None
 

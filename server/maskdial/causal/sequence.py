@@ -524,6 +524,7 @@ class Sequence:
             input_length=self.num_source or self.num_prompt,
             queue_seconds=self.started_at - self.arrived_at,
             inference_seconds=now - self.started_at,
+            prefill_seconds=(self.first_token_at or now) - self.started_at,
             prompt_logprobs=self.prompt_logprobs,
             stop=self._stops.found if reason == "stop_sequence" else None,
         )

@@ -1,10 +1,14 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from fastapi import Response
 
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
-from maskdial.causal.generate import Generation, timings
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.generate import Completion
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.anthropic.blocks import Envelope, EventWriter, whole_message
@@ -16,42 +20,58 @@ from maskdial.dialects.anthropic.errors import (
 )
 from maskdial.dialects.anthropic.replies import AssistantMessage, TokenCount
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE, Renderer, write
 from maskdial.engine.offload import offload
-from maskdial.http.replies import json_reply, timing_headers, warnings_header
-from maskdial.http.sse import Frames
+from maskdial.errors import MaskdialError
+from maskdial.http.replies import json_reply
+
+_SECONDS_PER_TOKEN = 1e-5  # to read one
 
 
 async def messages(call: Call[MessagesBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
     body = call.body
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     chat = body.request(model)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
     envelope = Envelope(model.name, prompt, body.max_tokens, body.shows_thinking)
-    reader = ReplyReader(chat, prompt, model)
-    warnings = warnings_header(generation.warnings)
-    if body.stream:
-        frames = _frames(generation, EventWriter(envelope, reader))
-        return await call.stream(frames, error_frame, warnings)
-    (completion,) = completions = await generation.complete()
-    (text,) = completion.texts
-    message = whole_message(envelope, reader, text.events)
-    return json_reply(message, headers=timing_headers(timings(completions)) | warnings)
+    renderer = MessageRenderer(envelope, ReplyReader(chat, prompt, model))
+    return await write(call, generation, renderer, streams=bool(body.stream))
 
 
-async def _frames(generation: Generation, writer: EventWriter) -> Frames:
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            frames = b"".join(map(event_frame, writer.events(event)))
-            if frames:
-                yield frames
+class MessageRenderer(Renderer):
+    """Writes a message, or its events.
+
+    Args:
+        envelope: of the reply.
+        reader: tells the parts of the reply apart.
+    """
+
+    def __init__(self, envelope: Envelope, reader: ReplyReader) -> None:
+        self._envelope = envelope
+        self._reader = reader
+        self._events = EventWriter(envelope, reader)
+
+    def reply(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        ((text,),) = (completion.texts for completion in completions)
+        return whole_message(self._envelope, self._reader, text.events)
+
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
+        return b"".join(map(event_frame, self._events.events(event)))
+
+    def error_frame(self, error: MaskdialError) -> bytes:
+        return error_frame(error)
+
+    def seconds(self, completions: Sequence[Completion]) -> float:
+        return sum(len(text.events) for each in completions for text in each.texts) * (
+            _SECONDS_PER_TOKEN
+        )
 
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """Counts the tokens of a conversation, with its tools and its system prompt."""
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     async with call.deadline.enforced():
         num_tokens = await _count(call.body.chat(GenerationRequest()), model)
     return json_reply({"input_tokens": num_tokens})

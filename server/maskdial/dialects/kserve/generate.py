@@ -1,21 +1,23 @@
 """`/v2/models/NAME/generate` and `/generate_stream`: Triton's generate extension."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired
 
 from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from maskdial.causal.generate import Generation, timings
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.generate import Completion
 from maskdial.dialects.body import TaskBody, example, parse_body
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.flow import WRITE, Renderer, write
 from maskdial.dialects.kserve.infer import kserve_error_reply
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.native.generate_bodies import GenerateBody
-from maskdial.errors import MaskdialError, ValidationError
-from maskdial.http.replies import encode_json, error_content, json_reply, timing_headers
-from maskdial.http.sse import Frames, data_frame
+from maskdial.errors import ValidationError
+from maskdial.http.replies import encode_json
+from maskdial.http.sse import data_frame
 
 
 class GenerateTextBody(Lenient, TaskBody):
@@ -40,20 +42,15 @@ class GenerateTextReply(TypedDict):
 
 async def generate(call: Call[GenerateTextBody]) -> Response:
     """Continues a prompt."""
-    generation, header = await _prepare(call)
-    completions = await generation.complete()
-    text = completions[0].texts[0].finish.generated_text
-    return json_reply(header | {"text_output": text}, headers=timing_headers(timings(completions)))
+    return await _answer(call, streams=False)
 
 
 async def generate_stream(call: Call[GenerateTextBody]) -> Response:
     """Continues a prompt as server-sent events, one per token."""
-    generation, header = await _prepare(call)
-    return await call.stream(_frames(generation, header), _error_frame, {})
+    return await _answer(call, streams=True)
 
 
-async def _prepare(call: Call[GenerateTextBody]) -> tuple[Generation, dict[str, str]]:
-    """The admitted request, and what its replies begin with."""
+async def _answer(call: Call[GenerateTextBody], *, streams: bool) -> Response:
     body = call.body
     content = {
         "inputs": body.text_input,
@@ -67,24 +64,27 @@ async def _prepare(call: Call[GenerateTextBody]) -> tuple[Generation, dict[str, 
     if parameters is not None and parameters.num_sequences > 1:
         raise ValidationError("parameters.n: there is one text; leave out n and best_of")
     try:
-        model = await inner.causal(GENERATE)
+        model = await inner.causal(WRITE)
         generation = await inner.generation(inner.body.request(model.defaults), model)
     except ValidationError as error:
         raise inner.located(error) from error
     header = {"model_name": model.name, "model_version": "1"}
     if body.id is not None:
         header["id"] = body.id
-    return generation, header
+    return await write(call, generation, _TextOutput(header), streams=streams)
 
 
-async def _frames(generation: Generation, header: dict[str, str]) -> Frames:
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            yield data_frame(encode_json(header | {"text_output": event.text}))
+class _TextOutput(Renderer):
+    """Writes a text, or of a stream what a token adds to it, behind what all replies begin with."""
 
+    def __init__(self, header: Mapping[str, str]) -> None:
+        self._header = dict(header)
 
-def _error_frame(error: MaskdialError) -> bytes:
-    return data_frame(encode_json(error_content(error)))
+    def reply(self, completions: Sequence[Completion]) -> dict[str, str]:
+        return self._header | {"text_output": completions[0].texts[0].finish.generated_text}
+
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
+        return data_frame(encode_json(self._header | {"text_output": event.text}))
 
 
 ROUTES = tuple(

@@ -14,10 +14,10 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import AT_LEAST_ONE, TaskBody, TokenId, example
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.flow import WRITE, write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.generate import GENERATE
-from maskdial.dialects.native.infill import InfillReply, write
+from maskdial.dialects.native.infill import CompletionRenderer, InfillReply
 from maskdial.dialects.openai.base import Gbnf, Lora
 from maskdial.dialects.openai.tokens import PromptBody, render
 from maskdial.dialects.sampling import SamplingFields, Stops
@@ -131,15 +131,17 @@ class TemplateBody(PromptBody):
 
 async def completion(call: Call[CompletionBody]) -> Response:
     """Continues a prompt, as llama.cpp does; with `"stream": true` as server-sent events."""
-    model = await call.causal(GENERATE)
-    return await write(call, call.body.request(model), model, streams=bool(call.body.stream))
+    model = await call.causal(WRITE)
+    generation = await call.generation(call.body.request(model), model)
+    renderer = CompletionRenderer(model.name, generation)
+    return await write(call, generation, renderer, streams=bool(call.body.stream))
 
 
 async def apply_template(call: Call[TemplateBody]) -> Response:
     """A conversation as the model's chat template writes it."""
     if call.body.messages is None:
         raise ValidationError("this field is required", field="messages")
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     return json_reply({"prompt": await render(call.body, model)})
 
 

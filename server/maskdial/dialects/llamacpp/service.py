@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 import maskdial
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE
 from maskdial.engine.model import max_length
 from maskdial.engine.timing import Deadline
 from maskdial.errors import MaskdialError, NotFoundError
@@ -143,11 +143,11 @@ async def _answer(request: Request, describe: Any) -> Response:
     choice = ModelChoice.of(request.query_params.get("model"))
     try:
         async with Deadline(None, server.config).enforced():
-            lease = await server.models.lease(choice, GENERATE)
+            lease = await server.models.lease(choice, WRITE)
     except MaskdialError as error:
         return error_reply(error)
     try:
-        model = server.models.pick(lease, choice, GENERATE)
+        model = server.models.pick(lease, choice, WRITE)
         if not isinstance(model, CausalModel):
             message = f"model {model.name!r} has no slots; it writes whole canvases"
             return error_reply(NotFoundError(message))

@@ -9,24 +9,17 @@ from fastapi import Response
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text, timings
+from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.diffusion import WriteTask, find_model
+from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.native import generate_diffusion
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
-from maskdial.engine.offload import offload
-from maskdial.errors import MaskdialError, ValidationError
-from maskdial.http.replies import (
-    encode_json,
-    error_content,
-    json_reply,
-    timing_headers,
-    truncation_header,
-    warnings_header,
-)
-from maskdial.http.sse import Frames, data_frame
+from maskdial.errors import ValidationError
+from maskdial.http.replies import encode_json
+from maskdial.http.sse import data_frame
 from maskdial.registry.served import ServedModel
 
 _SECONDS_PER_TOKEN = 1e-6  # to render one
@@ -86,22 +79,51 @@ async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = Fal
     if stream:
         _check_streamable(body, parameters)
     generation = await call.generation(body.request(model.defaults), model)
-    if stream:
-        (prompt,) = generation.prompts
-        return await call.stream(
-            _frames(generation, parameters, model.tokenizer),
-            _error_frame,
-            truncation_header(prompt.num_truncated) | warnings_header(generation.warnings),
-        )
-    completions = await generation.complete()
+    renderer = _TextRenderer(body, parameters, generation, model.tokenizer, as_list=as_list)
+    return await write(call, generation, renderer, streams=stream)
 
-    def reply() -> Response:
-        replies = [_reply(each, parameters, model.tokenizer) for each in completions]
-        single = not body.batch and (isinstance(replies[0], list) or not as_list)
-        headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
-        return json_reply(replies[0] if single else replies, headers=headers)
 
-    return await offload(reply, _count_described(completions, parameters) * _SECONDS_PER_TOKEN)
+class _TextRenderer(Renderer):
+    """Writes what text-generation-inference replies with.
+
+    Args:
+        body: the request.
+        parameters: its own.
+        generation: the admitted request.
+        tokenizer: the model's.
+        as_list: whether a single text is in a list as well.
+    """
+
+    def __init__(
+        self,
+        body: GenerateBody,
+        parameters: GenerateParameters,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        *,
+        as_list: bool,
+    ) -> None:
+        self._batch = body.batch
+        self._parameters = parameters
+        self._tokenizer = tokenizer
+        self._as_list = as_list
+        prompt = generation.prompts[0]
+        self._prefix = (prompt.text or "") if parameters.return_full_text else ""
+        self._speller = TokenSpeller(tokenizer, prompt.context_ids)
+
+    def reply(self, completions: Sequence[Completion]) -> object:
+        replies = [_reply(each, self._parameters, self._tokenizer) for each in completions]
+        single = not self._batch and (isinstance(replies[0], list) or not self._as_list)
+        return replies[0] if single else replies
+
+    def seconds(self, completions: Sequence[Completion]) -> float:
+        return _count_described(completions, self._parameters) * _SECONDS_PER_TOKEN
+
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
+        content = _stream_event(event, self._prefix)
+        if self._parameters.top_n_tokens:
+            content["top_tokens"] = _top_tokens(event, self._speller, self._tokenizer)
+        return data_frame(encode_json(content))
 
 
 def _check_streamable(body: GenerateBody, parameters: GenerateParameters) -> None:
@@ -158,25 +180,6 @@ def _text_reply(
             tops = [_top_tokens(event, speller, tokenizer) for event in text.events]
             reply["details"]["top_tokens"] = tops
     return reply
-
-
-async def _frames(
-    generation: Generation, parameters: GenerateParameters, tokenizer: Tokenizer
-) -> Frames:
-    """The events of a stream, one per token."""
-    (prompt,) = generation.prompts
-    prefix = (prompt.text or "") if parameters.return_full_text else ""
-    speller = TokenSpeller(tokenizer, prompt.context_ids)
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            content = _stream_event(event, prefix)
-            if parameters.top_n_tokens:
-                content["top_tokens"] = _top_tokens(event, speller, tokenizer)
-            yield data_frame(encode_json(content))
-
-
-def _error_frame(error: MaskdialError) -> bytes:
-    return data_frame(encode_json(error_content(error)))
 
 
 def _stream_event(event: TokenEvent, prefix: str) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from maskdial.dialects.diffusion import (
     parts,
     refuse_others,
 )
+from maskdial.dialects.flow import error_frame
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.engine.timing import Timed, Timings
-from maskdial.errors import MaskdialError, ValidationError
-from maskdial.http.replies import encode_json, error_content, json_reply, timing_headers
+from maskdial.errors import ValidationError
+from maskdial.http.replies import encode_json, json_reply, timing_headers
 from maskdial.http.sse import Frames, data_frame
 from maskdial.unmasking.canvas import FilledToken
 from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar
@@ -40,7 +41,7 @@ async def answer(
     texts = parts(call, model, TextPrompt(call.body.prompt), plan)
     if stream:
         first = await anext(texts)  # what cannot be done is told before the stream begins
-        return await call.stream(writer.frames(first, texts), _error_frame, {})
+        return await call.stream(writer.frames(first, texts), error_frame, {})
     timings = Timings(0.0, 0.0, 0)
     async for part in texts:
         timings += part.timings
@@ -129,7 +130,3 @@ def _details(text: TextSoFar) -> dict[str, Any]:
         "seed": text.seed,
         "input_length": len(text.prompt_ids),
     }
-
-
-def _error_frame(error: MaskdialError) -> bytes:
-    return data_frame(encode_json(error_content(error)))

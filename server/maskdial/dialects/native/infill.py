@@ -3,7 +3,7 @@
 A causal model writes it if its tokenizer has fill-in-the-middle tokens; a masked one fills masks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, Self
 
@@ -14,25 +14,20 @@ from typing_extensions import TypedDict
 
 from maskdial.bounds import Range, Size
 from maskdial.bundle.manifest import Manifest
-from maskdial.causal.events import Finish
-from maskdial.causal.generate import Generation, timings
+from maskdial.causal.events import Finish, TokenEvent
+from maskdial.causal.generate import Completion, Generation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.flow import Renderer, error_frame, write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.base import Lora
 from maskdial.dialects.sampling import SamplingFields, Stops
-from maskdial.errors import MaskdialError, ValidationError
+from maskdial.errors import ValidationError
 from maskdial.grammar.source import GrammarRequest
-from maskdial.http.replies import (
-    encode_json,
-    error_content,
-    json_reply,
-    timing_headers,
-    truncation_header,
-)
+from maskdial.http.replies import encode_json, json_reply, timing_headers
 from maskdial.http.sse import Frames, data_frame
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.fill_jointly import DEFAULT_BLANK, MAX_BEAMS, MAX_BLANK, JointToken
@@ -234,38 +229,41 @@ async def infill(call: Call[InfillBody]) -> Response:
 
 
 async def _write(call: Call[InfillBody], model: CausalModel) -> Response:
-    return await write(call, call.body.causal(model), model, streams=bool(call.body.stream))
+    generation = await call.generation(call.body.causal(model), model)
+    renderer = CompletionRenderer(model.name, generation)
+    return await write(call, generation, renderer, streams=bool(call.body.stream))
 
 
-async def write(
-    call: Call[Any], request: GenerationRequest, model: CausalModel, *, streams: bool
-) -> Response:
-    """A text of a causal model, as llama.cpp replies with it."""
-    generation = await call.generation(request, model)
-    (prompt,) = generation.prompts
-    common = {"model": model.name, "truncated": prompt.num_truncated > 0}
-    if streams:
-        headers = truncation_header(prompt.num_truncated)
-        return await call.stream(_frames(generation, common), _error_frame, headers)
-    (completion,) = await generation.complete()
-    (text,) = completion.texts
-    reply = _ending(text.finish) | common
-    reply |= {"content": text.finish.generated_text, "tokens": [e.token_id for e in text.events]}
-    return json_reply(reply, headers=timing_headers(timings([completion])))
+class CompletionRenderer(Renderer):
+    """Writes one text as llama.cpp replies with it.
 
+    Args:
+        model_name: of the model that writes it.
+        generation: the admitted request, of one prompt.
+    """
 
-async def _frames(generation: Generation, common: dict[str, Any]) -> Frames:
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            part = {"index": 0, "content": event.text, "tokens": [event.token_id], "stop": False}
-            yield data_frame(encode_json(part))
-            if event.finish is not None:
-                last = _ending(event.finish) | common | {"content": "", "tokens": []}
-                yield data_frame(encode_json(last))
+    def __init__(self, model_name: str, generation: Generation) -> None:
+        (prompt,) = generation.prompts
+        self._common = {"model": model_name, "truncated": prompt.num_truncated > 0}
 
+    def reply(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        ((text,),) = (completion.texts for completion in completions)
+        return (
+            _ending(text.finish)
+            | self._common
+            | {
+                "content": text.finish.generated_text,
+                "tokens": [event.token_id for event in text.events],
+            }
+        )
 
-def _error_frame(error: MaskdialError) -> bytes:
-    return data_frame(encode_json(error_content(error)))
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
+        part = {"index": 0, "content": event.text, "tokens": [event.token_id], "stop": False}
+        frames = data_frame(encode_json(part))
+        if event.finish is not None:
+            last = _ending(event.finish) | self._common | {"content": "", "tokens": []}
+            frames += data_frame(encode_json(last))
+        return frames
 
 
 def _ending(finish: Finish) -> dict[str, Any]:
@@ -312,7 +310,7 @@ async def _fill(call: Call[InfillBody], model: MaskedModel) -> Response:
     async def frames() -> Frames:
         yield data_frame(encode_json(reply))
 
-    return await call.stream(frames(), _error_frame, headers)
+    return await call.stream(frames(), error_frame, headers)
 
 
 ROUTES = (

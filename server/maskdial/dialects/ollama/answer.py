@@ -1,7 +1,7 @@
 """How Ollama's dialect answers: one object, or lines that grow to it."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -11,18 +11,20 @@ from pydantic_core import from_json
 
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text, timings
+from maskdial.causal.generate import Completion, Generation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE, Renderer, write
 from maskdial.dialects.ollama.body import TextBody
 from maskdial.dialects.ollama.errors import LINES, error_line, line
 from maskdial.dialects.openai.logprobs import chat_logprobs
-from maskdial.errors import ForbiddenError, UnauthorizedError, ValidationError
-from maskdial.http.replies import json_reply, timing_headers, truncation_header, warnings_header
-from maskdial.http.sse import Frames, StreamForm
+from maskdial.errors import ForbiddenError, MaskdialError, UnauthorizedError, ValidationError
+from maskdial.http.replies import json_reply
+from maskdial.http.sse import StreamForm
+
+_SECONDS_PER_TOKEN = 1e-5  # to read one
 
 
 @dataclass(slots=True)
@@ -103,37 +105,30 @@ class PartReader:
 
 @dataclass(slots=True)
 class Clock:
-    """When a request began, had its model, its first token and its last one; in nanoseconds."""
+    """When a request began, and when it had its model; in nanoseconds."""
 
     began: int = field(default_factory=time.perf_counter_ns)
     loaded: int = 0
-    first: int = 0
-    last: int = 0
 
     def load(self) -> None:
         """Notes that the model is loaded."""
         self.loaded = time.perf_counter_ns()
 
-    def tick(self) -> None:
-        """Notes a token."""
-        self.last = time.perf_counter_ns()
-        self.first = self.first or self.last
-
     def durations(self, prompt: Prompt, finish: Finish) -> dict[str, int]:
         """What the end of a reply says of them; clients divide by those of tokens."""
-        waited = self.loaded + int(finish.queue_seconds * 1e9)
+        decoding = finish.inference_seconds - finish.prefill_seconds
         return {
             "total_duration": time.perf_counter_ns() - self.began,
             "load_duration": self.loaded - self.began,
             "prompt_eval_count": len(prompt.ids),
-            "prompt_eval_duration": max(self.first - waited, 1),
+            "prompt_eval_duration": max(int(finish.prefill_seconds * 1e9), 1),
             "eval_count": finish.generated_tokens,
-            "eval_duration": max(self.last - self.first, 1),
+            "eval_duration": max(int(decoding * 1e9), 1),
         }
 
 
-class LineWriter:
-    """Writes the lines of one reply.
+class LineRenderer(Renderer):
+    """Writes one reply, whole or line by line.
 
     Args:
         name: of the model, as the client wrote it.
@@ -151,31 +146,30 @@ class LineWriter:
         self._reader = reader
         self._prompt = prompt
         self._clock = clock
+        # A line that adds nothing keeps a stream alive.
+        self.form = StreamForm(LINES, line(self._line(Part())))
 
-    def lines(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
-        """The lines of a stream for one token; the last one has the counts."""
-        self._clock.tick()
+    def reply(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        ((text,),) = (completion.texts for completion in completions)
+        whole = Part()
+        for event in text.events:
+            whole.add(self._reader.push(event))
+        return self._line(whole) | self._ending(text.finish)
+
+    def seconds(self, completions: Sequence[Completion]) -> float:
+        return sum(len(text.events) for each in completions for text in each.texts) * (
+            _SECONDS_PER_TOKEN
+        )
+
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
         part = self._reader.push(event)
-        if part:
-            yield self._line(part)
-        if event.finish is not None:
-            yield self._line(Part()) | self._ending(event.finish)
+        frames = line(self._line(part)) if part else b""
+        if event.finish is not None:  # the last line has the counts
+            frames += line(self._line(Part()) | self._ending(event.finish))
+        return frames
 
-    def whole(self, events: Iterable[TokenEvent], part: Part) -> dict[str, Any]:
-        """The reply as one object."""
-        *_, last = events
-        assert last.finish is not None, "the last event of a text has its finish"
-        return self._line(part) | self._ending(last.finish)
-
-    def push(self, event: TokenEvent) -> Part:
-        """What a token adds to a whole reply."""
-        self._clock.tick()
-        return self._reader.push(event)
-
-    @property
-    def nothing(self) -> bytes:
-        """A line that adds nothing, which keeps a stream alive."""
-        return line(self._line(Part()))
+    def error_frame(self, error: MaskdialError) -> bytes:
+        return error_line(error)
 
     def _line(self, part: Part) -> dict[str, Any]:
         logprobs = {"logprobs": part.logprobs} if part.logprobs else {}
@@ -210,28 +204,8 @@ async def answer(
     (prompt,) = generation.prompts
     speller = TokenSpeller(model.tokenizer, prompt.context_ids) if body.logprobs else None
     name = body.model or model.name
-    writer = LineWriter(name, shape, PartReader(read, speller), prompt, clock)
-    warnings = warnings_header(generation.warnings)
-    if body.streams:
-        form = StreamForm(LINES, writer.nothing)
-        headers = truncation_header(prompt.num_truncated) | warnings
-        return await call.stream(_frames(generation, writer), error_line, headers, form)
-    events: list[TokenEvent] = []
-    whole = Part()
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            events.append(event)
-            whole.add(writer.push(event))
-    headers = timing_headers(timings([Completion(prompt, [Text(events)])]))
-    return json_reply(writer.whole(events, whole), headers=headers | warnings)
-
-
-async def _frames(generation: Generation, writer: LineWriter) -> Frames:
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            lines = b"".join(map(line, writer.lines(event)))
-            if lines:
-                yield lines
+    renderer = LineRenderer(name, shape, PartReader(read, speller), prompt, clock)
+    return await write(call, generation, renderer, streams=body.streams)
 
 
 async def keep(call: Call[Any], body: TextBody, shape: Shape) -> Response:
@@ -255,7 +229,7 @@ async def keep(call: Call[Any], body: TextBody, shape: Shape) -> Response:
     elif body.keep_alive is not None and name is not None and _is_admin(call):
         await models.load(name, keep_alive=body.keep_alive)
     else:
-        name = (await call.causal(GENERATE)).name
+        name = (await call.causal(WRITE)).name
     content = opening(body.model or name or "") | shape(Part())
     return json_reply(content | {"done": True, "done_reason": reason})
 

@@ -11,7 +11,7 @@ from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import MAX_MESSAGES, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE
 from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
 from maskdial.dialects.ollama.body import TextBody
 from maskdial.dialects.ollama.messages import MessageBody, ToolBody, conversation
@@ -63,7 +63,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
     body, clock = call.body, Clock()
     if body.is_empty:
         return await keep(call, body, _message)
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     clock.load()
     body.note_context(call, model)
     request = body.chat(model)

@@ -15,7 +15,7 @@ from maskdial.causal.request import Infilling
 from maskdial.causal.tools import ContentDelta
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE
 from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
 from maskdial.dialects.ollama.body import Images, TextBody
 from maskdial.errors import ValidationError
@@ -106,7 +106,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
     body, clock = call.body, Clock()
     if body.is_empty:
         return await keep(call, body, _response)
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     clock.load()
     body.note_context(call, model)
     chat = body.chat(model)

@@ -15,7 +15,6 @@ from maskdial.causal.drafts.prediction import PredictionFollower
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
-from maskdial.causal.request import GenerationRequest
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -26,11 +25,12 @@ from maskdial.causal.tools import (
 from maskdial.dialects.body import MAX_MESSAGES, FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.diffusion import UnmaskingModel, find_model, render
+from maskdial.dialects.flow import WRITE, write
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.generation import FINISH_REASONS, answer
+from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
 from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
 from maskdial.dialects.openai.replies import ChatReply
@@ -226,11 +226,8 @@ class ChatBody(GenerationBody):
         excluded = self.reasoning is not None and self.reasoning.exclude
         return self.include_reasoning is not False and not excluded
 
-    def request(self, model: CausalModel) -> GenerationRequest:
-        return self.chat(model).generation_for(model)
 
-
-class ChatWriter:
+class ChatRenderer(ChoiceRenderer[ChatBody]):
     """Writes messages, and their deltas in streams."""
 
     id_prefix = "chatcmpl"
@@ -238,9 +235,11 @@ class ChatWriter:
     chunk_object = "chat.completion.chunk"
     seconds_per_token = 5e-6  # to tell calls and reasoning from the text
 
-    def __init__(self, body: ChatBody, generation: Generation, model: CausalModel) -> None:
-        self._body = body
-        self._request = body.chat(model)
+    def __init__(
+        self, body: ChatBody, chat: ChatRequest, generation: Generation, model: CausalModel
+    ) -> None:
+        super().__init__(body, generation, model)
+        self._request = chat
         (self._prompt,) = generation.prompts
         self._model = model
         self._streams: list[_Stream] = []
@@ -371,9 +370,15 @@ def _finish_reason(reason: ReplyFinish) -> str:
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    if (model := await find_model(call)) is not None:
-        return await _unmask(call, model)
-    return await answer(call, ChatWriter)
+    if (unmasking := await find_model(call)) is not None:
+        return await _unmask(call, unmasking)
+    model = await call.causal(WRITE)
+    body = call.body
+    body.check_causal()
+    chat = body.chat(model)
+    generation = await call.generation(chat.generation_for(model), model)
+    renderer = ChatRenderer(body, chat, generation, model)
+    return await write(call, generation, renderer, streams=bool(body.stream))
 
 
 async def _unmask(call: Call[ChatBody], model: UnmaskingModel) -> Response:

@@ -1,6 +1,6 @@
 """`POST /v1/completions`: prompts to continue, as texts or as token ids."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Self
@@ -20,6 +20,7 @@ from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.diffusion import UnmaskingModel, find_model
+from maskdial.dialects.flow import WRITE, write
 from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import (
     AnyInput,
@@ -30,7 +31,7 @@ from maskdial.dialects.openai.base import (
     is_batch,
 )
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.generation import FINISH_REASONS, answer
+from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
 from maskdial.dialects.openai.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
@@ -120,18 +121,14 @@ class CompletionsBody(GenerationBody):
         )
 
 
-class CompletionsWriter:
+class CompletionsRenderer(ChoiceRenderer[CompletionsBody]):
     """Writes `text_completion` objects, which are the same in streams."""
 
     id_prefix = "cmpl"
     object = chunk_object = "text_completion"
-    seconds_per_token = 0.0
-    details = None
 
     def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
-        self._body = body
-        self._prompts = generation.prompts
-        self._tokenizer = model.tokenizer
+        super().__init__(body, generation, model)
         self._streams: dict[int, _Described] = {}
         self._echoed: set[int] = set()
 
@@ -218,7 +215,21 @@ async def completions(call: Call[CompletionsBody]) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
     if (model := await find_model(call)) is not None:
         return await _unmask(call, model)
-    return await answer(call, CompletionsWriter)
+    return await answer(call, CompletionsRenderer)
+
+
+MakeRenderer = Callable[[CompletionsBody, Generation, CausalModel], CompletionsRenderer]
+"""Makes the renderer of an admitted request."""
+
+
+async def answer(call: Call[Any], make_renderer: MakeRenderer) -> Response:
+    """Answers a body as one reply or as a stream."""
+    body = call.body
+    model = await call.causal(WRITE)
+    body.check_causal()
+    generation = await call.generation(body.request(model), model)
+    renderer = make_renderer(body, generation, model)
+    return await write(call, generation, renderer, streams=bool(body.stream))
 
 
 async def _unmask(call: Call[CompletionsBody], model: UnmaskingModel) -> Response:

@@ -12,9 +12,8 @@ from maskdial.causal.generate import Completion, Generation, Text
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
-from maskdial.dialects.openai.completions import CompletionsBody, CompletionsWriter
+from maskdial.dialects.openai.completions import CompletionsBody, CompletionsRenderer, answer
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.generation import answer
 from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ChatReply
 
@@ -31,7 +30,7 @@ class FimBody(CompletionsBody):
     prompt: str = Field(description="The text before the gap.")
 
 
-class FimWriter(CompletionsWriter):
+class FimRenderer(CompletionsRenderer):
     """Writes texts as messages."""
 
     id_prefix = "fim"
@@ -83,7 +82,7 @@ async def fim_completions(call: Call[FimBody]) -> Response:
 
     Without a suffix, it continues the prompt.
     """
-    return await answer(call, FimWriter)
+    return await answer(call, FimRenderer)
 
 
 ROUTES = (openai_route("/v1/fim/completions", fim_completions, FimBody, ChatReply, streams=True),)

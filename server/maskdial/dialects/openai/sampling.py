@@ -254,10 +254,6 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
         """Whether the reply has the prompt and no text."""
         return False
 
-    @abstractmethod
-    def request(self, model: CausalModel) -> GenerationRequest:
-        """The body as a dialect-neutral request."""
-
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""
         return {

@@ -13,7 +13,7 @@ from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import MAX_MESSAGES, FieldError, TokenId, example
 from maskdial.dialects.call import Call, endpoint
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE
 from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
@@ -180,7 +180,7 @@ async def tokenizer_info(request: Request) -> Response:
     """
     server = server_context(request)
     choice = ModelChoice.of(request.query_params.get("model"))
-    task = GENERATE if choice.name is None and server.models.does(GENERATE) else TOKENIZE
+    task = WRITE if choice.name is None and server.models.does(WRITE) else TOKENIZE
     try:
         async with Deadline(None, server.config).enforced():
             lease = await server.models.lease(choice, task)

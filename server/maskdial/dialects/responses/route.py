@@ -5,6 +5,7 @@ list of items: reasoning, a message, function calls.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Response
@@ -12,11 +13,11 @@ from fastapi import Response
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Generation, timings
+from maskdial.causal.generate import Completion
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.generate import GENERATE
+from maskdial.dialects.flow import WRITE, Renderer, write
 from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, openai_route
 from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ResponseReply
@@ -25,21 +26,14 @@ from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.output import Event, ResponseOutput, Status
 from maskdial.dialects.responses.stored import StoredTurn, begin
 from maskdial.dialects.responses.tools import by_model_name, tool_warnings
-from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, OverloadedError, PromptTooLongError, ValidationError
-from maskdial.http.replies import (
-    encode_json,
-    json_reply,
-    timing_headers,
-    truncation_header,
-    warnings_header,
-)
-from maskdial.http.sse import Frames, named_frame
+from maskdial.http.replies import encode_json
+from maskdial.http.sse import named_frame
 
 _SECONDS_PER_TOKEN = 1e-5  # to read one
 
 
-class ResponseWriter:
+class ResponseWriter(Renderer):
     """Writes one response: token by token as stream events, and whole once it has ended.
 
     Attributes:
@@ -56,6 +50,7 @@ class ResponseWriter:
     ) -> None:
         self.response: dict[str, Any] = {}
         self._prompt = prompt
+        self._turn = turn
         self._reader = ReplyReader(chat, prompt, model)
         self._speller = TokenSpeller(model.tokenizer, prompt.ids)
         self._describes_tokens = body.describes_tokens
@@ -87,20 +82,42 @@ class ResponseWriter:
             events.append({"type": f"response.{status}", "response": self.response})
         return events
 
-    def frame(self, event: Event) -> bytes:
+    def reply(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        for completion in completions:
+            for text in completion.texts:
+                for token in text.events:
+                    self.push(token)
+        return self.response
+
+    def seconds(self, completions: Sequence[Completion]) -> float:
+        return sum(len(text.events) for each in completions for text in each.texts) * (
+            _SECONDS_PER_TOKEN
+        )
+
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
+        events = self.push(event)
+        if event.finish is not None:  # the last event tells that it can be retrieved
+            await self.finish()
+        return b"".join(map(self._frame, events))
+
+    async def finish(self) -> None:
+        """Stores the response."""
+        await self._turn.save_written(self.response)
+
+    def _frame(self, event: Event) -> bytes:
         """An event as it is sent, with its sequence number."""
         numbered = {"type": event["type"], "sequence_number": self._num_events, **event}
         self._num_events += 1
         return named_frame(event["type"], encode_json(numbered))
 
-    def failed(self, error: MaskdialError) -> bytes:
+    def error_frame(self, error: MaskdialError) -> bytes:
         """The frames that end a stream which failed, possibly before its first token."""
         events = [] if self._num_events else self._begin()
         events += self._output.close("incomplete")
         about = {"code": _error_code(error), "message": error.message}
         content = self._content("failed") | {"error": about}
         events.append({"type": "response.failed", "response": content})
-        return b"".join(map(self.frame, events))
+        return b"".join(map(self._frame, events))
 
     def _begin(self) -> list[Event]:
         content = self._content("in_progress")
@@ -149,39 +166,14 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
     turn = await StoredTurn.of(call)
     if body.background and not turn.in_background:
         return await begin(call, turn)
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     chat = body.chat_request(model, turn.before)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
     writer = ResponseWriter(body, chat, prompt, model, turn)
-    warnings = warnings_header([*generation.warnings, *tool_warnings(body.tools)])
-    if body.stream:
-        return await call.stream(
-            _frames(generation, writer, turn),
-            writer.failed,
-            truncation_header(prompt.num_truncated) | warnings,
-        )
-    completions = await generation.complete()
-    ((text,),) = (completion.texts for completion in completions)
-
-    def write() -> None:
-        for token in text.events:
-            writer.push(token)
-
-    await offload(write, len(text.events) * _SECONDS_PER_TOKEN)
-    await turn.save_written(writer.response)
-    return json_reply(writer.response, headers=timing_headers(timings(completions)) | warnings)
-
-
-async def _frames(generation: Generation, writer: ResponseWriter, turn: StoredTurn) -> Frames:
-    """The events of a stream. It begins with the first token: an error before it has its status."""
-    async with generation.stream() as stream:
-        async for _, token in stream:
-            events = writer.push(token)
-            if writer.response:  # the last event tells that it can be retrieved
-                await turn.save_written(writer.response)
-            for event in events:
-                yield writer.frame(event)
+    return await write(
+        call, generation, writer, streams=bool(body.stream), warnings=tool_warnings(body.tools)
+    )
 
 
 ROUTES = (
