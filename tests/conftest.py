@@ -107,6 +107,22 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.meta_path.insert(0, plugin)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what its option -m does not choose
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the further cases of ``sampled`` tests as ``wide``."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        (num_kept,) = each[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        # Evenly spread: neighbours differ in their last parameter only.
+        kept = {index * len(each) // num_kept for index in range(num_kept)}
+        for index, item in enumerate(each):
+            if index not in kept:
+                item.add_marker("wide")
+
+
 def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this run share."""
     root = tmp_path_factory.getbasetemp()

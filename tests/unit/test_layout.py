@@ -1,6 +1,7 @@
 """The folders are the architecture: who may import whom, read from the sources."""
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -258,6 +259,26 @@ def test_dialects_know_no_engine() -> None:
     modules = modules_of("maskdial.dialects")
     faults = [broken(m, *engines, "maskdial.runtime", "onnxruntime") for m in modules]
     assert [fault for found in faults for fault in found] == []
+
+
+RUN_GENERATIONS = {
+    "flow",
+    # Replies without a stream, and with texts only
+    "kserve.answers",
+    "native.seq2seq",
+}
+
+
+def test_one_flow_runs_generations() -> None:
+    """A dialect renders tokens; it does not choose between a stream and a whole reply again."""
+    running = {
+        module.removeprefix("maskdial.dialects.")
+        for module in modules_of("maskdial.dialects")
+        if re.search(
+            r"generation\.(complete|stream)\(", module_path(module).read_text(encoding="utf-8")
+        )
+    }
+    assert running == RUN_GENERATIONS
 
 
 @pytest.mark.parametrize("module", modules_of("maskdial"))
