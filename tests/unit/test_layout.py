@@ -1,6 +1,7 @@
 """The folders are the architecture: who may import whom, read from the sources."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -154,6 +155,7 @@ def imports_in(tree: ast.Module, package: str) -> Iterator[Import]:
         pending.extend((child, deferred) for child in ast.iter_child_nodes(node))
 
 
+@functools.cache
 def imports_of(module: str) -> list[Import]:
     """What a module of ours imports."""
     file = module_path(module)
