@@ -126,10 +126,10 @@ test-sanitized: $(FOR_TESTING)
 	CXX=g++ $(BIN)/python -m maskdial.kernels build --sanitize --output $(SANITIZED)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TESTS_KERNELS=$$(ls $(SANITIZED)/*.so) \
-		$(BIN)/python -m pytest tests/kernels $(ARGS)
+		$(BIN)/python -m pytest tests/kernels -m "not zoo" $(ARGS)
 
 coverage: $(DEV)
-	$(PYTEST) --cov --cov-report=term --cov-report=html $(ARGS)
+	$(PYTEST) -m "not zoo and not webgpu and not cuda" --cov --cov-report=term --cov-report=html $(ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ from maskdial.errors import ConfigError
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.runtime.memory import Buffer
 from maskdial.server import Server
+from tests import wide
 from tests.documented import DocumentCheck
 
 # The collector goes through all objects of the tests and of torch: a fifth of the time that finding
@@ -109,18 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what its option -m does not choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the further cases of ``sampled`` tests as ``wide``."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("sampled") is not None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for each in cases.values():
-        (num_kept,) = each[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
-        # Evenly spread: neighbours differ in their last parameter only.
-        kept = {index * len(each) // num_kept for index in range(num_kept)}
-        for index, item in enumerate(each):
-            if index not in kept:
-                item.add_marker("wide")
+    wide.mark(items)
 
 
 def folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests import wide
 from tools import architecture_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -261,6 +262,12 @@ def test_dialects_know_no_engine() -> None:
     modules = modules_of("maskdial.dialects")
     faults = [broken(m, *engines, "maskdial.runtime", "onnxruntime") for m in modules]
     assert [fault for found in faults for fault in found] == []
+
+
+def test_what_make_test_leaves_out_exists() -> None:
+    files = [f"tests/{path.relative_to(ROOT / 'tests')}" for path in (ROOT / "tests").rglob("*.py")]
+    for beginning in (*wide.CASES, *wide.WIDE):
+        assert any(file.startswith(beginning) for file in files), beginning
 
 
 RUN_GENERATIONS = {
