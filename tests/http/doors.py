@@ -49,7 +49,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
         *("/v1/completions", "/v1/chat/completions", "/models/{name:path}/v1/chat/completions"),
         *("/chat/completions", "/completion", "/apply-template", "/v1/fim/completions"),
         *("/v1/responses", "/v1/responses/{id}/cancel", "/v1/embeddings", "/v1/rerank"),
-        *("/v2/rerank", "/v2/embed", "/v1/embed", "/v1/decisions", "/v1/systemone"),
+        *("/v1/score", "/v2/rerank", "/v2/embed", "/v1/embed", "/v1/decisions", "/v1/systemone"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/batches"),
         *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
         *("/api/pull",),

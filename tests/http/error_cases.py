@@ -19,6 +19,7 @@ CHOICES = [{"value": "POSITIVE"}, {"value": "NEGATIVE"}]
 QUESTION = {"type": "choice", "instructions": "How is it?", "choices": CHOICES}
 NOUL = {"type": "noul", "instructions": "Is it good?"}
 SENTIMENTS = {"type": "choice", "criteria": {"POSITIVE": None, "NEGATIVE": "bad"}}
+PAIRS = {"model": "rerank", "text_1": "Who?", "text_2": ["a", "b"]}
 RANKING = {"model": "rerank", "query": "Who?", "documents": ["a", "b"]}
 GENERATION = {"model": "hybrid", "inputs": "Once", "parameters": {"max_new_tokens": 1}}
 SUMMARY: dict[str, Any] = {"inputs": TEXT, "parameters": {"generate_parameters": {}}}
@@ -74,6 +75,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "embed", "input": TEXT},
     "/v1/rerank": RANKING,
     "/v2/rerank": RANKING,
+    "/v1/score": PAIRS,
     "/v2/embed": {"model": "embed", "texts": [TEXT]},
     "/v1/embed": {"model": "embed", "texts": [TEXT]},
     "/v1/decisions": {"model": "sentiment", "input": TEXT, "questions": [QUESTION]},
@@ -807,6 +809,27 @@ MORE: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/rerank": _DOCUMENTS,
     "/v2/rerank": _DOCUMENTS,
+    "/v1/score": [
+        {"text_1": None},
+        {"text_1": ""},
+        {"text_1": LONG},
+        {"text_1": ["a", "b", "c"]},
+        {"text_2": []},
+        {"text_2": ["a", 7]},
+        {"text_2": ["a", ""]},
+        {"text_2": ["a", LONG]},
+        {"text_2": ["a"] * 257},
+        {"text_1": ["a", LONG]},
+        {"queries": "a"},
+        {"text_1": None, "text_2": None, "queries": "a", "data_2": "b"},
+        {"text_1": None, "text_2": None, "queries": ["a", "b"], "items": ["a", "b", "c"]},
+        {"model": "embed", "text_2": ["a", LONG]},
+        {"truncate_prompt_tokens": 7},
+        {"use_activation": 1},
+        {"model": "sentiment"},
+        {"model": "chat"},
+        {"timeout": 1e-9},
+    ],
     "/v2/embed": [
         {"texts": None},
         {"texts": ["a", ""]},

@@ -35,7 +35,7 @@ from maskdial.dialects.native import (
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
 from maskdial.dialects.openai import adapters as openai_adapters
-from maskdial.dialects.openai import chat, completions, decisions, embeddings, fim, rerank
+from maskdial.dialects.openai import chat, completions, decisions, embeddings, fim, rerank, scores
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
 from maskdial.dialects.openai import tokens as openai_tokens
@@ -48,6 +48,7 @@ from maskdial.registry.served import Task
 # Paths that the OpenAI dialect, vLLM and llama.cpp have, too.
 _SHARED = {
     "/rerank": (rerank.SHARER,),
+    "/score": (scores.SHARER,),
     "/tokenize": (openai_tokens.CONTENT_SHARER, openai_tokens.TOKENIZE_SHARER),
     "/detokenize": (openai_tokens.DETOKENIZE_SHARER,),
 }
@@ -71,6 +72,7 @@ ROUTES = (
     *openai_responses.ROUTES,
     *embeddings.ROUTES,
     *rerank.ROUTES,
+    *scores.ROUTES,
     *cohere_embed.ROUTES,
     *decisions.ROUTES,
     *systemone.ROUTES,

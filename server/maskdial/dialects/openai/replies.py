@@ -195,6 +195,25 @@ class RankReply(TypedDict):
     usage: PromptUsage
 
 
+class PairScore(TypedDict):
+    """The score of a pair by its index in the request."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreListReply(TypedDict):
+    """Scores of pairs, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: PromptUsage
+
+
 class TokensReply(TypedDict):
     """The token ids of a prompt."""
 
