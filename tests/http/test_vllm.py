@@ -1,5 +1,6 @@
-"""vLLM's routes for models that do not generate: `/v1/score`, and its body on `/score`."""
+"""vLLM's routes for models that do not generate: `/v1/score`, its body on `/score`, `/pooling`."""
 
+import base64
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,3 +150,76 @@ def test_what_is_wrong_with_pairs_is_said(
         native = http.post("/score", json={"model": "ranker", **body})
         assert (native.status_code, native.json()["error_type"]) == (422, "validation")
         assert native.json()["error"] == reply.json()["error"]["message"]
+
+
+def pooled(http: httpx.Client, **body: Any) -> list[Any]:
+    reply = ask(http, "/pooling", **body)
+    assert reply["id"].startswith("pool-")
+    assert [each["index"] for each in reply["data"]] == [*range(len(reply["data"]))]
+    assert {each["object"] for each in reply["data"]} == {"pooling"}
+    assert reply["usage"]["total_tokens"] > 0
+    return [each["data"] for each in reply["data"]]
+
+
+def test_pooling_embeds(http: httpx.Client) -> None:
+    vectors = ask(http, "/embed", model="embedder", inputs=TEXTS)
+    assert pooled(http, model="embedder", input=TEXTS) == vectors
+    assert pooled(http, model="embedder", input=TEXTS, task="embed") == vectors
+    ids = ask(http, "/tokenize", model="embedder", prompt=TEXTS[0])["tokens"]
+    assert pooled(http, model="embedder", input=ids) == vectors[:1]
+    short = ask(http, "/embed", model="embedder", inputs=TEXTS[0], dimensions=24)
+    assert pooled(http, model="embedder", input=TEXTS[0], dimensions=24) == short
+    unit = ask(http, "/embed", model="embedder", inputs=TEXTS, normalize=True)
+    assert pooled(http, model="embedder", input=TEXTS, use_activation=True) == unit
+
+
+def test_pooling_scores_labels_in_their_order(http: httpx.Client) -> None:
+    (manifest,) = read_manifests("sentiment", STARTER_FOLDER / "sentiment")
+    for body, function in (({}, "softmax"), ({"use_activation": False}, "none")):
+        answers = ask(
+            http,
+            "/classify",
+            model="sentiment",
+            inputs=TEXTS,
+            parameters={"function_to_apply": function},
+        )
+        by_label = [{each["label"]: each["score"] for each in text} for text in answers]
+        expected = [[text[label] for label in manifest.labels] for text in by_label]
+        assert pooled(http, model="sentiment", input=TEXTS, **body) == expected
+
+
+def test_pooling_has_a_row_for_each_token(http: httpx.Client) -> None:
+    rows = pooled(http, model="late", input=TEXTS[0])
+    assert rows == ask(http, "/embed-all", model="late", inputs=TEXTS[:1])
+    (tags,) = pooled(http, model="tagger", input=TEXTS[0])
+    np.testing.assert_allclose(np.sum(tags, axis=1), 1)
+    parameters = {"aggregation_strategy": "none", "ignore_labels": []}
+    tokens = ask(http, "/token-classify", model="tagger", inputs=TEXTS[0], parameters=parameters)
+    best = np.max(tags, axis=1)[[token["index"] for token in tokens]]
+    np.testing.assert_allclose(best, [token["score"] for token in tokens])
+
+
+def test_pooling_in_base64(http: httpx.Client) -> None:
+    for model in ("embedder", "tagger"):
+        (numbers,) = pooled(http, model=model, input=TEXTS[0])
+        (text,) = pooled(http, model=model, input=TEXTS[0], encoding_format="base64")
+        decoded = np.frombuffer(base64.b64decode(text), "<f4")
+        np.testing.assert_array_equal(decoded, np.array(numbers, np.float32).ravel())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"input": "a", "task": "embed"}, "task: model 'sentiment' does 'classify', not 'embed'"),
+        ({"input": [5, 6]}, "input: this model takes no token ids; send texts"),
+        ({"input": ["a", LONG]}, "input[1]: the text has 702 tokens"),
+        ({"input": "a", "dimensions": 3}, "dimensions: classify has none; leave it out"),
+        ({"input": "a", "embed_dtype": "float16"}, 'embed_dtype: only "float32" is supported'),
+        ({"messages": []}, "messages: conversations are not supported here; send their text"),
+        ({"model": "ranker2", "input": "a"}, "no model 'ranker2'"),
+    ],
+)
+def test_what_pooling_refuses(http: httpx.Client, body: dict[str, Any], words: str) -> None:
+    reply = http.post("/pooling", json={"model": "sentiment", **body})
+    assert reply.status_code == (404 if "no model" in words else 400)
+    assert reply.json()["error"]["message"].startswith(words)

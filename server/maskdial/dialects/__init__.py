@@ -35,7 +35,16 @@ from maskdial.dialects.native import (
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
 from maskdial.dialects.openai import adapters as openai_adapters
-from maskdial.dialects.openai import chat, completions, decisions, embeddings, fim, rerank, scores
+from maskdial.dialects.openai import (
+    chat,
+    completions,
+    decisions,
+    embeddings,
+    fim,
+    pooling,
+    rerank,
+    scores,
+)
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
 from maskdial.dialects.openai import tokens as openai_tokens
@@ -73,6 +82,7 @@ ROUTES = (
     *embeddings.ROUTES,
     *rerank.ROUTES,
     *scores.ROUTES,
+    *pooling.ROUTES,
     *cohere_embed.ROUTES,
     *decisions.ROUTES,
     *systemone.ROUTES,

@@ -48,7 +48,15 @@ from maskdial.dialects.ollama import generate as ollama_generate
 from maskdial.dialects.ollama import models as ollama_models
 from maskdial.dialects.openai import adapters as openai_adapters
 from maskdial.dialects.openai import chat as openai_chat
-from maskdial.dialects.openai import completions, decisions, embeddings, fim, rerank, scores
+from maskdial.dialects.openai import (
+    completions,
+    decisions,
+    embeddings,
+    fim,
+    pooling,
+    rerank,
+    scores,
+)
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.dialects.responses import stored as responses_stored
@@ -95,6 +103,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_tokens.TokensBody: {"tokens": [1]},
     cohere_embed.CohereEmbedBody: {"texts": ["a"]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
+    pooling.PoolingBody: {"input": "a"},
     scores.ScoresBody: {"text_1": "a", "text_2": "b"},
     decisions.DecisionsBody: {
         "input": "a",

@@ -62,7 +62,8 @@ class PoolingParameters(TruncationParameters):
     )
     use_activation: bool | None = Field(
         None,
-        description="Whether scores are probabilities; false: logits. Default: true.",
+        description="Whether scores are probabilities, and vectors have length 1; false: logits, "
+        "and vectors as they are. Default: as the model was trained.",
     )
 
     @property
