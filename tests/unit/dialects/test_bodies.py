@@ -53,6 +53,7 @@ from maskdial.dialects.openai import (
     decisions,
     embeddings,
     fim,
+    moderations,
     pooling,
     rerank,
     scores,
@@ -103,6 +104,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_tokens.TokensBody: {"tokens": [1]},
     cohere_embed.CohereEmbedBody: {"texts": ["a"]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
+    moderations.ModerationsBody: {"input": "a"},
     pooling.PoolingBody: {"input": "a"},
     scores.ScoresBody: {"text_1": "a", "text_2": "b"},
     decisions.DecisionsBody: {
