@@ -50,7 +50,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
         *("/chat/completions", "/completion", "/apply-template", "/v1/fim/completions"),
         *("/v1/responses", "/v1/responses/{id}/cancel", "/v1/embeddings", "/v1/rerank"),
         *("/v1/score", "/pooling", "/v1/moderations", "/v2/rerank", "/v2/embed", "/v1/embed"),
-        *("/v1/decisions", "/v1/systemone"),
+        *("/v2/chat", "/v1/decisions", "/v1/systemone"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/batches"),
         *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
         *("/api/pull",),

@@ -12,6 +12,7 @@ from fastapi import Response
 from maskdial.dialects import systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
+from maskdial.dialects.cohere import chat as cohere_chat
 from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
@@ -86,6 +87,7 @@ ROUTES = (
     *pooling.ROUTES,
     *moderations.ROUTES,
     *cohere_embed.ROUTES,
+    *cohere_chat.ROUTES,
     *decisions.ROUTES,
     *systemone.ROUTES,
     *openai_models.ROUTES,

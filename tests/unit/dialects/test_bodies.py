@@ -15,6 +15,7 @@ from maskdial.causal.sampling.params import CONTROLS, SamplingParams
 from maskdial.dialects import ROUTES, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
+from maskdial.dialects.cohere import chat as cohere_chat
 from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.kserve import generate as kserve_generate
@@ -103,6 +104,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     completion.CompletionBody: {"prompt": "a"},
     openai_tokens.TokensBody: {"tokens": [1]},
     cohere_embed.CohereEmbedBody: {"texts": ["a"]},
+    cohere_chat.CohereChatBody: {"messages": [{"role": "user", "content": "a"}]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
     moderations.ModerationsBody: {"input": "a"},
     pooling.PoolingBody: {"input": "a"},
