@@ -325,6 +325,14 @@ KINDS: tuple[Kind, ...] = (
         "/v1/messages/count_tokens",
         lambda n: {"model": "hybrid", "messages": [{"role": "user", "content": text(n)}]},
     ),
+    Kind("cohere chat", "/v2/chat", _chat()),
+    Kind("cohere chat stream", "/v2/chat", _chat(stream=True)),
+    Kind(
+        "moderations",
+        "/v1/moderations",
+        lambda n: {"model": "sentiment", "input": [text(n), word(n)]},
+    ),
+    Kind("pooling", "/pooling", lambda n: {"model": "sentiment", "input": [text(n), word(n)]}),
     Kind("decisions", "/v1/decisions", _decision),
     Kind("systemone", "/v1/systemone", _named_decision),
     Kind("ollama chat", "/api/chat", _ollama(stream=False)),
@@ -352,6 +360,18 @@ KINDS: tuple[Kind, ...] = (
             ("/v1/batches", lambda n: {"endpoint": word(n)}, ""),
             ("/v1/batches/{id}", None, "/v1/batches/batch_1"),
             ("/v1/batches/{id}/cancel", lambda _: {}, "/v1/batches/batch_1/cancel"),
+            ("/v1/messages/batches", lambda n: {"requests": word(n)}, ""),
+            ("/v1/messages/batches/{id}", None, "/v1/messages/batches/msgbatch_1"),
+            (
+                "/v1/messages/batches/{id}/results",
+                None,
+                "/v1/messages/batches/msgbatch_1/results",
+            ),
+            (
+                "/v1/messages/batches/{id}/cancel",
+                lambda _: {},
+                "/v1/messages/batches/msgbatch_1/cancel",
+            ),
         )
     ),
     Kind("405 delete", "/api/delete", status=405),

@@ -15,6 +15,7 @@ from starlette.routing import Match, Route
 
 import maskdial
 from maskdial import dialects
+from maskdial.batches import messages as message_batches
 from maskdial.batches import routes as batches
 from maskdial.batches.service import BatchService
 from maskdial.config import Config
@@ -61,7 +62,7 @@ def create_app(
         # anything to write takes longer than finding the route.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.router.routes.extend((*dialects.ROUTES, *batches.ROUTES))
+    app.router.routes.extend((*dialects.ROUTES, *batches.ROUTES, *message_batches.ROUTES))
     metrics = Metrics()
 
     def start(name: str, path: Path) -> tuple[ServedModel, ...]:

@@ -27,6 +27,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
         *("/api/v0/models", "/api/v0/models/{name:path}"),
         *("/v1/models", "/v1/models/{name:path}", "/v1/responses/{id}"),
         *("/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"),
+        *("/v1/messages/batches", "/v1/messages/batches/{id}", "/v1/messages/batches/{id}/results"),
         *("/v1/batches", "/v1/batches/{id}", "/api/version", "/api/tags", "/api/ps"),
         *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
         *("/v2/models/{name:path}", "/v2/models/{name:path}/ready"),
@@ -37,7 +38,9 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
         *("/v2/models/{name:path}/versions/{version}/stats",),
     ),
     # DELETE
-    "delete": ("/v1/responses/{id}", "/v1/files/{id}", "/api/delete"),
+    "delete": (
+        *("/v1/responses/{id}", "/v1/files/{id}", "/v1/messages/batches/{id}", "/api/delete"),
+    ),
     # POST, with a body of JSON
     "task": (
         *("/fill-mask", "/classify", "/token-classify", "/redact", "/extract"),
@@ -49,8 +52,10 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
         *("/v1/completions", "/v1/chat/completions", "/models/{name:path}/v1/chat/completions"),
         *("/chat/completions", "/completion", "/apply-template", "/v1/fim/completions"),
         *("/v1/responses", "/v1/responses/{id}/cancel", "/v1/embeddings", "/v1/rerank"),
-        *("/v2/rerank", "/v2/embed", "/v1/embed", "/v1/decisions", "/v1/systemone"),
+        *("/v1/score", "/pooling", "/v1/moderations", "/v2/rerank", "/v2/embed", "/v1/embed"),
+        *("/v2/chat", "/v1/decisions", "/v1/systemone"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/batches"),
+        *("/v1/messages/batches",),
         *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
         *("/api/pull",),
         *("/v2/models/{name:path}/infer", "/v2/models/{name:path}/versions/{version}/infer"),
@@ -59,6 +64,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     ),
     # POST, whose bodies nobody reads
     "bodiless": (
+        *("/v1/messages/batches/{id}/cancel",),
         *("/v1/batches/{id}/cancel", "/api/push", "/api/create", "/api/copy"),
         *("/api/blobs/{digest}",),
     ),

@@ -47,6 +47,16 @@ TASKS = (
         "/v2/rerank",
         lambda n: {"model": "ranker", "query": word(n), "documents": _texts(n)},
     ),
+    Kind(
+        "v1 score",
+        "/v1/score",
+        lambda n: {"model": "ranker", "text_1": word(n), "text_2": _texts(n)},
+    ),
+    Kind(
+        "score pairs",
+        "/score",
+        lambda n: {"model": "embedder", "text_1": _texts(n), "text_2": _texts(n + 1)},
+    ),
     Kind("embed", "/embed", lambda n: {"inputs": _texts(n), "model": "embedder"}),
     Kind(
         "predict",

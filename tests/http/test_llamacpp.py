@@ -39,6 +39,18 @@ def test_a_completion(openai_http: httpx.Client) -> None:
     assert post(openai_http, "/completion", **body | {"prompt": ids})["content"] == whole["content"]
 
 
+def test_penalties_look_at_the_last_tokens(openai_http: httpx.Client) -> None:
+    body = {"model": "hybrid", "prompt": ONCE, "n_predict": 24, "temperature": 0}
+    penalized = body | {"repeat_penalty": 5.0}
+    texts = [
+        post(openai_http, "/completion", **penalized, repeat_last_n=last_n)["content"]
+        for last_n in (0, 8, -1)
+    ]
+    assert texts[0] == post(openai_http, "/completion", **body)["content"]
+    assert texts[2] == post(openai_http, "/completion", **penalized)["content"]
+    assert len({*texts}) == 3
+
+
 def test_a_schema_of_a_completion_holds(openai_http: httpx.Client) -> None:
     body = {"model": "hybrid", "prompt": "It is", "json_schema": {"const": 7}, "n_predict": 9}
     assert post(openai_http, "/completion", **body)["content"] == "7"

@@ -203,6 +203,13 @@ def test_options(http: httpx.Client) -> None:
     assert long["eval_count"] <= 512
     penalized = ask(http, "/api/chat", chat_body(options=GREEDY | {"repeat_penalty": 5.0}))
     assert penalized["message"]["content"] != text
+    for last_n, expected in ((0, text), (-1, penalized["message"]["content"])):
+        options = GREEDY | {"repeat_penalty": 5.0, "repeat_last_n": last_n}
+        reply = ask(http, "/api/chat", chat_body(options=options))
+        assert reply["message"]["content"] == expected
+    windowed = GREEDY | {"repeat_penalty": 5.0, "repeat_last_n": 8}
+    reply = ask(http, "/api/chat", chat_body(options=windowed))
+    assert reply["message"]["content"] not in (text, penalized["message"]["content"])
 
 
 def test_formats(http: httpx.Client) -> None:

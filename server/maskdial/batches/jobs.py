@@ -187,8 +187,8 @@ class JobStore:
     async def forget(self, job: Job) -> None:
         """Removes a batch that has ended."""
         await self._storage.run(lambda: self._path(job).unlink(missing_ok=True))
-        del self._jobs[job.id]
-        self._room.give_back(job.owner, self._counted.pop(job.id))
+        if self._jobs.pop(job.id, None) is not None:  # nobody else has removed it meanwhile
+            self._room.give_back(job.owner, self._counted.pop(job.id))
 
     async def _save(self, job: Job) -> None:
         content = encode_record(asdict(job))

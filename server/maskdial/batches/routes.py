@@ -279,7 +279,7 @@ def _read_form(fields: Mapping[str, str]) -> int | None:
         raise ValidationError(
             'expires_after[anchor]: must be "created_at"', field="expires_after[anchor]"
         )
-    return _number(seconds or "", "expires_after[seconds]", _LEAST_EXPIRY, _MOST_EXPIRY)
+    return read_number(seconds or "", "expires_after[seconds]", _LEAST_EXPIRY, _MOST_EXPIRY)
 
 
 def _window_seconds(window: str) -> int:
@@ -303,7 +303,7 @@ def _page(
 ) -> Response:
     """Those of a list that the query asks for."""
     query = request.query_params
-    limit = _number(query.get("limit", str(page)), "limit", 1, most)
+    limit = read_number(query.get("limit", str(page)), "limit", 1, most)
     first = 0
     if (after := query.get("after")) is not None:
         ids = [id_of(each) for each in found]
@@ -322,7 +322,12 @@ def _page(
     )
 
 
-def _number(text: str, name: str, least: int, most: int) -> int:
+def read_number(text: str, name: str, least: int, most: int) -> int:
+    """A number from a query or a form.
+
+    Raises:
+        ValidationError: it is none, or out of its bounds.
+    """
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not least <= int(text) <= most:
         raise ValidationError(f"{name}: must be a number from {least} to {most}", field=name)
     return int(text)

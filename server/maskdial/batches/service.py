@@ -109,8 +109,9 @@ class BatchService:
         seconds: int,
         metadata: dict[str, str] | None,
         output_expiry: int | None,
+        prefix: str = "batch_",
     ) -> Job:
-        """Begins a batch.
+        """Begins a batch, whose id has this prefix.
 
         Raises:
             NotFoundError: there is no such file.
@@ -136,7 +137,7 @@ class BatchService:
         self.room.check(owner, LEAST_BYTES)
         now = int(self._clock())
         job = Job(
-            id=new_id("batch_"),
+            id=new_id(prefix),
             owner=owner,
             input_file_id=file.id,
             endpoint=endpoint,

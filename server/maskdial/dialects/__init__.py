@@ -12,6 +12,7 @@ from fastapi import Response
 from maskdial.dialects import systemone
 from maskdial.dialects.anthropic import errors as anthropic_errors
 from maskdial.dialects.anthropic import route as anthropic_messages
+from maskdial.dialects.cohere import chat as cohere_chat
 from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
@@ -35,7 +36,17 @@ from maskdial.dialects.native import (
 from maskdial.dialects.ollama import errors as ollama_errors
 from maskdial.dialects.ollama import route as ollama
 from maskdial.dialects.openai import adapters as openai_adapters
-from maskdial.dialects.openai import chat, completions, decisions, embeddings, fim, rerank
+from maskdial.dialects.openai import (
+    chat,
+    completions,
+    decisions,
+    embeddings,
+    fim,
+    moderations,
+    pooling,
+    rerank,
+    scores,
+)
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
 from maskdial.dialects.openai import tokens as openai_tokens
@@ -48,6 +59,7 @@ from maskdial.registry.served import Task
 # Paths that the OpenAI dialect, vLLM and llama.cpp have, too.
 _SHARED = {
     "/rerank": (rerank.SHARER,),
+    "/score": (scores.SHARER,),
     "/tokenize": (openai_tokens.CONTENT_SHARER, openai_tokens.TOKENIZE_SHARER),
     "/detokenize": (openai_tokens.DETOKENIZE_SHARER,),
 }
@@ -71,7 +83,11 @@ ROUTES = (
     *openai_responses.ROUTES,
     *embeddings.ROUTES,
     *rerank.ROUTES,
+    *scores.ROUTES,
+    *pooling.ROUTES,
+    *moderations.ROUTES,
     *cohere_embed.ROUTES,
+    *cohere_chat.ROUTES,
     *decisions.ROUTES,
     *systemone.ROUTES,
     *openai_models.ROUTES,

@@ -130,6 +130,16 @@ def parameter(name: str, alias: str | None = None) -> Any:
     return Field(None, alias=alias, description=f"{_DESCRIPTIONS[name]} Default: {default}.")
 
 
+PENALTY_LAST_N: Any = Field(
+    None,
+    alias="repeat_last_n",
+    description="The repetition, frequency and presence penalties look at so many of the last "
+    "tokens, of the prompt as well; 0 for none, -1 for all. Default: the first looks at all, the "
+    "others at the generated text.",
+)
+"""The field of llama.cpp's clients."""
+
+
 class CommonSampling(Wire):
     """What every dialect can ask for. Null means not given."""
 

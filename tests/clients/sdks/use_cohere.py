@@ -1,4 +1,4 @@
-"""cohere: vectors of every type and length, by both versions of the API, and an error.
+"""cohere: vectors of every type and length, by both versions of the API, chat, and an error.
 
 python use_cohere.py http://127.0.0.1:8000 MODEL EMBEDDER
 """
@@ -12,7 +12,7 @@ import numpy as np
 TEXTS = ["The ship left at dawn.", "She baked bread.", "A ship sailed in the morning."]
 
 
-def main(url: str, embedder: str) -> None:
+def main(url: str, model: str, embedder: str) -> None:
     newer = cohere.ClientV2(api_key="none", base_url=url)
     older = cohere.Client(api_key="none", base_url=url)
     types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -54,6 +54,15 @@ def main(url: str, embedder: str) -> None:
     assert refusal == "images are not supported; send texts"
     print("a refusal of images")
 
+    asked = {"model": model, "messages": [{"role": "user", "content": "Tell me of a king."}]}
+    reply = newer.chat(**asked, max_tokens=20, temperature=0)
+    events = list(newer.chat_stream(**asked, max_tokens=20, temperature=0))
+    deltas = [event.delta.message.content for event in events if event.type == "content-delta"]
+    assert "".join(each.text or "" for each in deltas) == reply.message.content[-1].text
+    assert events[-1].delta.finish_reason == reply.finish_reason
+    assert events[-1].delta.usage.tokens == reply.usage.tokens
+    print("a reply, whole and as a stream")
+
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[3])
+    main(sys.argv[1], sys.argv[2], sys.argv[3])

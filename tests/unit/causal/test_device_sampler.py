@@ -222,6 +222,7 @@ params_of_a_row = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.3]),
     frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 0.3]),
     presence_penalty=st.sampled_from([0.0, 0.0, -1.0, 0.6]),
+    penalty_last_n=st.sampled_from([None, None, -1, 0, 1, 3, 99]),
     logit_bias=st.sampled_from([(), (), ((2, 3.0),)]),
     min_new_tokens=st.sampled_from([0, 0, 3]),
     top_n_tokens=st.sampled_from([0, 0, 2]),
@@ -512,6 +513,27 @@ def test_penalties_that_leave_no_finite_score_are_an_error(
     assert isinstance(error, GenerationError)
     assert "no token can be chosen" in error.message
     assert isinstance(sample, Sample)
+
+
+@pytest.mark.parametrize(
+    ("last_n", "expected"),
+    [
+        (None, {5: 0.0, 7: 2.5, 9: 1.5}),
+        (-1, {5: 1.5, 7: 2.5, 9: 3.5}),
+        (4, {7: 2.5, 9: 2.5}),
+        (1, {7: 1.5}),
+        (0, None),
+    ],
+)
+def test_penalties_may_be_for_the_last_tokens_only(
+    last_n: int | None, expected: dict[int, float] | None
+) -> None:
+    params = SamplingParams(
+        repetition_penalty=1.5, frequency_penalty=1.0, presence_penalty=0.5, penalty_last_n=last_n
+    )
+    found = TokenPenalties.of(sequence_of(params, [9, 5, 9], generated=[7, 9, 7]))
+    told = found and dict(zip(found.token_ids.tolist(), found.subtracted.tolist(), strict=True))
+    assert told == expected
 
 
 @pytest.mark.parametrize("penalty", [1.5, 2.0])

@@ -100,10 +100,16 @@ def reference_scores(logits: NDArray[np.float32], sequence: Sequence) -> NDArray
     params, scores = sequence.params, logits.astype(np.float64)
     for token, bias in params.logit_bias:
         scores[token] += bias
-    for token in set(sequence.token_ids.tolist()):
+    penalized, counted = sequence.token_ids.tolist(), sequence.generated_ids.tolist()
+    if params.penalty_last_n is not None:
+        num_left_out = len(penalized) - params.penalty_last_n
+        if params.penalty_last_n >= 0:
+            penalized = penalized[max(num_left_out, 0) :]
+        counted = penalized
+    for token in set(penalized):
         factor = params.repetition_penalty
         scores[token] *= factor if scores[token] < 0 else 1 / factor
-    for token, count in Counter(sequence.generated_ids.tolist()).items():
+    for token, count in Counter(counted).items():
         scores[token] -= count * params.frequency_penalty + params.presence_penalty
     if sequence.grammar is not None:
         scores[~sequence.grammar.allowed()] = -np.inf
@@ -276,6 +282,7 @@ mixes = st.builds(
     repetition_penalty=st.floats(0.5, 2),
     frequency_penalty=st.floats(-2, 2),
     presence_penalty=st.floats(-2, 2),
+    penalty_last_n=st.none() | st.integers(-1, 12),
     logit_bias=st.dictionaries(st.integers(0, 15), st.floats(-100, 100), max_size=4).map(
         lambda biases: tuple(biases.items())
     ),
@@ -379,6 +386,38 @@ def test_frequency_and_presence_penalties_apply_to_the_output_only() -> None:
     scores = logits.astype(np.float64)
     scores[8] -= 3 * 0.25 + 0.5
     scores[9] -= 1 * 0.25 + 0.5
+    sequence = sequence_of(params, [3, 4, 8], [8, 9, 8, 8])
+    assert distribution(logits, sequence) == pytest.approx(softmax(scores), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("last_n", "counts"),
+    [
+        (None, {8: 3, 9: 1}),
+        (-1, {3: 1, 4: 1, 8: 4, 9: 1}),
+        (100, {3: 1, 4: 1, 8: 4, 9: 1}),
+        (5, {8: 4, 9: 1}),
+        (2, {8: 2}),
+        (0, {}),
+    ],
+)
+def test_penalties_may_look_at_the_last_tokens_only(
+    last_n: int | None, counts: dict[int, int]
+) -> None:
+    """As in llama.cpp: the prompt's are among them, and the repetition penalty comes first."""
+    logits = random_logits(4)[0]
+    params = replace(
+        DRAW,
+        repetition_penalty=1.3,
+        frequency_penalty=0.25,
+        presence_penalty=0.5,
+        penalty_last_n=last_n,
+    )
+    scores = logits.astype(np.float64)
+    for token in {3, 4, 8, 9} if last_n is None else counts:
+        scores[token] *= 1.3 if scores[token] < 0 else 1 / 1.3
+    for token, count in counts.items():
+        scores[token] -= count * 0.25 + 0.5
     sequence = sequence_of(params, [3, 4, 8], [8, 9, 8, 8])
     assert distribution(logits, sequence) == pytest.approx(softmax(scores), abs=1e-7)
 

@@ -15,6 +15,7 @@ from maskdial.causal.sampling.params import CONTROLS, SamplingParams
 from maskdial.dialects import ROUTES, systemone
 from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
+from maskdial.dialects.cohere import chat as cohere_chat
 from maskdial.dialects.cohere import embed as cohere_embed
 from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.kserve import generate as kserve_generate
@@ -48,7 +49,16 @@ from maskdial.dialects.ollama import generate as ollama_generate
 from maskdial.dialects.ollama import models as ollama_models
 from maskdial.dialects.openai import adapters as openai_adapters
 from maskdial.dialects.openai import chat as openai_chat
-from maskdial.dialects.openai import completions, decisions, embeddings, fim, rerank
+from maskdial.dialects.openai import (
+    completions,
+    decisions,
+    embeddings,
+    fim,
+    moderations,
+    pooling,
+    rerank,
+    scores,
+)
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.dialects.responses import stored as responses_stored
@@ -94,7 +104,11 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     completion.CompletionBody: {"prompt": "a"},
     openai_tokens.TokensBody: {"tokens": [1]},
     cohere_embed.CohereEmbedBody: {"texts": ["a"]},
+    cohere_chat.CohereChatBody: {"messages": [{"role": "user", "content": "a"}]},
     rerank.RankBody: {"query": "a", "documents": ["b"]},
+    moderations.ModerationsBody: {"input": "a"},
+    pooling.PoolingBody: {"input": "a"},
+    scores.ScoresBody: {"text_1": "a", "text_2": "b"},
     decisions.DecisionsBody: {
         "input": "a",
         "questions": [{"type": "predicate", "instructions": "b"}],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.causal.sampling.processors import penalized
 from maskdial.causal.sequence import Sequence
 from maskdial.runtime.memory import Buffer, Memory, Staging
 
@@ -54,15 +55,15 @@ class TokenPenalties:
         params = sequence.params
         of_prompt = params.repetition_penalty != 1.0
         by_count = bool(params.frequency_penalty or params.presence_penalty)
-        token_ids = sequence.token_ids if of_prompt else sequence.generated_ids
+        repeated, counted = penalized(sequence)
+        token_ids = repeated if of_prompt else counted
         if not (of_prompt or by_count) or not len(token_ids):
             return None
         if not by_count:
             unique = np.unique(token_ids)
             return cls(unique, np.zeros(len(unique), np.float32))
         unique, indices = np.unique(token_ids, return_inverse=True)
-        generated = indices[len(token_ids) - sequence.num_generated :]
-        counts = np.bincount(generated, minlength=len(unique))
+        counts = np.bincount(indices[len(token_ids) - len(counted) :], minlength=len(unique))
         penalties = counts * params.frequency_penalty + params.presence_penalty
         return cls(unique, np.where(counts, penalties, 0).astype(np.float32))
 

@@ -78,6 +78,9 @@ class SamplingParams(ModelSampling):
             (OpenAI); 0 disables it.
         presence_penalty: subtracted once from the logit of each token that was generated (OpenAI);
             0 disables it.
+        penalty_last_n: the repetition, frequency and presence penalties are for so many of the last
+            tokens, of the prompt as well, as in llama.cpp; 0 for none, -1 for all. None: as said of
+            each.
         no_repeat_ngram_size: no sequence of so many tokens occurs twice; 0 disables it.
         no_source_ngram_size: no sequence of so many tokens of the source text occurs; 0 for any.
         banned: sequences of tokens that are never written; a last token is not drawn after the
@@ -119,6 +122,7 @@ class SamplingParams(ModelSampling):
     min_new_tokens: Count = 0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
+    penalty_last_n: LastN | None = None
     no_repeat_ngram_size: int = 0
     no_source_ngram_size: int = 0
     banned: tuple[tuple[int, ...], ...] = ()

@@ -46,9 +46,9 @@ def process(
     if params.logit_bias:
         scores = _add_bias(scores, params.logit_bias)
     if params.repetition_penalty != 1.0:
-        scores = _penalize_repetition(scores, sequence.token_ids, params.repetition_penalty)
+        scores = _penalize_repetition(scores, penalized(sequence)[0], params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
-        scores = _penalize_frequency(scores, sequence.generated_ids, params)
+        scores = _penalize_frequency(scores, penalized(sequence)[1], params)
     if params.dry is not None:
         token_ids, penalties = params.dry.penalties(sequence.token_ids)
         scores = scores.copy()
@@ -68,6 +68,17 @@ def process(
         scores = _hold_back(scores, ends)
     forced = forced_tokens(sequence)
     return _only(forced, len(scores)) if forced else scores
+
+
+def penalized(sequence: Sequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens that the repetition penalty is for, and those that the frequency and presence
+    penalties count: int64, the latter the last ones of the former.
+    """
+    token_ids, last_n = sequence.token_ids, sequence.params.penalty_last_n
+    if last_n is None:
+        return token_ids, sequence.generated_ids
+    window = token_ids if last_n == -1 else token_ids[max(len(token_ids) - last_n, 0) :]
+    return window, window
 
 
 def not_drawn(never: frozenset[int], params: SamplingParams) -> frozenset[int]:

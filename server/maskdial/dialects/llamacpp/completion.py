@@ -12,6 +12,7 @@ from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
+from maskdial.causal.sampling.params import LastN
 from maskdial.dialects.body import AT_LEAST_ONE, TaskBody, TokenId, example
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.flow import WRITE, write
@@ -20,7 +21,7 @@ from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.infill import CompletionRenderer, InfillReply
 from maskdial.dialects.openai.base import Gbnf, Lora
 from maskdial.dialects.openai.tokens import PromptBody, render
-from maskdial.dialects.sampling import SamplingFields, Stops
+from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields, Stops
 from maskdial.errors import ValidationError
 from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import json_reply
@@ -57,7 +58,11 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         "max_tokens": "n_predict",
         "repeat_penalty": "repetition_penalty",
     }
-    spellings = {"prompts": "prompt", "max_new_tokens": "n_predict"}  # noqa: RUF012
+    spellings = {  # noqa: RUF012
+        "prompts": "prompt",
+        "max_new_tokens": "n_predict",
+        "penalty_last_n": "repeat_last_n",
+    }
 
     prompt: Annotated[
         TextOrIds, pydantic.PlainValidator(_check_prompt, json_schema_input_type=str | _Ids)
@@ -77,6 +82,7 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         ]
         | None
     ) = Field(None, description="Texts that end the text, and are not part of it.")
+    penalty_last_n: LastN | None = PENALTY_LAST_N
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )

@@ -1,17 +1,16 @@
 """The ``options`` of Ollama's requests: sampling, the length of the text, and the runtime's."""
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from maskdial.bounds import Range
 from maskdial.causal.model import CausalModel
-from maskdial.causal.sampling.params import RepetitionPenalty
+from maskdial.causal.sampling.params import LastN, RepetitionPenalty
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.sampling import rest_of_context
-from maskdial.dialects.sampling import SamplingFields, Stops, parameter
-from maskdial.http.ignored import note_field
+from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields, Stops, parameter
 
 RUNTIME = frozenset(
     {
@@ -38,7 +37,7 @@ RUNTIME = frozenset(
 )
 """Options of Ollama's runtime, which cannot change an answer here; they are ignored."""
 
-_RENAMED = {"repetition_penalty": "repeat_penalty"}
+_RENAMED = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 
 
 class Options(SamplingFields, Lenient):
@@ -54,9 +53,7 @@ class Options(SamplingFields, Lenient):
         None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
     )
     repetition_penalty: RepetitionPenalty | None = parameter("repetition_penalty", "repeat_penalty")
-    repeat_last_n: Annotated[int, Range(-1)] | None = Field(
-        None, description="Means nothing: penalties look at the whole text."
-    )
+    penalty_last_n: LastN | None = PENALTY_LAST_N
     seed: (
         Annotated[
             int,
@@ -90,15 +87,6 @@ class Options(SamplingFields, Lenient):
         None, description="Tokens of thinking after which it is closed. Default: no limit."
     )
 
-    @model_validator(mode="after")
-    def _note_window(self) -> Self:
-        penalties = ("frequency_penalty", "presence_penalty")
-        penalized = any(getattr(self, name) for name in penalties)
-        penalized = penalized or self.repetition_penalty not in (None, 1)
-        if self.repeat_last_n not in (None, -1) and penalized:
-            note_field("repeat_last_n", "options")
-        return self
-
     @property
     def is_limited(self) -> bool:
         """Whether the length of a text has a limit."""
@@ -115,6 +103,6 @@ class Options(SamplingFields, Lenient):
         """Where a body has the parameters of a neutral request."""
         fields = SamplingFields.model_fields
         return {
-            **{name: f"options.{_RENAMED.get(name, name)}" for name in fields},
+            **{name: f"options.{_RENAMED.get(name, name)}" for name in (*fields, *_RENAMED)},
             "max_new_tokens": "options.num_predict",
         }

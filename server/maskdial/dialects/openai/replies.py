@@ -195,6 +195,61 @@ class RankReply(TypedDict):
     usage: PromptUsage
 
 
+class PairScore(TypedDict):
+    """The score of a pair by its index in the request."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreListReply(TypedDict):
+    """Scores of pairs, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: PromptUsage
+
+
+class PooledText(TypedDict):
+    """Numbers, for each token or the whole text, or the base64 of little-endian float32 values."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[list[float]] | list[float] | str
+
+
+class PoolingReply(TypedDict):
+    """What a model makes of texts."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PooledText]
+    usage: PromptUsage
+
+
+class ModerationResult(TypedDict):
+    """What a classifier finds in a text, by its labels."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+    category_applied_input_types: dict[str, list[Literal["text"]]]
+
+
+class ModerationReply(TypedDict):
+    """Moderated texts."""
+
+    id: str
+    model: str
+    results: list[ModerationResult]
+
+
 class TokensReply(TypedDict):
     """The token ids of a prompt."""
 
