@@ -126,6 +126,11 @@ async def _read(stream: TokenStream) -> Text:
     return Text([event async for event in stream])
 
 
+def count_generated(completions: Sequence[Completion]) -> int:
+    """Counts the tokens of all texts, including those that ``best_of`` discards."""
+    return sum(len(text.events) for each in completions for text in each.texts)
+
+
 def timings(completions: Sequence[Completion]) -> Timings:
     """A request's times are those of its slowest sequence; each prompt is prefilled once."""
     finishes = [text.finish for each in completions for text in each.texts]

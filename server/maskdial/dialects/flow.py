@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Response
 
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion, Generation, timings
+from maskdial.causal.generate import Completion, Generation, count_generated, timings
 from maskdial.dialects.call import Call
 from maskdial.dialects.diffusion import WriteTask
 from maskdial.engine.offload import offload
@@ -33,9 +33,11 @@ class Renderer(ABC):
 
     Attributes:
         form: of the stream.
+        seconds_per_token: about what a whole reply takes to render, for each of its tokens.
     """
 
     form: StreamForm = EVENTS
+    seconds_per_token = 0.0
 
     @abstractmethod
     def reply(self, completions: Sequence[Completion]) -> object:
@@ -64,7 +66,7 @@ class Renderer(ABC):
 
     def seconds(self, completions: Sequence[Completion]) -> float:
         """About how long the whole reply takes to render."""
-        return 0.0
+        return count_generated(completions) * self.seconds_per_token
 
     async def finish(self) -> None:  # noqa: B027 (few have anything to do)
         """Called with the whole reply rendered, before it is sent."""

@@ -25,8 +25,6 @@ from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError
 from maskdial.http.replies import json_reply
 
-_SECONDS_PER_TOKEN = 1e-5  # to read one
-
 
 async def messages(call: Call[MessagesBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
@@ -48,6 +46,8 @@ class MessageRenderer(Renderer):
         reader: tells the parts of the reply apart.
     """
 
+    seconds_per_token = 1e-5  # to read one
+
     def __init__(self, envelope: Envelope, reader: ReplyReader) -> None:
         self._envelope = envelope
         self._reader = reader
@@ -62,11 +62,6 @@ class MessageRenderer(Renderer):
 
     def error_frame(self, error: MaskdialError) -> bytes:
         return error_frame(error)
-
-    def seconds(self, completions: Sequence[Completion]) -> float:
-        return sum(len(text.events) for each in completions for text in each.texts) * (
-            _SECONDS_PER_TOKEN
-        )
 
 
 async def count_tokens(call: Call[CountBody]) -> Response:

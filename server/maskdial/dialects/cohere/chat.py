@@ -9,7 +9,6 @@ from pydantic import Field
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
-from maskdial.causal.generate import Generation, timings
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prompts import MAX_DESCRIBED
 from maskdial.causal.request import GenerationRequest
@@ -17,16 +16,14 @@ from maskdial.causal.sampling.params import Count, Penalty, Share
 from maskdial.causal.tools import ToolChoice
 from maskdial.dialects.body import MAX_MESSAGES, TaskBody, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.cohere.errors import cohere_route, error_frame, event_frame
-from maskdial.dialects.cohere.events import CohereChatReply, EventWriter, whole_reply
+from maskdial.dialects.cohere.errors import cohere_route
+from maskdial.dialects.cohere.events import CohereChatReply, ReplyRenderer
 from maskdial.dialects.cohere.messages import CohereMessage, ToolBody
+from maskdial.dialects.flow import WRITE, write
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.generate import GENERATE
 from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.sampling import CommonSampling, Seed, Stops, parameter
 from maskdial.grammar.source import GrammarRequest
-from maskdial.http.replies import json_reply, timing_headers, warnings_header
-from maskdial.http.sse import Frames, data_frame
 
 
 class ResponseFormat(Lenient):
@@ -148,29 +145,14 @@ class CohereChatBody(CommonSampling, Lenient, TaskBody):
 async def cohere_chat(call: Call[CohereChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
     body = call.body
-    model = await call.causal(GENERATE)
+    model = await call.causal(WRITE)
     chat = body.request(model)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
     reader = ReplyReader(chat, prompt, model)
     speller = TokenSpeller(model.tokenizer, prompt.ids) if body.logprobs else None
-    warnings = warnings_header(generation.warnings)
-    if body.stream:
-        writer = EventWriter(prompt, reader, speller, must_call=body.must_call)
-        return await call.stream(_frames(generation, writer), error_frame, warnings)
-    (completion,) = completions = await generation.complete()
-    (text,) = completion.texts
-    reply = whole_reply(prompt, reader, text.events, speller)
-    return json_reply(reply, headers=timing_headers(timings(completions)) | warnings)
-
-
-async def _frames(generation: Generation, writer: EventWriter) -> Frames:
-    async with generation.stream() as stream:
-        async for _, event in stream:
-            frames = b"".join(map(event_frame, writer.events(event)))
-            if frames:
-                yield frames
-    yield data_frame(b"[DONE]")
+    renderer = ReplyRenderer(prompt, reader, speller, must_call=body.must_call)
+    return await write(call, generation, renderer, streams=bool(body.stream))
 
 
 ROUTES = (cohere_route("/v2/chat", cohere_chat, CohereChatBody, CohereChatReply, streams=True),)

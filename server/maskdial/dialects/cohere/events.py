@@ -1,7 +1,7 @@
 """Replies of Cohere's chat: a message, whole or as the events of a stream."""
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -10,8 +10,13 @@ from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.message import ToolCall
 from maskdial.causal.chat.request import ReplyFinish, ReplyReader
 from maskdial.causal.events import TokenEvent
+from maskdial.causal.generate import Completion
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
+from maskdial.dialects.cohere.errors import error_frame, event_frame
+from maskdial.dialects.flow import Renderer
+from maskdial.errors import MaskdialError
+from maskdial.http.sse import data_frame
 
 FinishReason = Literal["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL"]
 _REASONS: dict[ReplyFinish, FinishReason] = {
@@ -91,50 +96,8 @@ class CohereChatReply(TypedDict):
     logprobs: NotRequired[list[CohereLogprob]]
 
 
-def whole_reply(
-    prompt: Prompt, reader: ReplyReader, events: Iterable[TokenEvent], speller: TokenSpeller | None
-) -> CohereChatReply:
-    """A finished text as a reply.
-
-    Args:
-        prompt: of the text.
-        reader: tells the parts of the reply apart.
-        events: the tokens of the text.
-        speller: of tokens that are to be described; None: they are not.
-    """
-    logprobs = []
-    num_generated = 0
-    for event in events:
-        reader.push(event)
-        num_generated += 1
-        if speller is not None:
-            logprobs.append(_logprob(speller, event))
-    reply = reader.reply
-    message: CohereReplyMessage = {"role": "assistant"}
-    content: list[CohereContent] = []
-    if reply.reasoning:
-        content.append({"type": "thinking", "thinking": reply.reasoning})
-    if not reply.tool_calls:
-        content.append({"type": "text", "text": reply.content})
-    if content:
-        message["content"] = content
-    if reply.tool_calls:
-        message["tool_calls"] = [_call(call) for call in reply.tool_calls]
-        if reply.content:
-            message["tool_plan"] = reply.content
-    whole: CohereChatReply = {
-        "id": str(uuid.uuid4()),
-        "finish_reason": _REASONS[reply.finish_reason],
-        "message": message,
-        "usage": _usage(prompt, num_generated),
-    }
-    if speller is not None:
-        whole["logprobs"] = logprobs
-    return whole
-
-
-class EventWriter:
-    """Writes the events of a stream: parts that start, grow and end, one after the other.
+class ReplyRenderer(Renderer):
+    """Writes a message, whole or as events: parts that start, grow and end, one after the other.
 
     Args:
         prompt: of the text.
@@ -142,6 +105,8 @@ class EventWriter:
         speller: of tokens that are to be described; None: they are not.
         must_call: whether every text comes before a call, so that it is a plan.
     """
+
+    seconds_per_token = 1e-5  # to read one
 
     def __init__(
         self, prompt: Prompt, reader: ReplyReader, speller: TokenSpeller | None, *, must_call: bool
@@ -155,7 +120,43 @@ class EventWriter:
         self._untold: list[CohereLogprob] = []
         """The tokens since the last event that described any."""
 
-    def events(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
+    def reply(self, completions: Sequence[Completion]) -> CohereChatReply:
+        ((text,),) = (completion.texts for completion in completions)
+        for event in text.events:
+            self._reader.push(event)
+        reply = self._reader.reply
+        message: CohereReplyMessage = {"role": "assistant"}
+        content: list[CohereContent] = []
+        if reply.reasoning:
+            content.append({"type": "thinking", "thinking": reply.reasoning})
+        if not reply.tool_calls:
+            content.append({"type": "text", "text": reply.content})
+        if content:
+            message["content"] = content
+        if reply.tool_calls:
+            message["tool_calls"] = [_call(call) for call in reply.tool_calls]
+            if reply.content:
+                message["tool_plan"] = reply.content
+        whole: CohereChatReply = {
+            "id": str(uuid.uuid4()),
+            "finish_reason": _REASONS[reply.finish_reason],
+            "message": message,
+            "usage": _usage(self._prompt, len(text.events)),
+        }
+        if self._speller is not None:
+            whole["logprobs"] = [_logprob(self._speller, event) for event in text.events]
+        return whole
+
+    async def frames(self, index: int, event: TokenEvent) -> bytes:
+        return b"".join(map(event_frame, self._events(event)))
+
+    def end(self) -> bytes:
+        return data_frame(b"[DONE]")
+
+    def error_frame(self, error: MaskdialError) -> bytes:
+        return error_frame(error)
+
+    def _events(self, event: TokenEvent) -> Iterator[dict[str, Any]]:
         """The events for one token; the first token opens the message, the last one ends it."""
         if event.index == 1:
             message = {

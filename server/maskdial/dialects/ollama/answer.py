@@ -24,8 +24,6 @@ from maskdial.errors import ForbiddenError, MaskdialError, UnauthorizedError, Va
 from maskdial.http.replies import json_reply
 from maskdial.http.sse import StreamForm
 
-_SECONDS_PER_TOKEN = 1e-5  # to read one
-
 
 @dataclass(slots=True)
 class Part:
@@ -138,6 +136,8 @@ class LineRenderer(Renderer):
         clock: of the request.
     """
 
+    seconds_per_token = 1e-5  # to read one
+
     def __init__(
         self, name: str, shape: Shape, reader: PartReader, prompt: Prompt, clock: Clock
     ) -> None:
@@ -155,11 +155,6 @@ class LineRenderer(Renderer):
         for event in text.events:
             whole.add(self._reader.push(event))
         return self._line(whole) | self._ending(text.finish)
-
-    def seconds(self, completions: Sequence[Completion]) -> float:
-        return sum(len(text.events) for each in completions for text in each.texts) * (
-            _SECONDS_PER_TOKEN
-        )
 
     async def frames(self, index: int, event: TokenEvent) -> bytes:
         part = self._reader.push(event)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from maskdial.causal.events import FinishReason, TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text
+from maskdial.causal.generate import Completion, Generation, Text, count_generated
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.flow import Renderer
 from maskdial.dialects.openai.errors import error_frame
-from maskdial.dialects.openai.logprobs import count_generated, usage
+from maskdial.dialects.openai.logprobs import usage
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.errors import MaskdialError
 from maskdial.http.replies import encode_json
@@ -40,13 +40,11 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
         id_prefix: of the reply's id.
         object: of a whole reply.
         chunk_object: of a stream's chunks.
-        seconds_per_token: what a whole text takes to write, for each of its tokens.
     """
 
     id_prefix: str
     object: str
     chunk_object: str
-    seconds_per_token = 0.0
 
     def __init__(self, body: BodyT, generation: Generation, model: CausalModel) -> None:
         self._body = body
@@ -88,7 +86,7 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
     def seconds(self, completions: Sequence[Completion]) -> float:
         num_described = _count_described(completions) if self._body.describes_tokens else 0
         seconds = num_described * _SECONDS_PER_TOKEN * (1 + self._body.num_top)
-        return seconds + count_generated(completions) * self.seconds_per_token
+        return seconds + super().seconds(completions)
 
     async def frames(self, index: int, event: TokenEvent) -> bytes:
         self._num_generated += not self._body.echoes_only

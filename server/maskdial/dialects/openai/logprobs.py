@@ -6,7 +6,6 @@ from typing import Any
 
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion
 from maskdial.causal.prompts import Prompt
 
 Alternatives = Iterable[tuple[int, float]]
@@ -103,8 +102,3 @@ def usage(
     if details is not None:
         counts["completion_tokens_details"] = details
     return counts
-
-
-def count_generated(completions: Sequence[Completion]) -> int:
-    """Counts the tokens of all texts, including those that ``best_of`` discards."""
-    return sum(len(text.events) for each in completions for text in each.texts)

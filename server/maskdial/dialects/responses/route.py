@@ -30,8 +30,6 @@ from maskdial.errors import MaskdialError, OverloadedError, PromptTooLongError, 
 from maskdial.http.replies import encode_json
 from maskdial.http.sse import named_frame
 
-_SECONDS_PER_TOKEN = 1e-5  # to read one
-
 
 class ResponseWriter(Renderer):
     """Writes one response: token by token as stream events, and whole once it has ended.
@@ -39,6 +37,8 @@ class ResponseWriter(Renderer):
     Attributes:
         response: the whole response, after the last token.
     """
+
+    seconds_per_token = 1e-5  # to read one
 
     def __init__(
         self,
@@ -88,11 +88,6 @@ class ResponseWriter(Renderer):
                 for token in text.events:
                     self.push(token)
         return self.response
-
-    def seconds(self, completions: Sequence[Completion]) -> float:
-        return sum(len(text.events) for each in completions for text in each.texts) * (
-            _SECONDS_PER_TOKEN
-        )
 
     async def frames(self, index: int, event: TokenEvent) -> bytes:
         events = self.push(event)
