@@ -183,11 +183,14 @@ $(RAY): $(PROJECTS) constraints.txt
 	$(@D)/bin/python -m pip install -r $<
 	touch $@
 
-# The programs run as they come; no script of a package runs when it is installed.
+# The programs run as they come. No script of a package runs when it is installed, but for two that put
+# the binary that npm brought in its place.
 .venv-agents/.installed: $(wildcard tests/agents/*.json tests/agents/*.txt)
 	npm install --prefix .venv-agents/node --ignore-scripts --no-audit --no-fund \
 		$$($(PYTHON) -c "import json; print(*('@'.join(p) for p in json.load(open('tests/agents/npm.json')).items()))")
-	for name in aider mini; do \
+	node .venv-agents/node/node_modules/@anthropic-ai/claude-code/install.cjs
+	node .venv-agents/node/node_modules/opencode-ai/postinstall.mjs
+	for name in $(basename $(notdir $(wildcard tests/agents/*.txt))); do \
 		$(PYTHON) -m venv .venv-agents/$$name && \
 		.venv-agents/$$name/bin/python -m pip install -r tests/agents/$$name.txt || exit 1; done
 	touch $@

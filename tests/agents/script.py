@@ -61,18 +61,22 @@ class Script:
         steps: of the conversation.
         without_tools: whether prompts without tools belong to the conversation, too; otherwise they
             ask for a title, and get the word "Task".
+        result: what a prompt has once for each result of a tool.
     """
 
-    def __init__(self, steps: Sequence[Step], *, without_tools: bool = False) -> None:
+    def __init__(
+        self, steps: Sequence[Step], *, without_tools: bool = False, result: str = RESULT
+    ) -> None:
         self._steps = steps
         self._without_tools = without_tools
+        self._result = result
         self.turns: list[Turn] = []
 
     def step_of(self, prompt: str) -> int | None:
         """The step that a prompt has come to; None if it is not of the conversation."""
         if TOOLS not in prompt and not self._without_tools:
             return None
-        return min(prompt.count(RESULT), len(self._steps) - 1)
+        return min(prompt.count(self._result), len(self._steps) - 1)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -107,4 +111,4 @@ class _Forced:
         return ForcedTokens(self._ids, self._vocab_size)
 
 
-__all__ = ["Call", "Script", "Step", "Turn"]
+__all__ = ["RESULT", "Call", "Script", "Step", "Turn"]
