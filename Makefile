@@ -51,7 +51,7 @@ FAULT := $(shell $(BROKEN))
 $(if $(FAULT),$(error $(FAULT)))
 endif
 
-.PHONY: help serve kernels test test-fast test-zoo test-cuda test-webgpu test-clients test-agents test-deploy test-ray test-sanitized \
+.PHONY: help serve kernels test test-fast test-zoo test-cuda test-webgpu test-clients test-agents test-conformance test-deploy test-ray test-sanitized \
 	coverage check format dist locks
 
 help:
@@ -64,6 +64,7 @@ help:
 	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-agents   run agents from npm and PyPI against a scripted model"
+	@echo "make test-conformance  run other projects' conformance suites against a model that replies sensibly"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
 	@echo "make test-sanitized  run the tests of the kernels under AddressSanitizer and UBSan (g++)"
@@ -103,6 +104,9 @@ test-clients: $(DEV) $(CLIENTS)
 
 test-agents: $(DEV) .venv-agents/.installed
 	$(BIN)/python -m tests.agents .venv-agents $(ARGS)
+
+test-conformance: $(DEV) .venv-conformance/.installed
+	$(BIN)/python -m tests.conformance .venv-conformance $(ARGS)
 
 test-deploy: $(FOR_TESTING) $(DEPLOY)
 	$(PYTEST) tests/deploy $(ARGS)
@@ -193,6 +197,11 @@ $(RAY): $(PROJECTS) constraints.txt
 	for name in $(basename $(notdir $(wildcard tests/agents/*.txt))); do \
 		$(PYTHON) -m venv .venv-agents/$$name && \
 		.venv-agents/$$name/bin/python -m pip install -r tests/agents/$$name.txt || exit 1; done
+	touch $@
+
+.venv-conformance/.installed: tests/conformance/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -r $<
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

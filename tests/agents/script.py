@@ -37,8 +37,8 @@ def spelled(step: Step) -> str:
     """A step as the model writes it."""
     if isinstance(step, str):
         return step + END
-    call = json.dumps({"name": step.name, "arguments": dict(step.arguments)})
-    return f"<tool_call>\n{call}\n</tool_call>{END}"
+    call = {"name": step.name, "arguments": dict(step.arguments)}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>{END}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Script:
             step = self.step_of(tokenizer.decode(start[0], skip_special_tokens=False))
             text = "Task" + END if step is None else spelled(self._steps[step])
             ids = tokenizer.encode(text, add_special_tokens=False).ids
-            forced: Any = _Forced(ids, vocab_size)
+            forced: Any = Forced(ids, vocab_size)
             sequences = make(request, start, params, forced, *others)
             if step is not None:
                 self.turns.append(Turn(step, len(start[0]), sequences[0]))
@@ -100,7 +100,7 @@ class Script:
             yield
 
 
-class _Forced:
+class Forced:
     """In the place of a grammar."""
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
@@ -111,4 +111,4 @@ class _Forced:
         return ForcedTokens(self._ids, self._vocab_size)
 
 
-__all__ = ["RESULT", "Call", "Script", "Step", "Turn"]
+__all__ = ["RESULT", "Call", "Forced", "Script", "Step", "Turn", "spelled"]
