@@ -54,7 +54,8 @@ FAULT := $(shell $(BROKEN))
 $(if $(FAULT),$(error $(FAULT)))
 endif
 
-.PHONY: help serve kernels test test-fast test-wide test-all test-zoo test-cuda test-webgpu test-clients test-agents test-deploy test-ray test-sanitized \
+.PHONY: help serve kernels test test-fast test-wide test-all test-zoo test-cuda test-webgpu test-clients test-agents test-conformance \
+	test-deploy test-ray test-sanitized \
 	coverage check format dist locks
 
 help:
@@ -69,6 +70,7 @@ help:
 	@echo "make test-webgpu   run the WebGPU plug-in on Chromium's software driver (minutes)"
 	@echo "make test-clients  run other projects' clients against the server"
 	@echo "make test-agents   run agents from npm and PyPI against a scripted model"
+	@echo "make test-conformance  run other projects' conformance suites against a model that replies sensibly"
 	@echo "make test-deploy   check the Helm chart, the dashboard and the rules"
 	@echo "make test-ray      run two replicas on a Ray cluster on this machine"
 	@echo "make test-sanitized  run the tests of the kernels under AddressSanitizer and UBSan (g++)"
@@ -91,7 +93,7 @@ kernels: $(FOR_SERVING)
 test: $(DEV)
 	$(PYTEST) $(ARGS)
 
-test-all: test test-wide test-zoo test-webgpu test-sanitized test-clients test-agents test-deploy test-ray
+test-all: test test-wide test-zoo test-webgpu test-sanitized test-clients test-agents test-conformance test-deploy test-ray
 
 test-fast: $(FOR_TESTING)
 	$(PYTEST) --no-torch --ignore-glob='*loadtests*' -m "not slow and not wide" $(ARGS)
@@ -113,6 +115,9 @@ test-clients: $(DEV) $(CLIENTS)
 
 test-agents: $(DEV) .venv-agents/.installed
 	$(BIN)/python -m tests.agents .venv-agents $(ARGS)
+
+test-conformance: $(DEV) .venv-conformance/.installed
+	$(BIN)/python -m tests.conformance .venv-conformance $(ARGS)
 
 test-deploy: $(FOR_TESTING) $(DEPLOY)
 	$(PYTEST) tests/deploy $(ARGS)
@@ -193,13 +198,21 @@ $(RAY): $(PROJECTS) constraints.txt
 	$(@D)/bin/python -m pip install -r $<
 	touch $@
 
-# The programs run as they come; no script of a package runs when it is installed.
+# The programs run as they come. No script of a package runs when it is installed, but for two that put
+# the binary that npm brought in its place.
 .venv-agents/.installed: $(wildcard tests/agents/*.json tests/agents/*.txt)
 	npm install --prefix .venv-agents/node --ignore-scripts --no-audit --no-fund \
 		$$($(PYTHON) -c "import json; print(*('@'.join(p) for p in json.load(open('tests/agents/npm.json')).items()))")
-	for name in aider mini; do \
+	node .venv-agents/node/node_modules/@anthropic-ai/claude-code/install.cjs
+	node .venv-agents/node/node_modules/opencode-ai/postinstall.mjs
+	for name in $(basename $(notdir $(wildcard tests/agents/*.txt))); do \
 		$(PYTHON) -m venv .venv-agents/$$name && \
 		.venv-agents/$$name/bin/python -m pip install -r tests/agents/$$name.txt || exit 1; done
+	touch $@
+
+.venv-conformance/.installed: tests/conformance/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -r $<
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

@@ -75,7 +75,9 @@ def _place(folder: Path, url: str, model: str, programs: Path) -> Place:
 
 
 def _run(program: Program, place: Place, server: RunningServer) -> Result:
-    script = Script(program.steps(place), without_tools=program.without_tools)
+    script = Script(
+        program.steps(place), without_tools=program.without_tools, result=program.result
+    )
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(place.home),

@@ -5,10 +5,10 @@ Nothing of a program is changed: it gets an address, a key that means nothing, a
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.agents.script import Call, Step
+from tests.agents.script import RESULT, Call, Step
 
 TASK = "calc.py adds wrongly. Fix it."
 BEFORE = "def add(a, b):\n    return a - b\n"
@@ -65,12 +65,14 @@ class Program:
         steps: what the model does.
         environment: variables that it gets.
         without_tools: whether its prompts describe no tools.
+        result: what its prompts have once for each result of a tool.
     """
 
     command: Callable[[Place], Sequence[str]]
     steps: Callable[[Place], Sequence[Step]]
     environment: Callable[[Place], Mapping[str, str]] = field(default=lambda place: {})
     without_tools: bool = False
+    result: str = RESULT
 
 
 def _claude(place: Place) -> Sequence[str]:
@@ -174,6 +176,47 @@ def _mini_environment(place: Place) -> Mapping[str, str]:
     }
 
 
+def _continue(place: Place) -> Sequence[str]:
+    model = {"name": place.model, "provider": "openai", "model": place.model,
+             "apiBase": f"{place.url}/v1", "apiKey": "none",
+             "capabilities": ["tool_use"]}  # fmt: skip
+    settings = {"name": "local", "version": "1.0.0", "schema": "v1", "models": [model]}
+    place.write("config.yaml", settings)
+    return [place.node("cn"), "--config", str(place.home / "config.yaml"), "--auto", "-p", TASK]
+
+
+_READ = Call("read_file", {"path": "calc.py"})
+_EDIT = Call("edit_file", {"path": "calc.py", "old": _OLD, "new": _NEW})
+
+
+def _framework(name: str, kind: str) -> Program:
+    """A script of ``frameworks``, with the two tools that are the same in all of them."""
+    script = str(Path(__file__).with_name("frameworks") / f"run_{name}.py")
+
+    def command(place: Place) -> Sequence[str]:
+        python = place.python("frameworks", "python")
+        return [python, script, kind, place.url, place.model, TASK]
+
+    return Program(command, lambda place: [_READ, _EDIT, DONE], lambda place: _NO_PROXY)
+
+
+def _smolagents(kind: str) -> Program:
+    """It gives results back as a user's messages, and answers by a tool."""
+    calls = [_READ, _EDIT, Call("final_answer", {"answer": DONE})]
+    steps: Sequence[Step] = [_as_code(call) for call in calls] if kind == "code" else calls
+    return replace(
+        _framework("smolagents", kind),
+        steps=lambda place: steps,
+        without_tools=kind == "code",
+        result="<|im_start|>user\nObservation:\n",
+    )
+
+
+def _as_code(call: Call) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+    return f"Thought: a step.\n<code>\nprint({call.name}({arguments}))\n</code>"
+
+
 def _shell(name: str, argument: str) -> Callable[[Place], Sequence[Step]]:
     """A script for a program whose tool is a shell."""
     commands = ("cat calc.py", _SED)
@@ -240,4 +283,23 @@ PROGRAMS: Mapping[str, Program] = {
         ],
         _mini_environment,
     ),
+    "continue": Program(
+        _continue,
+        lambda place: [
+            Call("Read", {"filepath": place.file}),
+            Call("Edit", {"file_path": place.file, "old_string": _OLD, "new_string": _NEW}),
+            DONE,
+        ],
+        lambda place: _NO_PROXY,
+    ),
+    **{f"smolagents-{kind}": _smolagents(kind) for kind in ("tools", "code")},
+    **{
+        f"{name}-{kind}": _framework(name, kind)
+        for name, kinds in (
+            ("openai_agents", ("responses", "chat")),
+            ("pydantic_ai", ("chat", "responses", "anthropic", "ollama")),
+            ("langgraph", ("chat", "responses", "anthropic", "ollama")),
+        )
+        for kind in kinds
+    },
 }

@@ -37,8 +37,8 @@ def spelled(step: Step) -> str:
     """A step as the model writes it."""
     if isinstance(step, str):
         return step + END
-    call = json.dumps({"name": step.name, "arguments": dict(step.arguments)})
-    return f"<tool_call>\n{call}\n</tool_call>{END}"
+    call = {"name": step.name, "arguments": dict(step.arguments)}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>{END}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,22 @@ class Script:
         steps: of the conversation.
         without_tools: whether prompts without tools belong to the conversation, too; otherwise they
             ask for a title, and get the word "Task".
+        result: what a prompt has once for each result of a tool.
     """
 
-    def __init__(self, steps: Sequence[Step], *, without_tools: bool = False) -> None:
+    def __init__(
+        self, steps: Sequence[Step], *, without_tools: bool = False, result: str = RESULT
+    ) -> None:
         self._steps = steps
         self._without_tools = without_tools
+        self._result = result
         self.turns: list[Turn] = []
 
     def step_of(self, prompt: str) -> int | None:
         """The step that a prompt has come to; None if it is not of the conversation."""
         if TOOLS not in prompt and not self._without_tools:
             return None
-        return min(prompt.count(RESULT), len(self._steps) - 1)
+        return min(prompt.count(self._result), len(self._steps) - 1)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -86,7 +90,7 @@ class Script:
             step = self.step_of(tokenizer.decode(start[0], skip_special_tokens=False))
             text = "Task" + END if step is None else spelled(self._steps[step])
             ids = tokenizer.encode(text, add_special_tokens=False).ids
-            forced: Any = _Forced(ids, vocab_size)
+            forced: Any = Forced(ids, vocab_size)
             sequences = make(request, start, params, forced, *others)
             if step is not None:
                 self.turns.append(Turn(step, len(start[0]), sequences[0]))
@@ -96,7 +100,7 @@ class Script:
             yield
 
 
-class _Forced:
+class Forced:
     """In the place of a grammar."""
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
@@ -107,4 +111,4 @@ class _Forced:
         return ForcedTokens(self._ids, self._vocab_size)
 
 
-__all__ = ["Call", "Script", "Step", "Turn"]
+__all__ = ["RESULT", "Call", "Forced", "Script", "Step", "Turn", "spelled"]
