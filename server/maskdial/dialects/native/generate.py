@@ -109,7 +109,9 @@ class _TextRenderer(Renderer):
         self._as_list = as_list
         prompt = generation.prompts[0]
         self._prefix = (prompt.text or "") if parameters.return_full_text else ""
-        self._speller = TokenSpeller(tokenizer, prompt.context_ids)
+        self._speller: TokenSpeller | None = None
+        if parameters.top_n_tokens:
+            self._speller = TokenSpeller(tokenizer, prompt.context_ids)
 
     def reply(self, completions: Sequence[Completion]) -> object:
         replies = [_reply(each, self._parameters, self._tokenizer) for each in completions]
@@ -121,7 +123,7 @@ class _TextRenderer(Renderer):
 
     async def frames(self, index: int, event: TokenEvent) -> bytes:
         content = _stream_event(event, self._prefix)
-        if self._parameters.top_n_tokens:
+        if self._speller is not None:
             content["top_tokens"] = _top_tokens(event, self._speller, self._tokenizer)
         return data_frame(encode_json(content))
 
