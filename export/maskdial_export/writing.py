@@ -442,16 +442,17 @@ def _check_quantized(
     with phase(settings.console, "Checking invariance"):
         batch_invariant = checkpoint.parity(graph).batch_invariant()
         before, served = golden.expected, golden.computed(graph)
-        allowed = fp32.golden.tolerance
+        allowed, centered = fp32.golden.tolerance, checkpoint.predicts_tokens
         if settings.precision in HALF:
             halves = [golden.halved()] + [served] * (settings.precision == "fp16")
             check = golden.check(served, half_tolerance(before, halves, allowed))
         elif graph.kernels is None:
-            check = golden.check(served, quantized_tolerance(before, [served], allowed))
+            tolerance = quantized_tolerance(before, [served], allowed, centered=centered)
+            check = golden.check(served, tolerance, centered=centered)
         else:
             plain = golden.computed(graph.path)
-            tolerance = quantized_tolerance(before, [plain, served], allowed)
-            check = golden.check(plain, tolerance, served)
+            tolerance = quantized_tolerance(before, [plain, served], allowed, centered=centered)
+            check = golden.check(plain, tolerance, served, centered=centered)
     return _Checked(fp32.parity, batch_invariant, check, quality)
 
 

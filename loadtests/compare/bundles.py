@@ -21,7 +21,7 @@ from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenization import load_tokenizer
 from maskdial_export.golden import Golden
 from maskdial_export.model import Checkpoint
-from maskdial_export.quantize.quantize import Precision, quantize
+from maskdial_export.quantize.quantize import IntegerPrecision, quantize
 from maskdial_export.quantize.table import word_embedding
 from maskdial_export.tracing.causal import kv_layout
 from maskdial_export.tracing.graph import optimize, save
@@ -44,7 +44,7 @@ def write_unchecked(setup: Setup, tiny: Manifest) -> None:
         if setup.precision != "fp16":
             table = None if setup.precision in HALF else word_embedding(checkpoint.model)
             by_row = setup.precision == "int8" and source.family == "masked"
-            precision = cast(Precision, setup.precision)
+            precision = cast(IntegerPrecision, setup.precision)
             graph = quantize(graph, precision, embedding=table, by_row=by_row)
         names = save(graph, folder / GRAPH)
         names += write_files(read_files(source, checkpoint.tokenizer), folder)

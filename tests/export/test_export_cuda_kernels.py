@@ -13,7 +13,7 @@ from onnx_ir import DataType
 
 from maskdial_export.checkpoint.source import find
 from maskdial_export.model import load_checkpoint
-from maskdial_export.quantize.quantize import HALF, Precision, quantize
+from maskdial_export.quantize.quantize import HALF, IntegerPrecision, quantize
 from maskdial_export.tracing.graph import optimize, save
 
 Types = frozenset[DataType]
@@ -166,9 +166,9 @@ def graphs(
         if half and name not in traced:
             traced[name] = trace(name, half)
         model = traced[name].clone() if half else trace(name, half)
-        if precision in get_args(Precision):
+        if precision in get_args(IntegerPrecision):
             # One scale for a row, as masked models may have it
-            quantize(model, cast(Precision, precision), by_row=precision == "int8")
+            quantize(model, cast(IntegerPrecision, precision), by_row=precision == "int8")
         save(model, folder / "model.onnx")
         return ir.load(folder / "model.onnx").graph
 

@@ -21,7 +21,7 @@ from maskdial_export.checkpoint.mtp import without_mtp
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.gate import Gate
-from maskdial_export.quantize.quantize import Precision
+from maskdial_export.quantize.quantize import IntegerPrecision
 from maskdial_export.session import CausalSession
 from maskdial_export.tracing.draft_head import DraftHead
 from maskdial_export.tracing.mtp import mtp_head
@@ -130,7 +130,7 @@ def test_a_layer_too_many_is_none_for_multi_token_prediction() -> None:
 def test_architectures(
     architecture: str,
     settings: Any,
-    precision: Precision,
+    precision: IntegerPrecision,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,7 +29,7 @@ from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.quality import Graphs, Quantizer
-from maskdial_export.quantize.quantize import Precision, projections
+from maskdial_export.quantize.quantize import IntegerPrecision, projections
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.session import Loaded, MaskedSession
 from maskdial_export.tracing.graph import optimize, save
@@ -91,7 +91,10 @@ def quantize(tmp_path: Path) -> Quantize:
     """Quantizes a graph and returns the report."""
 
     def run(
-        model: Traced, gate: Gate, precision: Precision = "int8", console: Console | None = None
+        model: Traced,
+        gate: Gate,
+        precision: IntegerPrecision = "int8",
+        console: Console | None = None,
     ) -> QualityReport:
         path = tmp_path / "model.onnx"
         save(model.graph.clone(), path)
@@ -195,7 +198,7 @@ def test_number_of_layers_to_keep(bad: Traced, quantize: Quantize) -> None:
     ],
 )
 def test_automatic_pass_gives_up(
-    precision: Precision, words: str, bad: Traced, quantize: Quantize
+    precision: IntegerPrecision, words: str, bad: Traced, quantize: Quantize
 ) -> None:
     """No quantized graph makes every decision as fp32 does, ties included."""
     with pytest.raises(ExportError, match=words):

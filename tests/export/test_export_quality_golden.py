@@ -19,7 +19,7 @@ from rich.console import Console
 
 from maskdial.bundle.bundle import file_sha256, load_bundle
 from maskdial.bundle.exactness import multiplies_exactly
-from maskdial.bundle.manifest import KERNEL_CHECK, MANIFEST
+from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK, MANIFEST, GoldenCheck
 from maskdial.config import Config
 from maskdial.errors import BundleError, CheckError
 from maskdial.kernels.installed import find_kernels
@@ -259,6 +259,44 @@ def test_tolerance_grows_with_what_quantizing_changed() -> None:
     # the kernels differ more from ONNX Runtime than either from fp32
     both = [logits + change, logits - change]
     assert quantized_tolerance(logits, both, 1e-3) == pytest.approx(0.8)
+
+
+def test_a_shift_of_all_logits_leaves_no_room_for_other_changes() -> None:
+    logits = np.linspace(-1, 1, 8, dtype=np.float32)
+    change = np.array([0.1, -0.1] * 4, np.float32)
+    shifted = [logits + change + 5, logits + change + 9]
+    tolerance = quantized_tolerance(logits, shifted, 1e-3, centered=True)
+    assert tolerance == pytest.approx(0.4, rel=1e-3)
+    check = GoldenCheck(
+        input_ids=(0,), row=0, columns=(0, 1), logits=(2.0, 3.0), tolerance=1.0, centered=True
+    )
+    assert check.drift(np.array([7.0, 8.0]), np.array([2.0, 3.0])) == 0
+    assert check.drift(np.array([7.0, 9.0]), np.array([2.0, 3.0])) == 0.5
+    plain = check.model_copy(update={"centered": False})
+    assert plain.drift(np.array([7.0, 9.0]), np.array([2.0, 3.0])) == 6
+    assert math.isnan(check.drift(np.array([math.nan, 9.0]), np.array([2.0, 3.0])))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_graph_without_a_layer_is_refused(
+    layer: int, kernels: Literal["auto", "off"], copy: Path
+) -> None:
+    """Both of its sums with the residual stream are of zeros."""
+    path = copy / GRAPH
+    model = onnx.load(path)
+    ends = tuple(f".layers.{layer}.{name}.scale" for name in ("self_attn.o_proj", "mlp.down_proj"))
+    gone = [each for each in model.graph.initializer if each.name.endswith(ends)]
+    assert len(gone) == len(ends)
+    for tensor in gone:
+        zeros = np.zeros_like(numpy_helper.to_array(tensor))
+        tensor.CopyFrom(numpy_helper.from_array(zeros, tensor.name))
+    onnx.save(model, path)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["files"][GRAPH] = file_sha256(path)
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckError, match="differ by"):
+        load_model("mine", copy, Config(kernels=kernels), Metrics())
 
 
 def test_tolerance_of_float16_is_what_float16_changes() -> None:

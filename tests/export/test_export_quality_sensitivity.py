@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from maskdial_export.quantize.quantize import Precision, projections, quantize
+from maskdial_export.quantize.quantize import IntegerPrecision, projections, quantize
 from maskdial_export.quantize.sensitivity import (
     ROUNDINGS,
     int8_blocks,
@@ -133,7 +133,10 @@ def assert_rounded(rounded: torch.Tensor, values: torch.Tensor, step: torch.Tens
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_rounding_is_that_of_the_graph(
-    precision: Precision, checkpoint: New, load_reference: Callable[[Path], Any], tmp_path: Path
+    precision: IntegerPrecision,
+    checkpoint: New,
+    load_reference: Callable[[Path], Any],
+    tmp_path: Path,
 ) -> None:
     """torch's rounding and ONNX Runtime's operators agree on one layer and the embedding."""
     model = load_reference(checkpoint("bert-classify"))

@@ -238,6 +238,10 @@ def test_a_tied_table_in_blocks_is_stored_once(bits: int | None, minima: bool) -
     if bits is not None:
         np.testing.assert_array_equal(rows, table[IDS])
     np.testing.assert_allclose(logits, x @ table.T, atol=0.03 * np.abs(x @ table.T).max())
+    alone = quantize(looked_up(), "int8", embedding=WORDS, stored=find, weights_only=True)
+    same, exact = run(alone, ids=IDS, x=x)
+    np.testing.assert_array_equal(same, rows)
+    np.testing.assert_allclose(exact, x @ blocks.weight(), rtol=1e-5, atol=1e-3)
 
 
 def test_int4_output_layer_leaves_int8_rows() -> None:

@@ -21,7 +21,7 @@ from maskdial_export.checkpoint.pooling import (
     SpladePooling,
     TokenPooling,
 )
-from maskdial_export.checkpoint.source import MODULES, Source, read_json
+from maskdial_export.checkpoint.source import MODULES, SENTENCE_CONFIG, Source, read_json
 from maskdial_export.errors import ExportError, first_line
 
 _POOLINGS = {
@@ -33,11 +33,10 @@ _POOLINGS = {
     "weightedmean": "weighted_mean",
     "weightedmean_tokens": "weighted_mean",
 }
-# Arguments that say where a tokenizer is, not how it reads
-_LOADING = frozenset(
+LOCATING = frozenset(
     {"trust_remote_code", "local_files_only", "revision", "token", "cache_dir", "code_revision"}
 )
-_CONFIG = "config_sentence_transformers.json"
+"""Arguments that say where a model or a tokenizer is, not what it computes."""
 _TEXT_MODELS = ("Transformer", "MLMTransformer", "StaticEmbedding")
 
 
@@ -93,10 +92,10 @@ def read_pooler(source: Source, columns: int) -> Pooler:
 
 def _count(source: Source, name: str) -> int | None:
     """How many entries of a vector sentence-transformers keeps; None for all."""
-    given = source.read_json(_CONFIG).get(name)
+    given = source.read_json(SENTENCE_CONFIG).get(name)
     if given is not None and (type(given) is not int or given < 1):
         raise ExportError(
-            f"{name} in {_CONFIG} of {source.name} is {given!r}, not a number above 0"
+            f"{name} in {SENTENCE_CONFIG} of {source.name} is {given!r}, not a number above 0"
         )
     return given
 
@@ -141,12 +140,12 @@ def tokenizer_settings(source: Source) -> dict[str, Any]:
     """The arguments by which sentence-transformers loads a tokenizer; older names stand for two."""
     settings = transformer_settings(source)
     given = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
-    return {key: value for key, value in given.items() if key not in _LOADING}
+    return {key: value for key, value in given.items() if key not in LOCATING}
 
 
 def read_prompts(source: Source) -> tuple[dict[str, str], str | None]:
     """The texts to put before a text, by name, and the one that is put before every text."""
-    name = _CONFIG
+    name = SENTENCE_CONFIG
     settings = source.read_json(name)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     instructions = source.read_json("config.json").get("task_instructions")  # Jina's, by task

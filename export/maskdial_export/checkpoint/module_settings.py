@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from maskdial_export.checkpoint.embedding import (
+    LOCATING,
     default_prompt,
     module_folders,
     transformer_settings,
 )
-from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.source import SENTENCE_CONFIG, Source, read_json
 from maskdial_export.errors import ExportError
 
-_CONFIG = "config_sentence_transformers.json"
 _OLDER = "sbert_ce_default_activation_function"  # in config.json, before version 4
 _WIDTHS = ("embedding_dimension", "word_embedding_dimension")
 _OF_TRANSFORMER = (
@@ -46,11 +46,10 @@ _TASKS = (
     "any-to-any",
 )
 # Arguments that say where a model is, and in which precision and by which kernels it runs
-_LOADING = frozenset(
-    {"torch_dtype", "dtype", "attn_implementation", "device_map", "low_cpu_mem_usage"}
-    | {"trust_remote_code", "local_files_only", "revision", "token", "cache_dir", "code_revision"}
-    | {"use_safetensors", "add_pooling_layer", "use_cache"}
-)
+_LOADING = LOCATING | {
+    *("torch_dtype", "dtype", "attn_implementation", "device_map", "low_cpu_mem_usage"),
+    *("use_safetensors", "add_pooling_layer", "use_cache"),
+}
 _MODEL = ("model_args", "model_kwargs", "config_args", "config_kwargs")
 _TRUNCATIONS = (True, "longest_first")
 
@@ -73,7 +72,7 @@ def check_modules(source: Source) -> None:
             if settings.get(name, expected) != expected:
                 _refuse(source, f"{name} {settings[name]!r} of its {kind} module")
     _check_transformer(source, transformer_settings(source))
-    dimension = source.read_json(_CONFIG).get("truncate_dim")
+    dimension = source.read_json(SENTENCE_CONFIG).get("truncate_dim")
     if source.task == "embed-hybrid" and dimension is not None:
         _refuse(source, f"truncate_dim {dimension}, of vectors that are read together with others")
     if source.task == "classify" and is_cross_encoder(source):
@@ -83,7 +82,7 @@ def check_modules(source: Source) -> None:
 def is_cross_encoder(source: Source) -> bool:
     """Whether sentence-transformers saved a classifier to score pairs of texts."""
     config = source.read_json("config.json")
-    kind = source.read_json(_CONFIG).get("model_type")
+    kind = source.read_json(SENTENCE_CONFIG).get("model_type")
     return kind == "CrossEncoder" or "sentence_transformers" in config or _OLDER in config
 
 
@@ -149,7 +148,7 @@ def _check_cross_encoder(source: Source) -> None:
     config = source.read_json("config.json")
     saved = config.get("sentence_transformers")
     places = (
-        source.read_json(_CONFIG).get("activation_fn"),
+        source.read_json(SENTENCE_CONFIG).get("activation_fn"),
         saved.get("activation_fn") if isinstance(saved, dict) else None,
         config.get(_OLDER),
     )

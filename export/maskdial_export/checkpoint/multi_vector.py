@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from maskdial.bundle.manifest import Embedding, MultiVector, SpecialTokens
 from maskdial_export.checkpoint.embedding import module_folders, read_dense, transformer_settings
 from maskdial_export.checkpoint.pooling import Dense, Normalize, Pooler
-from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.source import SENTENCE_CONFIG, Source, read_json
 from maskdial_export.errors import ExportError, first_line
 
 _STANFORD = "HF_ColBERT"
@@ -121,7 +121,7 @@ def _is_stanford(source: Source) -> bool:
 
 
 def _is_pylate(source: Source) -> bool:
-    return source.read_json("config_sentence_transformers.json").get("model_type") == "ColBERT"
+    return source.read_json(SENTENCE_CONFIG).get("model_type") == "ColBERT"
 
 
 def _steps(source: Source, columns: int) -> tuple[list[nn.Module], int]:
@@ -186,7 +186,7 @@ def _stanford(source: Source) -> _Settings:
 
 def _saved(source: Source) -> _Settings:
     """The settings of sentence-transformers, or of PyLate, which has more of them in one file."""
-    config = source.read_json("config_sentence_transformers.json")
+    config = source.read_json(SENTENCE_CONFIG)
     prompts = dict(config.get("prompts") or {})
     if _is_pylate(source):
         for role in ("query", "document"):

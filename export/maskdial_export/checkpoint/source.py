@@ -22,8 +22,10 @@ from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
 
-# sentence-transformers' list of modules after the model: pooling and normalization.
+# sentence-transformers' list of modules after the model (pooling and normalization), and its
+# settings: prompts, the kind of model, the truncated dimension.
 MODULES = "modules.json"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
 GLINER_CONFIG = "gliner_config.json"
 GLINER, GLINER2 = "GLiNER", "GLiNER2"
 _MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
@@ -282,7 +284,7 @@ def _module_task(path: Path, config: Mapping[str, Any]) -> str:
     listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
     if "LogitScore" in listed or "classifier_from_token" in config:
         return "rerank"
-    kind = read_json(path / "config_sentence_transformers.json").get("model_type")
+    kind = read_json(path / SENTENCE_CONFIG).get("model_type")
     is_colbert = kind in ("ColBERT", "MultiVectorEncoder") or "HF_ColBERT" in (
         config.get("architectures") or ()
     )

@@ -21,7 +21,7 @@ from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.blocks import Blocks
 from maskdial_export.quantize.gate import Gate
 from maskdial_export.quantize.observe import observe_moments
-from maskdial_export.quantize.quantize import HALF, Precision, projections, quantize
+from maskdial_export.quantize.quantize import HALF, IntegerPrecision, projections, quantize
 from maskdial_export.quantize.sensitivity import layer_errors, rank
 from maskdial_export.quantize.stored import StoredIntegers
 from maskdial_export.quantize.table import sharing, tied_head, word_embedding
@@ -73,7 +73,7 @@ class Quantizer:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        precision: Precision | Literal["fp16"],
+        precision: IntegerPrecision | Literal["fp16"],
         gate: Gate,
         sample: Sample,
         calibration: Sample,
@@ -378,7 +378,7 @@ class Quantizer:
     def _layer_errors(self) -> Mapping[str, float]:
         """What quantizing does to each layer, for some of the texts; computed once."""
         if self._errors is None:
-            precision: Precision = "int8" if self.precision == "fp16" else self.precision
+            precision: IntegerPrecision = "int8" if self.precision == "fp16" else self.precision
             texts = evenly(self._calibration_texts(), _RANKED_TEXTS)
             with phase(self.console, "Comparing the layers") as show:
                 self._errors = layer_errors(

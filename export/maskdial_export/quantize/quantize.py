@@ -36,7 +36,13 @@ from transformers.pytorch_utils import Conv1D
 from maskdial_export.quantize.blocks import Blocks, to_bytes
 from maskdial_export.quantize.int4 import INT4, Int4, to_blocks
 from maskdial_export.quantize.products import RowProducts, project_blocks
-from maskdial_export.quantize.table import LARGEST, quantize_table, quantize_tied, table_of
+from maskdial_export.quantize.table import (
+    LARGEST,
+    quantize_table,
+    quantize_tied,
+    round_tied,
+    table_of,
+)
 from maskdial_export.tracing.rewrite import (
     PRODUCTS,
     add_initializer,
@@ -45,7 +51,7 @@ from maskdial_export.tracing.rewrite import (
     replace_value,
 )
 
-Precision = Literal["int8", "int4", "int4-fp16"]
+IntegerPrecision = Literal["int8", "int4", "int4-fp16"]
 
 HALF = frozenset({"fp16", "int4-fp16"})
 """Precisions whose activations and KV cache are float16."""
@@ -73,7 +79,7 @@ def _num_outputs(module: nn.Module) -> int:
 
 def quantize(
     model: ir.Model,
-    precision: Precision,
+    precision: IntegerPrecision,
     keep: Collection[str] = (),
     *,
     embedding: str | None = None,
@@ -126,6 +132,8 @@ def quantize(
             blocks = int4.blocks(node, weight)
         if blocks is None and rows is None:
             blocks = to_bytes(weight)
+        if blocks is not None and words is not None and np.array_equal(weight.T, words):
+            tied = ",".join(modules), blocks
         if weights_only and blocks is not None:
             _multiply_rounded(graph, node, blocks.weight())
             continue
@@ -133,12 +141,15 @@ def quantize(
             output = rows.project(graph, node, weight)
         elif blocks is not None:
             output = project_blocks(graph, node, blocks, kind)
-            if words is not None and np.array_equal(weight.T, words):
-                tied = ",".join(modules), blocks
         replace_value(node.outputs[0], output)
         graph.remove(node, safe=True)
     if embedding is not None and table is not None:
-        shares = tied is not None and not weights_only and quantize_tied(graph, embedding, *tied)
+        if tied is None:
+            shares = False
+        elif weights_only:
+            shares = round_tied(graph, embedding, tied[1])
+        else:
+            shares = quantize_tied(graph, embedding, *tied)
         if not shares:
             quantize_table(graph, embedding, largest)
     passes.RemoveUnusedNodesPass()(model)

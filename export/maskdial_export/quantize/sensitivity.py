@@ -12,7 +12,7 @@ from maskdial_export.phase import Progress, silent
 from maskdial_export.quantize.blocks import BYTE_BLOCK, to_bytes
 from maskdial_export.quantize.int4 import INT4, Int4, to_blocks
 from maskdial_export.quantize.observe import Observation, observe_layers
-from maskdial_export.quantize.quantize import Precision
+from maskdial_export.quantize.quantize import IntegerPrecision
 from maskdial_export.session import Ids
 
 _TINY = 1e-30
@@ -23,7 +23,7 @@ def layer_errors(
     model: PreTrainedModel,
     names: Sequence[str],
     texts: Sequence[Ids],
-    precision: Precision,
+    precision: IntegerPrecision,
     show: Progress = silent,
 ) -> dict[str, float]:
     """The relative error of each layer that the model calls. Runs torch over the texts once.
@@ -49,7 +49,7 @@ def layer_errors(
     return errors
 
 
-def _compare(seen: Observation, precision: Precision) -> float:
+def _compare(seen: Observation, precision: IntegerPrecision) -> float:
     read = torch.cat(seen.parts)
     if isinstance(seen.module, nn.Embedding):
         return float(_relative(int8_rows(read), read).mean())
@@ -113,7 +113,9 @@ def _round(values: Tensor, step: Tensor) -> Tensor:
     return (values / step).round() * step
 
 
-ROUNDINGS: Mapping[Precision, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+ROUNDINGS: Mapping[
+    IntegerPrecision, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+] = {
     "int8": (int8_blocks, int8_weight),
     "int4": (int8_blocks, partial(int4_weight, INT4["int4"])),
     "int4-fp16": (half_rows, partial(int4_weight, INT4["int4-fp16"])),

@@ -116,15 +116,31 @@ def quantize_tied(graph: ir.Graph, module: str, product: str, blocks: Blocks) ->
         False if the table has other readers, or blocks that lookups do not restore (zeros of
         nibbles that differ, rows of no whole blocks); nothing is changed then.
     """
-    table = table_of(graph, module)
-    lookups = _lookups(table)
-    whole = blocks.num_inputs % blocks.block_size == 0
-    zeros = np.unique(blocks.zero)
-    if not lookups or not whole or len(zeros) != 1:
-        return False
+    lookups = _lookups_of_blocks(graph, module, blocks)
     for lookup in lookups:
-        _look_up_blocks(graph, lookup, module, product, blocks, float(zeros[0]))
-    return True
+        _look_up_blocks(graph, lookup, module, product, blocks, float(blocks.zero[0, 0]))
+    return bool(lookups)
+
+
+def round_tied(graph: ir.Graph, module: str, blocks: Blocks) -> bool:
+    """Has the lookups of ``module`` read the floats that `quantize_tied` would restore.
+
+    Args and what is returned are those of `quantize_tied`.
+    """
+    lookups = _lookups_of_blocks(graph, module, blocks)
+    if lookups:
+        table = np.ascontiguousarray(blocks.weight().T)
+        rounded = add_initializer(graph, f"{module}.rounded", table)
+        for lookup in lookups:
+            lookup.replace_input_with(0, rounded)
+    return bool(lookups)
+
+
+def _lookups_of_blocks(graph: ir.Graph, module: str, blocks: Blocks) -> list[ir.Node]:
+    """The lookups of a table that blocks can take the place of; see `quantize_tied`."""
+    whole = blocks.num_inputs % blocks.block_size == 0
+    one_zero = bool((blocks.zero == blocks.zero[0, 0]).all())
+    return _lookups(table_of(graph, module)) if whole and one_zero else []
 
 
 def _look_up_blocks(

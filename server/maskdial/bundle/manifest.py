@@ -5,6 +5,7 @@ from math import lcm, prod
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -496,6 +497,8 @@ class GoldenCheck(_Frozen):
     position or the last token; 0 if a text has one row of logits, or a vector), at ``columns``.
     ``logits`` are those of ONNX Runtime's operators, ``kernel_logits`` those of our own kernels,
     which round some inputs to other integers; None if they had no part, or were not built.
+    ``centered``: whether logits are compared less their mean over the columns. Quantizing shifts
+    all logits of a vocabulary alike by more than it changes what a softmax makes of them.
     """
 
     # A million ids would take gigabytes before anything else is checked.
@@ -504,7 +507,15 @@ class GoldenCheck(_Frozen):
     columns: Annotated[tuple[int, ...], Field(max_length=4096)]
     logits: Annotated[tuple[float, ...], Field(max_length=4096)]
     kernel_logits: Annotated[tuple[float, ...], Field(max_length=4096)] | None = None
+    centered: bool = False
     tolerance: float = Field(gt=0)
+
+    def drift(self, computed: NDArray[Any], expected: NDArray[Any]) -> float:
+        """How far logits (columns,) are from expected ones, at most; NaN if some are."""
+        difference = np.asarray(computed, np.float64) - np.asarray(expected, np.float64)
+        if self.centered:
+            difference -= difference.mean()
+        return float(np.abs(difference).max())
 
 
 class ParityReport(_Frozen):

@@ -88,8 +88,7 @@ def check_golden(
     tolerance = max(golden.tolerance, rounding)
     try:
         row = run(golden)
-        computed = row[list(golden.columns)].astype(np.float64)
-        drift = float(np.abs(computed - np.asarray(expected_logits)).max())
+        drift = golden.drift(row[list(golden.columns)], np.array(expected_logits))
     except Exception as error:  # ONNX Runtime raises any type
         raise BundleError(f"model {bundle.name!r}: the golden check failed: {error}") from error
     expected = bundle.manifest.num_outputs
@@ -136,7 +135,7 @@ def check_long_pass(bundle: Bundle, runner: Runner, policy: Policy) -> None:
     token_ids = np.resize(np.array(golden.input_ids, np.int64), size).tolist()
     text = golden.model_copy(update={"input_ids": token_ids})
     at_once = causal_logits(runner, text).copy()
-    drift = float(np.abs(at_once - causal_logits(runner, text, _PIECE)).max())
+    drift = golden.drift(at_once, causal_logits(runner, text, _PIECE))
     if not drift <= golden.tolerance:  # also if it is NaN
         _complain(
             policy,
