@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from maskdial.dialects.cohere.errors import error_frame
+from maskdial.dialects.cohere.messages import CohereMessage
 from maskdial.errors import DeadlineError
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
@@ -296,3 +297,12 @@ def test_an_error_ends_a_stream() -> None:
     assert name == "event: message-end"
     event = json.loads(data.removeprefix("data: "))
     assert event["delta"] == {"error": "the time is up", "finish_reason": "ERROR"}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(None, "I look it up."), ("Then I say it.", "I look it up.\nThen I say it.")],
+)
+def test_a_plan_is_the_beginning_of_the_text(content: str | None, text: str) -> None:
+    body = {"role": "assistant", "tool_plan": "I look it up.", "content": content}
+    assert CohereMessage.model_validate(body).to_message().content == text

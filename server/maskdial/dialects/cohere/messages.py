@@ -123,12 +123,10 @@ class CohereMessage(Lenient):
         parts = self.content or []
         texts = [part.written for part in parts if part.type != "thinking"]
         if self.tool_plan:
-            texts.insert(0, self.tool_plan)
+            texts = [self.tool_plan, *filter(None, texts)]
         return ChatMessage(
             self.role,
-            "\n".join(filter(None, (self.tool_plan, *texts)))
-            if self.tool_plan
-            else "\n".join(texts),
+            "\n".join(texts),
             reasoning="\n".join(part.thinking for part in parts if part.thinking is not None),
             tool_calls=[call.to_call() for call in self.tool_calls or ()],
             tool_call_id=self.tool_call_id or "",
