@@ -588,7 +588,7 @@ def test_other_errors(server: Any, url: str) -> None:
     reply = httpx.get(url)
     assert reply.status_code == 405
     assert reply.json()["type"] == "error"
-    reply = httpx.post(f"{url}/batches", json={})
+    reply = httpx.post(f"{url}/others", json={})
     assert reply.status_code == 404
     assert reply.json()["error"]["type"] == "not_found_error"
 

@@ -15,7 +15,7 @@ from maskdial.registry.catalog import STARTER_FOLDER
 FOLDER = Path(maskdial.__file__).parent / "page"
 CHATS = (
     *("/generate", "/v1/chat", "/v1/responses", "/v1/messages"),
-    *("/apply-template", "/chat/completions"),
+    *("/apply-template", "/chat/completions", "/v2/chat"),
     *("/api/chat", "/api/generate", "/api/show", "/api/pull"),
 )
 FILES = sorted(file for file in FOLDER.rglob("*") if file.is_file())
@@ -108,6 +108,9 @@ SEVERAL = {
     **dict.fromkeys(("/classify", "/predict", "/vertex"), "sentiment"),
     **dict.fromkeys(("/token-classify", "/redact"), "tagger"),
     "/zero-shot-classify": "nli",
+    "/pooling": "embedder",
+    "/v1/moderations": "sentiment",
+    "/v1/score": "ranker",
 }
 
 
@@ -127,7 +130,7 @@ def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> Non
             assert reply.status_code == 404
         elif path == "/v1/fim/completions":
             assert "no fill-in-the-middle tokens" in reply.text  # nor has any other model here
-        elif path == "/v1/batches":
+        elif path in ("/v1/batches", "/v1/messages/batches"):
             assert reply.status_code == 403  # needs --batch-dir
         else:
             assert reply.status_code == 200, (path, reply.text)
