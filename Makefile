@@ -26,7 +26,7 @@ CLIENTS := $(patsubst tests/clients/%/requirements.txt,.venv-clients/%/.installe
 FOR_SERVING := $(firstword $(wildcard $(DEV) $(TEST)) $(RUNTIME))
 FOR_TESTING := $(firstword $(wildcard $(DEV)) $(TEST))
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=8 --dist=worksteal
-# A test of the wide run that failed runs once more, alone.
+# A test that failed in what `make test` leaves out runs once more, alone.
 AGAIN = { echo "Once more, alone. Each that passes now is flaky: a fault to mend."; \
 	$(BIN)/python -m pytest -m "" --last-failed --last-failed-no-failures=none -rpf $(ARGS); }
 # The kernels, as hatch_build.py builds them; where that fails, the editable install says why.

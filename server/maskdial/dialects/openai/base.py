@@ -42,6 +42,28 @@ class OpenAIBody(Lenient, TaskBody):
     habits = _HABITS
 
 
+def check_items(value: object, wrong: str = "must be a string") -> object:
+    """Checks a text, or a list of them, before parsing; the error says which one is wrong.
+
+    Args:
+        value: of the field.
+        wrong: what is said of an item that is no text.
+
+    Raises:
+        ValueError: there is none, or one is no text, or blank.
+    """
+    texts = value if isinstance(value, list) else [value]
+    if not texts:
+        raise ValueError("must hold at least one text")
+    for index, text in enumerate(texts):
+        where = f"item {index} " if isinstance(value, list) else ""
+        if not isinstance(text, str):
+            raise ValueError(f"{where}{wrong}")
+        if not text.strip():
+            raise ValueError(f"{where}must not be empty")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Unsupported:
     """Marks a field that is known and cannot be served; the error says why."""

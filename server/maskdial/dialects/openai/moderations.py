@@ -20,7 +20,7 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.masked_body import TruncationParameters
 from maskdial.dialects.native.tasks import task_of
-from maskdial.dialects.openai.base import OpenAIBody
+from maskdial.dialects.openai.base import OpenAIBody, check_items
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import ModerationReply, ModerationResult
 from maskdial.errors import ValidationError
@@ -54,16 +54,7 @@ def _check_input(value: object) -> object:
     """A text, texts, or parts, whose texts become one."""
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return "\n".join(_part_text(index, part) for index, part in enumerate(value))
-    texts = value if isinstance(value, list) else [value]
-    if not texts:
-        raise ValueError("must hold at least one text")
-    for index, text in enumerate(texts):
-        where = f"item {index} " if isinstance(value, list) else ""
-        if not isinstance(text, str):
-            raise ValueError(f'{where}must be a string, or all {{"type": "text", "text": "..."}}')
-        if not text.strip():
-            raise ValueError(f"{where}must not be empty")
-    return value
+    return check_items(value, 'must be a string, or all {"type": "text", "text": "..."}')
 
 
 def _part_text(index: int, part: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.masked_body import TruncationParameters
-from maskdial.dialects.openai.base import OpenAIBody
+from maskdial.dialects.openai.base import OpenAIBody, check_items
 from maskdial.dialects.openai.embeddings import prompt_usage
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import ScoreListReply
@@ -32,22 +32,9 @@ _PAIRS = (
 """What vLLM's versions call the two sides."""
 
 
-def _check_texts(value: object) -> object:
-    texts = value if isinstance(value, list) else [value]
-    if not texts:
-        raise ValueError("must hold at least one text")
-    for index, text in enumerate(texts):
-        where = f"item {index} " if isinstance(value, list) else ""
-        if not isinstance(text, str):
-            raise ValueError(f"{where}must be a string")
-        if not text.strip():
-            raise ValueError(f"{where}must not be empty")
-    return value
-
-
 _Texts = Annotated[
     AnyText | Annotated[list[AnyText], Field(json_schema_extra=AT_LEAST_ONE)],
-    pydantic.BeforeValidator(_check_texts),
+    pydantic.BeforeValidator(check_items),
 ]
 
 
