@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial import score as scoring
+from maskdial.ask import score as scoring
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import held, held_passes
 from tests.servers import engine_of, metric, wait_for

@@ -39,8 +39,7 @@ SERVER = (
     *(
         "http",
         "local",
-        "decide",
-        "score",
+        "ask",
         "registry",
         "causal",
         "masked",

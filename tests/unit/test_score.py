@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maskdial.ask.score import TokenScore, summarize
 from maskdial.errors import InferenceError
 from maskdial.masked.request import MaskedInput
 from maskdial.masked.tasks.pseudo_likelihood import (
@@ -17,7 +18,6 @@ from maskdial.masked.tasks.pseudo_likelihood import (
     scored_positions,
     waves,
 )
-from maskdial.score import TokenScore, summarize
 
 CLS, SEP, MASK = 1, 2, 3
 

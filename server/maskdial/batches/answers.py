@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from maskdial import dialects
-from maskdial import score as scoring
+from maskdial.ask import score as scoring
 from maskdial.batches.lines import CustomIds, Line
 from maskdial.batches.requests import BatchReply, Requests
 from maskdial.dialects.body import TaskBody, parse_body

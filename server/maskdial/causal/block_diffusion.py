@@ -1,56 +1,61 @@
 """Text by unmasking over the KV cache, block by block: a request, admitted and run."""
 
 from collections.abc import AsyncIterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
-from maskdial.bundle.manifest import Manifest
-from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.causal.block_text import MOST_TOKENS, BlockText
 from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
-from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, Timed, Timings
 from maskdial.errors import ValidationError
-from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar, UnmaskedText
+from maskdial.unmasking.text import TextPlan, TextSoFar, UnmaskedText
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTask:
-    """Text by unmasking under the block mask as something that models can be asked for."""
+def check_block(model: CausalModel) -> None:
+    """Refuses a model that does not write under the block mask.
 
-    name: str = "generate"
-
-    def serves(self, manifest: Manifest) -> bool:
-        return manifest.task == "generate"
+    Raises:
+        ValidationError: it does not.
+    """
+    if model.manifest.text_to_text is not None:
+        raise ValidationError(
+            f"model {model.name!r} has an encoder and writes token by token; leave out the "
+            "block mask",
+            field="mask",
+        )
+    if model.mask_token_id is None:
+        raise ValidationError(
+            f"model {model.name!r} fills no masks, so it cannot write under the block mask; "
+            "export it with both masks (maskdial export --mask both)",
+            field="mask",
+        )
+    model.check_looks_ahead("block")
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """A prompt, and how a text is written behind it."""
+    """A text to write, and how.
 
-    prompt: TextPrompt
+    Attributes:
+        before: the tokens of its prompt.
+        after: the tokens that the model has after every text.
+        plan: how.
+        priority: of the request, as `GenerationRequest.priority`.
+    """
+
+    before: SequenceOf[int]
+    after: SequenceOf[int]
     plan: TextPlan
+    priority: int = 0
 
     def checked(self, model: CausalModel) -> "BlockRequest":
         """The request with blocks of a length that the model's passes have room for.
 
         Raises:
-            ValidationError: the model cannot do what is asked; ``field`` says what.
+            ValidationError: the plan contradicts itself, or the model; ``field`` says what.
         """
-        if model.manifest.text_to_text is not None:
-            raise ValidationError(
-                f"model {model.name!r} has an encoder and writes token by token; leave out the "
-                "block mask",
-                field="mask",
-            )
-        if model.mask_token_id is None:
-            raise ValidationError(
-                f"model {model.name!r} fills no masks, so it cannot write under the block mask; "
-                "export it with both masks (maskdial export --mask both)",
-                field="mask",
-            )
-        model.check_looks_ahead("block")
         self.plan.check()
         most = min(model.max_full_tokens, MOST_TOKENS)
         longest = (most - 1) // 2
@@ -67,19 +72,13 @@ class BlockRequest:
     async def write(
         self, model: CausalModel, deadline: Deadline
     ) -> AsyncIterator[Timed[TextSoFar]]:
-        """The text after each of its blocks, or of its passes.
+        """The text after each of its blocks, or of its passes; of a request that was checked.
 
         Raises:
-            ValidationError: the model cannot do what is asked.
             OverloadedError: the queue is full.
             DeadlineError: the time is up.
         """
-        request = self.checked(model)
-        model.engine.check_room(1)
-        text = self.prompt.text
-        seconds = tokenizing_seconds([text] if isinstance(text, str) else [])
-        with model.metrics.tokenization_duration.time():
-            sequence = await offload(lambda: request._sequence(model), seconds, deadline)
+        sequence = self._sequence(model)
         stream = model.engine.stream_blocks(sequence, deadline.remaining())
         async with stream:
             with deadline.explained():
@@ -98,17 +97,18 @@ class BlockRequest:
     def _sequence(self, model: CausalModel) -> Sequence:
         mask = model.mask_token_id
         assert mask is not None, "it was checked"
-        before, after = self.prompt.ids(model, self.plan.num_tokens, model.max_length, mask)
-        text = UnmaskedText(self.plan, before, after, model, mask, model.vocabulary_kernels())
+        kernels = model.vocabulary_kernels()
+        text = UnmaskedText(self.plan, self.before, self.after, model, mask, kernels)
         unmasking = self.plan.unmasking
         return Sequence(
-            before,
+            self.before,
             SamplingParams(
                 max_new_tokens=self.plan.num_tokens,
                 do_sample=unmasking.samples,
                 temperature=unmasking.temperature,
             ),
             seed=text.seed,
+            priority=self.priority,
             adapter=model.adapter,
             block_text=BlockText(text),
         )

@@ -50,7 +50,8 @@ class TokenEvent:
     special token that is not spelled out, while a character is incomplete, and while text is held
     back because it may become a stop string. ``logprob`` is natural, under the model's own
     distribution. ``top`` holds the most likely tokens under it as pairs of id and log-probability,
-    as many as were requested, or the ``scored_tokens`` of the parameters in their order.
+    as many as were requested, or the ``scored_tokens`` of the parameters in their order. ``step``
+    is the pass that unmasked it, from 0, in a text that is written so.
     """
 
     index: int
@@ -60,6 +61,7 @@ class TokenEvent:
     special: bool
     top: tuple[tuple[int, float], ...] = ()
     finish: Finish | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,10 @@ class Generation:
             model.metrics.cancelled["timeout"].inc()
             raise
 
+    def timings(self, completions: Sequence[Completion]) -> Timings:
+        """The request's times, once it is complete; see `timings`."""
+        return timings(completions)
+
     async def complete(self) -> list[Completion]:
         """Runs all sequences; if one fails, all are abandoned.
 

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.template import ChatTemplate
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.generation_config import GenerationDefaults
@@ -11,6 +14,39 @@ from maskdial.engine.model import Model
 from maskdial.errors import ValidationError
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
+
+
+class WritingModel(Protocol):
+    """What a request to write is read against: a `CausalModel`, or a model that writes by
+    unmasking.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def chat_template(self) -> ChatTemplate: ...
+    @property
+    def reply_format(self) -> ReplyFormat: ...
+    @property
+    def defaults(self) -> GenerationDefaults: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """How a masked model that writes is given conversations, and what its replies are like."""
+
+    template: ChatTemplate
+    reply_format: ReplyFormat
+
+    def close(self) -> None:
+        """Ends the template's processes."""
+        self.template.close()
 
 
 @dataclass(frozen=True, slots=True)

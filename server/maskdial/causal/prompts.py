@@ -34,7 +34,8 @@ _MAX_SEED = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One tokenized prompt, or source text, and its sequences.
+    """One tokenized prompt, or source text, and its sequences: none where it is written by
+    unmasking.
 
     ``text`` is None if the prompt came as token ids; ``num_truncated`` tokens were cut off.
     ``offsets`` are where the tokens begin in the text, if there is one and the reply describes its
@@ -51,12 +52,12 @@ class Prompt:
     @property
     def context_ids(self) -> list[int]:
         """The tokens that the generated ones follow in a text; a source text is another text."""
-        return [] if self.sequences[0].num_source else self.ids
+        return [] if self.sequences and self.sequences[0].num_source else self.ids
 
     @property
     def num_cached(self) -> int:
         """Tokens taken from the prefix cache, once the prompt is prefilled."""
-        return self.sequences[0].num_cached
+        return self.sequences[0].num_cached if self.sequences else 0
 
 
 async def read_prompts(

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.beam_search import EarlyStopping
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning
 from maskdial.errors import about
 from maskdial.grammar.source import GrammarRequest
+from maskdial.unmasking.text import UnmaskingChoice
 
 MAX_BEAMS = 8
 
@@ -69,7 +70,7 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
-    async def render(self, model: CausalModel) -> str:
+    async def render(self, model: WritingModel) -> str:
         """The prompt.
 
         Raises:
@@ -142,6 +143,7 @@ class GenerationRequest:
             comes, and nothing else.
         full_prompt: whether prompts are read under the full mask, and the texts behind them under
             the causal one (a prefix-LM).
+        unmasking: how the text is unmasked, for models that write so.
     """
 
     prompts: Sequence[TextOrIds] = ()
@@ -163,3 +165,4 @@ class GenerationRequest:
     describe_tokens: bool = False
     prediction: str = ""
     full_prompt: bool = False
+    unmasking: UnmaskingChoice = dataclasses.field(default_factory=UnmaskingChoice)

@@ -2,13 +2,12 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from maskdial.causal.generate import Generation
+from maskdial.ask.write import AnyGeneration, Writer, prepare, task_under, writing
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import SECONDS_PER_BYTE, BodyError, TaskBody, read_body, read_object
@@ -117,21 +116,20 @@ class Call(Generic[BodyT]):
         return model
 
     async def causal(self, task: Task) -> CausalModel:
-        """`model` of a task that is meant for causal models.
+        """`model` of a task that only causal models do."""
+        model = await self.model(task)
+        assert isinstance(model, CausalModel)
+        return model
+
+    async def writer(self) -> Writer:
+        """The model that is meant to write, by whichever way it does under the mask that is asked
+        for.
 
         Raises:
             As `model`.
-            ValidationError: the model writes canvases.
         """
-        model = await self.model(task)
-        if isinstance(model, MaskedModel):
-            raise BodyError(
-                f"model {model.name!r} writes whole canvases, which /generate, /v1/completions and "
-                "/v1/chat/completions ask for",
-                field="model",
-            )
-        assert isinstance(model, CausalModel)
-        return model
+        mask = self.choice().mask
+        return writing(await self.model(task_under(mask)), mask)
 
     async def lease(self, choice: ModelChoice, task: Task | None = None) -> Lease:
         """The request's lease, which the guard releases; without a task, on the named model.
@@ -162,19 +160,12 @@ class Call(Generic[BodyT]):
         """Runs a task of the masked family; see `maskdial.masked.run.answer`."""
         return await run.answer(request, model, self.server.config, self.deadline)
 
-    async def generation(self, request: GenerationRequest, model: CausalModel) -> Generation:
-        """Admits a request to generate, under the mask that is asked for; see
-        `Generation.prepare`.
+    async def generation(self, request: GenerationRequest, model: Writer) -> AnyGeneration:
+        """Admits a request to write, under the mask that is asked for; see
+        `maskdial.ask.write.prepare`.
         """
         mask = self.choice().mask
-        if mask == "block":
-            raise ValidationError(
-                "texts are written under the block mask by /generate, /v1/completions and "
-                "/v1/chat/completions",
-                field="mask",
-            )
-        request = replace(request, full_prompt=mask == "prefix")
-        generation = await Generation.prepare(request, model, self.server.config, self.deadline)
+        generation = await prepare(request, model, mask, self.server.config, self.deadline)
         if self.ignored is not None and request.is_limited:
             longest = max(len(prompt.context_ids) for prompt in generation.prompts)
             if (request.max_new_tokens or 0) > model.max_length - longest:

@@ -9,12 +9,13 @@ from typing import Any
 
 from fastapi import Response
 
+from maskdial.ask.unmasking import UnmaskedBlock, UnmaskedGeneration
+from maskdial.ask.write import AnyGeneration
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion, Generation, count_generated, timings
+from maskdial.causal.generate import Completion, count_generated
 from maskdial.dialects.call import Call
-from maskdial.dialects.diffusion import WriteTask
 from maskdial.engine.offload import offload
-from maskdial.errors import MaskdialError
+from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.replies import (
     encode_json,
     error_content,
@@ -24,8 +25,6 @@ from maskdial.http.replies import (
     warnings_header,
 )
 from maskdial.http.sse import EVENTS, Frames, StreamForm, data_frame
-
-WRITE = WriteTask()
 
 
 class Renderer(ABC):
@@ -56,6 +55,12 @@ class Renderer(ABC):
             event: the token.
         """
 
+    async def block(self, index: int, block: UnmaskedBlock) -> bytes:
+        """What a block of a text that is unmasked adds to a stream: by default, its tokens one by
+        one.
+        """
+        return b"".join([await self.frames(index, token) for token in block.tokens])
+
     def end(self) -> bytes:
         """What a stream has after the last token of the last text."""
         return b""
@@ -79,7 +84,7 @@ def error_frame(error: MaskdialError) -> bytes:
 
 async def write(
     call: Call[Any],
-    generation: Generation,
+    generation: AnyGeneration,
     renderer: Renderer,
     *,
     streams: bool,
@@ -93,24 +98,35 @@ async def write(
         renderer: writes the reply.
         streams: whether the reply is a stream.
         warnings: sentences for the headers, beside those of the generation.
+
+    Raises:
+        ValidationError: a reply that is not streamed is to show what each pass unmasks.
     """
+    if isinstance(generation, UnmaskedGeneration) and generation.shows_passes and not streams:
+        raise ValidationError(
+            "only a stream shows what a pass unmasks; set stream", field="stream_unmasking"
+        )
     headers = warnings_header([*generation.warnings, *warnings])
     if streams:
         headers |= truncation_header(sum(prompt.num_truncated for prompt in generation.prompts))
         frames = _frames(generation, renderer)
         return await call.stream(frames, renderer.error_frame, headers, renderer.form)
     completions = await generation.complete()
-    headers |= timing_headers(timings(completions))
+    headers |= timing_headers(generation.timings(completions))
     seconds = renderer.seconds(completions)
     content = await offload(lambda: renderer.reply(completions), seconds)
     await renderer.finish()
     return await offload(lambda: json_reply(content, headers=headers), seconds)
 
 
-async def _frames(generation: Generation, renderer: Renderer) -> Frames:
+async def _frames(generation: AnyGeneration, renderer: Renderer) -> Frames:
     async with generation.stream() as stream:
         async for index, event in stream:
-            if frames := await renderer.frames(index, event):
+            if isinstance(event, TokenEvent):
+                frames = await renderer.frames(index, event)
+            else:
+                frames = await renderer.block(index, event)
+            if frames:
                 yield frames
     if last := renderer.end():
         yield last

@@ -11,8 +11,8 @@ from fastapi import Response
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from maskdial.ask.decide import DecisionTask, decide
 from maskdial.bounds import Size
-from maskdial.decide import DecisionTask, decide
 from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient

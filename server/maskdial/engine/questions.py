@@ -14,7 +14,7 @@ Content = str | dict[str, Any] | list[Any] | None
 """A text, or JSON that a template writes out."""
 
 DecisionMethod = Literal["head", "letters", "entailment", "labels", "mask", "likelihood"]
-"""How a model arrives at its probabilities; `maskdial.decide` describes each."""
+"""How a model arrives at its probabilities; `maskdial.ask.decide` describes each."""
 
 Probabilities = tuple[float, ...]
 """One for each option of a question, summing to 1; of a predicate, that it is true."""

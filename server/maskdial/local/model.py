@@ -24,7 +24,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial import score as scoring
+from maskdial.ask import score as scoring
 from maskdial.bundle.manifest import Manifest, Mask
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import Reply

@@ -1,11 +1,9 @@
 """MaskedModel: a loaded masked model, with its engine."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from maskdial.engine.model import Model
 from maskdial.grammar.compiler import GrammarCompiler
@@ -16,15 +14,9 @@ from maskdial.masked.tasks.task import PairedSpans, Queries
 from maskdial.runtime.adapter import Adapter
 
 
-class Conversations(Protocol):
-    """What writes conversations as prompts (`maskdial.causal.chat.template.ChatTemplate`)."""
+class Closing(Protocol):
+    """What a model has beside its engine, and ends with it."""
 
-    def submit(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        variables: Mapping[str, Any] | None = None,
-    ) -> Future[str]: ...
     def close(self) -> None: ...
 
 
@@ -32,7 +24,8 @@ class Conversations(Protocol):
 class MaskedModel(Model):
     """A masked model being served.
 
-    ``conversations`` writes its prompts, if it may write texts. ``kernel_library`` is the file of
+    ``chat_form`` is how it is given conversations, if it may write texts
+    (`maskdial.causal.model.ChatForm`). ``kernel_library`` is the file of
     the kernels, if it uses them. ``label_encoder`` is the second model of one that finds entities
     of labels by their vectors, ``queries`` or ``spans`` what reads a schema's fields in one that
     finds what it names; ``grammars`` compiles what its blanks have to match, if it fills masks.
@@ -40,7 +33,7 @@ class MaskedModel(Model):
     """
 
     engine: MaskedEngine
-    conversations: Conversations | None = field(default=None, kw_only=True)
+    chat_form: Closing | None = field(default=None, kw_only=True)
     kernel_library: Path | None = field(default=None, kw_only=True)
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
     queries: Queries | None = field(default=None, kw_only=True)
@@ -58,17 +51,6 @@ class MaskedModel(Model):
         """Inputs that may wait."""
         return self.engine.max_queue
 
-    async def render(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
-    ) -> str:
-        """A conversation as a prompt, with its special tokens.
-
-        Raises:
-            ValidationError: the model has no template, or its template fails on them.
-        """
-        assert self.conversations is not None, "a model that writes texts has them"
-        return await asyncio.wrap_future(self.conversations.submit(messages, variables=variables))
-
     def vocabulary_kernels(self) -> VocabularyKernels | None:
         """Kernels for rows of its logits, for one thread at a time; None if it uses none."""
         if self.kernel_library is None:
@@ -80,6 +62,6 @@ class MaskedModel(Model):
         self.engine.stop(0)
         if self.label_encoder is not None:
             self.label_encoder.stop()
-        for writer in (self.prompts, self.conversations, self.grammars):
+        for writer in (self.prompts, self.chat_form, self.grammars):
             if writer is not None:
                 writer.close()

@@ -10,6 +10,8 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.decision_prompts import DecisionPrompts
 from maskdial.causal.chat.template import read_chat_template
+from maskdial.causal.model import ChatForm
+from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.masked.boundary_spans import BoundarySpans
@@ -51,9 +53,10 @@ def make_masked(
     if bundle.manifest.decision is not None:
         template = read_chat_template(bundle, tokenizer)
         prompts = DecisionPrompts(bundle, template, tokenizer, bundle.manifest.max_length)
-    conversations, grammars = None, None
+    chat_form, grammars = None, None
     if bundle.manifest.task in ("fill-mask", "block-diffusion"):
-        conversations = read_chat_template(bundle, tokenizer)
+        template = read_chat_template(bundle, tokenizer)
+        chat_form = ChatForm(template, ReplyFormat.of_bundle(bundle, tokenizer, template))
     if bundle.manifest.task == "fill-mask":
         grammars = GrammarCompiler.of_bundle(bundle)
     queries, spans = None, None
@@ -75,7 +78,7 @@ def make_masked(
         projections=session.projections,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),
-        conversations=conversations,
+        chat_form=chat_form,
         kernel_library=None if options.kernels is None else options.kernels.path,
         label_encoder=label_encoder,
         queries=queries,

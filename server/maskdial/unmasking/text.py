@@ -7,17 +7,41 @@ Fast-dLLM's threshold (arXiv:2505.22618) if one is given.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from maskdial.bundle.texts import ReadingModel, check_characters, check_ids, check_media
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.engine.philox import draw_seed
-from maskdial.errors import ValidationError, about
+from maskdial.errors import ValidationError
 from maskdial.kernels.logits import VocabularyKernels
 from maskdial.unmasking.canvas import Blank, Block, Canvas, Draft, FilledToken
-from maskdial.unmasking.unmasker import Unmasker, Unmasking
+from maskdial.unmasking.unmasker import Order, Unmasker, Unmasking
 
 BLOCK_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskingChoice:
+    """How a text is to be unmasked, as far as a request says; None: as by default.
+
+    Attributes:
+        block_length: masks that are filled before the next ones are.
+        steps: passes for the whole text.
+        order: which masks of a block are filled first.
+        threshold: in place of ``steps``, the probability from which all are filled.
+        stream_unmasking: whether a stream shows what each pass unmasks.
+    """
+
+    block_length: int | None = None
+    steps: int | None = None
+    order: Order | None = None
+    threshold: float | None = None
+    stream_unmasking: bool | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The names of those that the request has."""
+        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,52 +96,53 @@ class TextPlan:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """A prompt that a text is written behind.
+def read_prompt(
+    prompt: TextOrIds,
+    model: ReadingModel,
+    max_length: int,
+    mask_token_id: int | None,
+    *,
+    rendered: bool = False,
+) -> tuple[list[int], list[int]]:
+    """The tokens before a text, and those that the model has after every one.
 
-    Attributes:
-        text: the text before it, or its token ids, to which nothing is added.
-        rendered: whether the text has its special tokens, as a chat template writes them.
+    Args:
+        prompt: a text, or token ids, to which nothing is added.
+        model: which writes the text.
+        max_length: tokens that it takes.
+        mask_token_id: of a model that fills masks, of which the prompt has none.
+        rendered: whether the prompt has its special tokens, as a chat template writes them.
+
+    Raises:
+        ValidationError: the model does not have them.
     """
+    if isinstance(prompt, str):
+        check_characters(prompt, max_length, model)
+        ids = model.tokenizer.encode(prompt, add_special_tokens=not rendered).ids
+        _, ends = ([], []) if rendered else model.tokenizer.ends()
+    else:
+        if not prompt:
+            raise ValidationError("has no tokens; send at least one")
+        check_ids(prompt, model)
+        ids, ends = list(prompt), []
+    check_media(ids, model)
+    before = ids[: len(ids) - len(ends)]
+    if mask_token_id is not None and mask_token_id in before:
+        raise ValidationError("has a mask of its own; send texts with masks to /fill-mask")
+    return before, ends
 
-    text: TextOrIds
-    rendered: bool = False
 
-    def ids(
-        self, model: ReadingModel, num_tokens: int, max_length: int, mask_token_id: int | None
-    ) -> tuple[list[int], list[int]]:
-        """The tokens before a text of ``num_tokens``, and those that the model has after every one.
+def check_fits(num_given: int, num_tokens: int, name: str, max_length: int) -> None:
+    """Refuses a text that has no room behind its prompt, in tokens.
 
-        ``mask_token_id`` is that of a model that fills masks, of which the prompt has none.
-
-        Raises:
-            ValidationError: the model does not have them, or they are too many together.
-        """
-        with about("prompt"):
-            before, after = self._read(model, max_length)
-            if mask_token_id is not None and mask_token_id in before:
-                raise ValidationError("has a mask of its own; send texts with masks to /fill-mask")
-            num_given = len(before) + len(after)
-            if num_given + num_tokens > max_length:
-                raise ValidationError(
-                    f"has {num_given} tokens, and {num_tokens} are to be written; "
-                    f"model {model.name!r} takes {max_length} together; shorten one of them"
-                )
-        return before, after
-
-    def _read(self, model: ReadingModel, max_length: int) -> tuple[list[int], list[int]]:
-        if not isinstance(self.text, str):
-            if not self.text:
-                raise ValidationError("has no tokens; send at least one")
-            check_ids(self.text, model)
-            ids, ends = list(self.text), list[int]()
-        else:
-            check_characters(self.text, max_length, model)
-            ids = model.tokenizer.encode(self.text, add_special_tokens=not self.rendered).ids
-            _, ends = ([], []) if self.rendered else model.tokenizer.ends()
-        check_media(ids, model)
-        return ids[: len(ids) - len(ends)], ends
+    Raises:
+        ValidationError: it has none.
+    """
+    if num_given + num_tokens > max_length:
+        raise ValidationError(
+            f"has {num_given} tokens, and {num_tokens} are to be written; "
+            f"model {name!r} takes {max_length} together; shorten one of them"
+        )
 
 
 @dataclass(frozen=True, slots=True)

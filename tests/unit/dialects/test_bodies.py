@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from maskdial.dialects.diffusion import UnmaskingFields
 from pydantic import BaseModel
 
 from maskdial.causal.generation_config import GenerationDefaults
@@ -17,7 +18,6 @@ from maskdial.dialects.anthropic import body as anthropic_schema
 from maskdial.dialects.body import TaskBody, parse_body
 from maskdial.dialects.cohere import chat as cohere_chat
 from maskdial.dialects.cohere import embed as cohere_embed
-from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict

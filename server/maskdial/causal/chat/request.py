@@ -23,7 +23,7 @@ from typing import Any, Literal
 from maskdial.causal.chat.history import render_messages
 from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.events import FinishReason, TokenEvent
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import Conversation, GenerationRequest
 from maskdial.causal.stop import Reasoning
@@ -87,7 +87,7 @@ class ChatRequest:
         """The tools that the reply may call."""
         return () if self.tool_choice is None else self.tools
 
-    def generation_for(self, model: CausalModel) -> GenerationRequest:
+    def generation_for(self, model: WritingModel) -> GenerationRequest:
         """The generation request for a model.
 
         Raises:
@@ -122,7 +122,7 @@ class ChatRequest:
             plain=self._is_lark,
         )
 
-    def _check(self, model: CausalModel) -> None:
+    def _check(self, model: WritingModel) -> None:
         if not self.tools:
             if self.tool_choice is not None and self.tool_choice != ToolChoice():
                 raise ValidationError("there are no tools to call", field="tool_choice")
@@ -145,7 +145,7 @@ class ChatRequest:
                 field="tools",
             )
 
-    def _spelled_tokens(self, model: CausalModel) -> tuple[tuple[int, str], ...]:
+    def _spelled_tokens(self, model: WritingModel) -> tuple[tuple[int, str], ...]:
         """The special tokens among the parser's tags, with their ids."""
         tags = sorted(self.parser(model.reply_format).special_tags)
         ids = ((model.tokenizer.token_to_id(tag), tag) for tag in tags)
@@ -159,7 +159,7 @@ class ChatRequest:
             variables["enable_thinking"] = False
         return variables | dict(self.template_variables)
 
-    def _closing(self, model: CausalModel) -> tuple[int, ...]:
+    def _closing(self, model: WritingModel) -> tuple[int, ...]:
         """The tokens that end the reasoning once its budget is spent."""
         thinking = model.reply_format.thinking
         if thinking is None or self.thinking_budget is None:
@@ -250,7 +250,7 @@ class ReplyReader:
         num_reasoning: tokens of the reasoning so far, with the marks around it.
     """
 
-    def __init__(self, request: ChatRequest, prompt: Prompt, model: CausalModel) -> None:
+    def __init__(self, request: ChatRequest, prompt: Prompt, model: WritingModel) -> None:
         self._parser = request.parser(model.reply_format, prompt.text or "")
         self._deltas: list[ReplyDelta] = []
         self._finish_reason: ReplyFinish | None = None
@@ -296,7 +296,7 @@ class ReplyReader:
 
 
 def read_reply(
-    request: ChatRequest, prompt: Prompt, events: Iterable[TokenEvent], model: CausalModel
+    request: ChatRequest, prompt: Prompt, events: Iterable[TokenEvent], model: WritingModel
 ) -> Reply:
     """A finished text as a reply; see `ReplyReader`."""
     reader = ReplyReader(request, prompt, model)

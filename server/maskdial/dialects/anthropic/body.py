@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.causal.chat.request import ChatRequest
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import PositiveShare
 from maskdial.causal.tools import ToolChoice
@@ -239,7 +239,7 @@ class MessagesBody(CommonSampling, ConversationBody):
         """Whether blocks of thinking have their text."""
         return self.thinking is None or self.thinking.display != "omitted"
 
-    def request(self, model: CausalModel) -> ChatRequest:
+    def request(self, model: WritingModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         form = self.form
         return self.chat(

@@ -9,7 +9,7 @@ from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.anthropic.blocks import Envelope, EventWriter, whole_message
 from maskdial.dialects.anthropic.body import CountBody, MessagesBody
@@ -20,7 +20,7 @@ from maskdial.dialects.anthropic.errors import (
 )
 from maskdial.dialects.anthropic.replies import AssistantMessage, TokenCount
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE, Renderer, write
+from maskdial.dialects.flow import Renderer, write
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError
 from maskdial.http.replies import json_reply
@@ -29,7 +29,7 @@ from maskdial.http.replies import json_reply
 async def messages(call: Call[MessagesBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
     body = call.body
-    model = await call.causal(WRITE)
+    model = await call.writer()
     chat = body.request(model)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
@@ -66,13 +66,13 @@ class MessageRenderer(Renderer):
 
 async def count_tokens(call: Call[CountBody]) -> Response:
     """Counts the tokens of a conversation, with its tools and its system prompt."""
-    model = await call.causal(WRITE)
+    model = await call.writer()
     async with call.deadline.enforced():
         num_tokens = await _count(call.body.chat(GenerationRequest()), model)
     return json_reply({"input_tokens": num_tokens})
 
 
-async def _count(chat: ChatRequest, model: CausalModel) -> int:
+async def _count(chat: ChatRequest, model: WritingModel) -> int:
     conversation = chat.generation_for(model).conversation
     assert conversation is not None, "the prompt of a chat is a conversation"
     prompt = await conversation.render(model)

@@ -9,7 +9,7 @@ from pydantic import Field
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import MAX_DESCRIBED
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, Penalty, Share
@@ -19,7 +19,7 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.cohere.errors import cohere_route
 from maskdial.dialects.cohere.events import CohereChatReply, ReplyRenderer
 from maskdial.dialects.cohere.messages import CohereMessage, ToolBody
-from maskdial.dialects.flow import WRITE, write
+from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.sampling import CommonSampling, Seed, Stops, parameter
@@ -111,7 +111,7 @@ class CohereChatBody(CommonSampling, Lenient, TaskBody):
     def _is_json(self) -> bool:
         return self.response_format is not None and self.response_format.type == "json_object"
 
-    def request(self, model: CausalModel) -> ChatRequest:
+    def request(self, model: WritingModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         form, thinking = self.response_format, self.thinking
         variables: dict[str, Any] = self.given("safety_mode")
@@ -136,7 +136,7 @@ class CohereChatBody(CommonSampling, Lenient, TaskBody):
             template_variables=variables,
         )
 
-    def _rest_of_context(self, model: CausalModel) -> int:
+    def _rest_of_context(self, model: WritingModel) -> int:
         """The limit on a text that has none."""
         most = model.defaults.new_tokens(model.max_length, model.max_length)
         return min(most, MAX_DESCRIBED) if self.logprobs else most
@@ -145,7 +145,7 @@ class CohereChatBody(CommonSampling, Lenient, TaskBody):
 async def cohere_chat(call: Call[CohereChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
     body = call.body
-    model = await call.causal(WRITE)
+    model = await call.writer()
     chat = body.request(model)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from maskdial.causal.generate import Completion, timings
 from maskdial.dialects.body import BodyError, TaskBody, parse_body
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE
 from maskdial.dialects.kserve.tensors import OutputTensor, TextTensor
 from maskdial.dialects.native.generate_bodies import GenerateBody
 from maskdial.dialects.native.models import Dispatched, asked_task
@@ -196,7 +195,7 @@ async def tensors_of(call: Call[Any], task: Dispatched, body: Any) -> Timed[list
 
 async def _generate(call: Call[GenerateBody]) -> Timed[list[OutputTensor]]:
     body = call.body
-    model = await call.causal(WRITE)
+    model = await call.writer()
     generation = await call.generation(body.request(model.defaults), model)
     completions = await generation.complete()
     n = 1 if body.parameters is None else body.parameters.n or 1

@@ -11,7 +11,7 @@ from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion
 from maskdial.dialects.body import TaskBody, example, parse_body
 from maskdial.dialects.call import Call, task_route
-from maskdial.dialects.flow import WRITE, Renderer, write
+from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.kserve.infer import kserve_error_reply
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.generate_bodies import GenerateBody
@@ -64,7 +64,7 @@ async def _answer(call: Call[GenerateTextBody], *, streams: bool) -> Response:
     if parameters is not None and parameters.num_sequences > 1:
         raise ValidationError("parameters.n: there is one text; leave out n and best_of")
     try:
-        model = await inner.causal(WRITE)
+        model = await inner.writer()
         generation = await inner.generation(inner.body.request(model.defaults), model)
     except ValidationError as error:
         raise inner.located(error) from error

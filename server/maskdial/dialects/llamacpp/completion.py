@@ -10,12 +10,12 @@ from typing_extensions import TypedDict
 
 from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import LastN
 from maskdial.dialects.body import AT_LEAST_ONE, TaskBody, TokenId, example
 from maskdial.dialects.call import Call, task_route
-from maskdial.dialects.flow import WRITE, write
+from maskdial.dialects.flow import write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.infill import CompletionRenderer, InfillReply
@@ -104,7 +104,7 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         """What the body calls the fields of a neutral request, where the names differ."""
         return {"grammar": next(iter(self.grammars()), "guided_grammar"), **super().names()}
 
-    def request(self, model: CausalModel) -> GenerationRequest:
+    def request(self, model: WritingModel) -> GenerationRequest:
         """The body as a dialect-neutral request."""
         if self.n_predict == 0:
             raise ValidationError("must be at least 1, or -1, not 0", field="max_new_tokens")
@@ -137,7 +137,7 @@ class TemplateBody(PromptBody):
 
 async def completion(call: Call[CompletionBody]) -> Response:
     """Continues a prompt, as llama.cpp does; with `"stream": true` as server-sent events."""
-    model = await call.causal(WRITE)
+    model = await call.writer()
     generation = await call.generation(call.body.request(model), model)
     renderer = CompletionRenderer(model.name, generation)
     return await write(call, generation, renderer, streams=bool(call.body.stream))
@@ -147,7 +147,7 @@ async def apply_template(call: Call[TemplateBody]) -> Response:
     """A conversation as the model's chat template writes it."""
     if call.body.messages is None:
         raise ValidationError("this field is required", field="messages")
-    model = await call.causal(WRITE)
+    model = await call.writer()
     return json_reply({"prompt": await render(call.body, model)})
 
 

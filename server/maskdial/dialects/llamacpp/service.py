@@ -8,8 +8,8 @@ from fastapi import Request, Response
 from typing_extensions import TypedDict
 
 import maskdial
+from maskdial.ask.write import WRITE
 from maskdial.causal.model import CausalModel
-from maskdial.dialects.flow import WRITE
 from maskdial.engine.model import max_length
 from maskdial.engine.timing import Deadline
 from maskdial.errors import MaskdialError, NotFoundError

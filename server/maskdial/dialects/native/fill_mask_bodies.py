@@ -6,6 +6,7 @@ from typing import Annotated, Self, get_args
 import pydantic
 from pydantic import Field, model_validator
 
+from maskdial.ask.score import ScoreRequest
 from maskdial.bounds import Range, Size
 from maskdial.causal.sampling.params import Temperature
 from maskdial.dialects.body import FieldError, TextsBody, example
@@ -20,7 +21,6 @@ from maskdial.masked.tasks.fill_jointly import (
     JointFillRequest,
 )
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
-from maskdial.score import ScoreRequest
 from maskdial.unmasking.unmasker import Order, Unmasking
 
 _MAX_CHARACTERS = 256

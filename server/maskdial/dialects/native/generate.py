@@ -6,17 +6,18 @@ from typing import Any
 
 from fastapi import Response
 
+from maskdial.ask.unmasking import UnmaskedBlock
+from maskdial.ask.write import WRITE, AnyGeneration
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text
+from maskdial.causal.generate import Completion, Text
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call, task_route
-from maskdial.dialects.diffusion import WriteTask, find_model
 from maskdial.dialects.flow import Renderer, write
-from maskdial.dialects.native import generate_diffusion
 from maskdial.dialects.native.generate_bodies import GenerateBody, GenerateParameters
 from maskdial.dialects.native.replies import GenerateReply
+from maskdial.dialects.unmasking import describe_unmasked
 from maskdial.errors import ValidationError
 from maskdial.http.replies import encode_json
 from maskdial.http.sse import data_frame
@@ -34,7 +35,7 @@ class GenerateTask:
     body: type[GenerateBody] = GenerateBody
 
     def serves(self, manifest: Manifest) -> bool:
-        return WriteTask().serves(manifest)
+        return WRITE.serves(manifest)
 
     def claims(self, _: Mapping[str, Any], __: ServedModel) -> bool:
         """Generation is the main task of every model that does it."""
@@ -72,9 +73,7 @@ ROUTES = tuple(
 
 async def _answer(call: Call[GenerateBody], *, stream: bool, as_list: bool = False) -> Response:
     body = call.body
-    if (writer := await find_model(call)) is not None:
-        return await generate_diffusion.answer(call, writer, stream=stream, as_list=as_list)
-    model = await call.causal(GENERATE)
+    model = await call.writer()
     parameters = body.parameters or GenerateParameters()
     if stream:
         _check_streamable(body, parameters)
@@ -98,7 +97,7 @@ class _TextRenderer(Renderer):
         self,
         body: GenerateBody,
         parameters: GenerateParameters,
-        generation: Generation,
+        generation: AnyGeneration,
         tokenizer: Tokenizer,
         *,
         as_list: bool,
@@ -126,6 +125,14 @@ class _TextRenderer(Renderer):
         if self._speller is not None:
             content["top_tokens"] = _top_tokens(event, self._speller, self._tokenizer)
         return data_frame(encode_json(content))
+
+    async def block(self, index: int, block: UnmaskedBlock) -> bytes:
+        """The tokens one by one; before them, if that is wanted, what the pass has unmasked."""
+        tokens = await super().block(index, block)
+        if block.unmasked is None:
+            return tokens
+        unmasked = {"unmasked": list(map(describe_unmasked, block.unmasked))}
+        return data_frame(encode_json(unmasked)) + tokens
 
 
 def _check_streamable(body: GenerateBody, parameters: GenerateParameters) -> None:
@@ -196,12 +203,13 @@ def _stream_event(event: TokenEvent, prefix: str) -> dict[str, Any]:
 
 def _token(event: TokenEvent) -> dict[str, Any]:
     """A token. Special tokens have no text: the texts of all tokens join to the generated text."""
-    return {
+    token = {
         "id": event.token_id,
         "text": event.text,
         "logprob": event.logprob,
         "special": event.special,
     }
+    return token if event.step is None else {**token, "step": event.step}
 
 
 def _top_tokens(

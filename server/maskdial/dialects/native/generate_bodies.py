@@ -24,10 +24,10 @@ from maskdial.dialects.body import (
     example,
     join_parts,
 )
-from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Schema
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import SamplingFields, Scheduling, parameter
+from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.grammar.source import GrammarRequest, RequestGrammarKind
 
 
@@ -220,7 +220,6 @@ class GenerateBody(Lenient, Scheduling, TaskBody):
     )
 
     spellings = {  # noqa: RUF012
-        "prompt": "inputs",
         "prompts": "inputs",
         "num_tokens": "parameters.max_new_tokens",
         "texts": "inputs",
@@ -273,7 +272,6 @@ class GenerateBody(Lenient, Scheduling, TaskBody):
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""
         parameters = self.parameters or GenerateParameters()
-        parameters.check_causal()
         prompts: list[str] = []
         if self.messages is None:
             prompts = self.inputs if isinstance(self.inputs, list) else [self.inputs]
@@ -287,6 +285,7 @@ class GenerateBody(Lenient, Scheduling, TaskBody):
             grammar=parameters.grammar_request,
             writing=parameters.writing,
             describe_tokens=bool(parameters.details),
+            unmasking=parameters.unmasking,
             **parameters.given("seed", "max_new_tokens", "truncate"),
             **self.given("priority", "cache_salt"),
         )

@@ -12,10 +12,11 @@ from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from maskdial.ask.write import AnyGeneration
 from maskdial.bounds import Range, Size
 from maskdial.bundle.manifest import Manifest
 from maskdial.causal.events import Finish, TokenEvent
-from maskdial.causal.generate import Completion, Generation
+from maskdial.causal.generate import Completion
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest, Infilling, Snippet
 from maskdial.dialects.body import TaskBody, example
@@ -242,7 +243,7 @@ class CompletionRenderer(Renderer):
         generation: the admitted request, of one prompt.
     """
 
-    def __init__(self, model_name: str, generation: Generation) -> None:
+    def __init__(self, model_name: str, generation: AnyGeneration) -> None:
         (prompt,) = generation.prompts
         self._common = {"model": model_name, "truncated": prompt.num_truncated > 0}
 

@@ -4,6 +4,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from maskdial.ask.score import Score
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.embed import SparseVector
 from maskdial.masked.tasks.fill_jointly import JointFilling
@@ -11,7 +12,6 @@ from maskdial.masked.tasks.fill_mask import Filling
 from maskdial.masked.tasks.question_answering import Answer
 from maskdial.masked.tasks.token_classify import Entity, TaggedToken
 from maskdial.metrics import ModelState
-from maskdial.score import Score
 
 
 class RerankedText(TypedDict):

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import Response
 
-from maskdial import score as scoring
+from maskdial.ask import score as scoring
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies

@@ -9,14 +9,15 @@ from typing import Any
 from fastapi import Response
 from pydantic_core import from_json
 
+from maskdial.ask.write import AnyGeneration
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
-from maskdial.causal.generate import Completion, Generation
-from maskdial.causal.model import CausalModel
+from maskdial.causal.generate import Completion
+from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE, Renderer, write
+from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.ollama.body import TextBody
 from maskdial.dialects.ollama.errors import LINES, error_line, line
 from maskdial.dialects.openai.logprobs import chat_logprobs
@@ -189,8 +190,8 @@ def timestamp(when: datetime) -> str:
 async def answer(
     call: Call[Any],
     body: TextBody,
-    generation: Generation,
-    model: CausalModel,
+    generation: AnyGeneration,
+    model: WritingModel,
     read: Read,
     shape: Shape,
     clock: Clock,
@@ -224,7 +225,7 @@ async def keep(call: Call[Any], body: TextBody, shape: Shape) -> Response:
     elif body.keep_alive is not None and name is not None and _is_admin(call):
         await models.load(name, keep_alive=body.keep_alive)
     else:
-        name = (await call.causal(WRITE)).name
+        name = (await call.writer()).name
     content = opening(body.model or name or "") | shape(Part())
     return json_reply(content | {"done": True, "done_reason": reason})
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 
 from maskdial.bounds import Range
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import TaskBody
 from maskdial.dialects.call import Call
@@ -107,7 +107,7 @@ class TextBody(OllamaBody, ABC):
     def is_empty(self) -> bool:
         """Whether nothing is to be generated: the request has the model loaded, or unloaded."""
 
-    def generation(self, model: CausalModel) -> GenerationRequest:
+    def generation(self, model: WritingModel) -> GenerationRequest:
         """How to generate, as a dialect-neutral request without its prompt."""
         options = self.options or Options()
         return GenerationRequest(
@@ -126,13 +126,13 @@ class TextBody(OllamaBody, ABC):
             **options.given("seed"),
         )
 
-    def note_context(self, call: Call[Any], model: CausalModel) -> None:
+    def note_context(self, call: Call[Any], model: WritingModel) -> None:
         """Notes a context that is longer than the model's."""
         longer = self.options is not None and (self.options.num_ctx or 0) > model.max_length
         if longer and call.ignored is not None:
             call.ignored.add_field("num_ctx", "options")
 
-    def thinking(self, model: CausalModel) -> dict[str, Any]:
+    def thinking(self, model: WritingModel) -> dict[str, Any]:
         """What a chat request says of thinking.
 
         Raises:

@@ -8,10 +8,9 @@ from pydantic import Field
 
 from maskdial.bounds import Size
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import MAX_MESSAGES, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE
 from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
 from maskdial.dialects.ollama.body import TextBody
 from maskdial.dialects.ollama.messages import MessageBody, ToolBody, conversation
@@ -37,7 +36,7 @@ class OllamaChatBody(TextBody):
         names = {**super().names(), "prompts": "messages", "texts": "messages"}
         return names if self.format else {**names, "grammar": "tools"}
 
-    def chat(self, model: CausalModel) -> ChatRequest:
+    def chat(self, model: WritingModel) -> ChatRequest:
         """The body as a dialect-neutral request.
 
         Raises:
@@ -63,7 +62,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
     body, clock = call.body, Clock()
     if body.is_empty:
         return await keep(call, body, _message)
-    model = await call.causal(WRITE)
+    model = await call.writer()
     clock.load()
     body.note_context(call, model)
     request = body.chat(model)

@@ -10,12 +10,11 @@ from pydantic import Field, model_validator
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.request import Infilling
 from maskdial.causal.tools import ContentDelta
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE
 from maskdial.dialects.ollama.answer import Clock, Part, answer, keep
 from maskdial.dialects.ollama.body import Images, TextBody
 from maskdial.errors import ValidationError
@@ -79,7 +78,7 @@ class OllamaGenerateBody(TextBody):
     def names(self) -> Mapping[str, str]:
         return {**super().names(), "prompts": "prompt", "texts": "prompt", "messages": "prompt"}
 
-    def chat(self, model: CausalModel) -> ChatRequest | None:
+    def chat(self, model: WritingModel) -> ChatRequest | None:
         """The prompt as a conversation; None if it is continued as it is.
 
         Raises:
@@ -106,7 +105,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
     body, clock = call.body, Clock()
     if body.is_empty:
         return await keep(call, body, _response)
-    model = await call.causal(WRITE)
+    model = await call.writer()
     clock.load()
     body.note_context(call, model)
     chat = body.chat(model)

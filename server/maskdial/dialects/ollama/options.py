@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from maskdial.bounds import Range
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.sampling.params import LastN, RepetitionPenalty
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.sampling import rest_of_context
@@ -92,7 +92,7 @@ class Options(SamplingFields, Lenient):
         """Whether the length of a text has a limit."""
         return self.num_predict is not None and self.num_predict > 0
 
-    def new_tokens(self, model: CausalModel, described: int) -> int:
+    def new_tokens(self, model: WritingModel, described: int) -> int:
         """The limit on a text, of which each token is described with so many."""
         if self.num_predict is not None and self.num_predict > 0:
             return self.num_predict

@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import Response
 from pydantic import Field, model_validator
 
+from maskdial.ask.write import AnyGeneration
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.message import ToolCall
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, read_reply
 from maskdial.causal.drafts.prediction import PredictionFollower
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text
-from maskdial.causal.model import CausalModel
+from maskdial.causal.generate import Completion, Text
+from maskdial.causal.model import WritingModel
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -24,10 +25,8 @@ from maskdial.causal.tools import (
 )
 from maskdial.dialects.body import MAX_MESSAGES, FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.diffusion import UnmaskingModel, find_model, render
-from maskdial.dialects.flow import WRITE, write
+from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai import completions_diffusion
 from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
@@ -36,11 +35,8 @@ from maskdial.dialects.openai.messages import Message, PredictionBody, check_ope
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolChoiceInput, Tools
-from maskdial.errors import ValidationError, about
 from maskdial.http.ignored import note_field, noted
-from maskdial.unmasking.text import TextPrompt
 
-_DEFAULT_UNMASKED = 100  # each mask is a row of every pass, so that a whole context takes long
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"
 
 
@@ -181,14 +177,13 @@ class ChatBody(GenerationBody):
         names = {
             **super().names(),
             "prompts": "messages",
-            "prompt": "messages",
             "max_new_tokens": limit,
         }
         if self.tools and self.grammar() is None:
             names["grammar"] = "tools"
         return names
 
-    def chat(self, model: CausalModel) -> ChatRequest:
+    def chat(self, model: WritingModel) -> ChatRequest:
         """The body as a dialect-neutral request."""
         choice, prediction = self.tool_choice, self.prediction
         reasoning = self.reasoning or ReasoningBody()
@@ -233,10 +228,11 @@ class ChatRenderer(ChoiceRenderer[ChatBody]):
     id_prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    empty = {"delta": {}, "logprobs": None, "finish_reason": None}  # noqa: RUF012
     seconds_per_token = 5e-6  # to tell calls and reasoning from the text
 
     def __init__(
-        self, body: ChatBody, chat: ChatRequest, generation: Generation, model: CausalModel
+        self, body: ChatBody, chat: ChatRequest, generation: AnyGeneration, model: WritingModel
     ) -> None:
         super().__init__(body, generation, model)
         self._request = chat
@@ -370,40 +366,12 @@ def _finish_reason(reason: ReplyFinish) -> str:
 
 async def chat_completions(call: Call[ChatBody]) -> Response:
     """Answers a conversation; with `"stream": true` as server-sent events."""
-    if (unmasking := await find_model(call)) is not None:
-        return await _unmask(call, unmasking)
-    model = await call.causal(WRITE)
+    model = await call.writer()
     body = call.body
-    body.check_causal()
     chat = body.chat(model)
     generation = await call.generation(chat.generation_for(model), model)
     renderer = ChatRenderer(body, chat, generation, model)
     return await write(call, generation, renderer, streams=bool(body.stream))
-
-
-async def _unmask(call: Call[ChatBody], model: UnmaskingModel) -> Response:
-    body = call.body
-    for message in body.messages:
-        if (
-            message.role == "tool"
-            or message.tool_calls
-            or message.reasoning
-            or message.reasoning_content
-        ):
-            raise ValidationError(
-                "where a text is unmasked, messages have a role and a text", field="messages"
-            )
-    with about("messages"):
-        prompt = await render(
-            model,
-            [{"role": each.role, "content": each.content} for each in body.messages],
-            body.chat_template_kwargs or {},
-        )
-    limit = body.max_completion_tokens or body.max_tokens or _DEFAULT_UNMASKED
-    rendered = TextPrompt(prompt, rendered=True)
-    return await completions_diffusion.answer(
-        call, completions_diffusion.CHAT, rendered, limit, model
-    )
 
 
 # InferenceClient names a model that does not exist where the path names it; llama.cpp has its paths

@@ -9,19 +9,18 @@ import pydantic
 from fastapi import Response
 from pydantic import Field, model_validator
 
+from maskdial.ask.write import AnyGeneration
 from maskdial.bounds import Range
 from maskdial.bundle.token_offsets import OffsetCounter, spelled_offsets
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text
-from maskdial.causal.model import CausalModel
+from maskdial.causal.generate import Completion, Text
+from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.diffusion import UnmaskingModel, find_model
-from maskdial.dialects.flow import WRITE, write
-from maskdial.dialects.openai import completions_diffusion
+from maskdial.dialects.flow import write
 from maskdial.dialects.openai.base import (
     AnyInput,
     TextsOrIds,
@@ -35,8 +34,6 @@ from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
 from maskdial.dialects.openai.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
-from maskdial.errors import ValidationError
-from maskdial.unmasking.text import TextPrompt
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -106,7 +103,7 @@ class CompletionsBody(GenerationBody):
     def echoes_only(self) -> bool:
         return self.max_tokens == 0
 
-    def request(self, model: CausalModel) -> GenerationRequest:
+    def request(self, model: WritingModel) -> GenerationRequest:
         defaults = model.defaults
         # An echo alone takes one token as well, which is dropped: it costs no further pass.
         limit = 1 if self.echoes_only else self.max_tokens
@@ -126,8 +123,11 @@ class CompletionsRenderer(ChoiceRenderer[CompletionsBody]):
 
     id_prefix = "cmpl"
     object = chunk_object = "text_completion"
+    empty = {"text": "", "logprobs": None, "finish_reason": None}  # noqa: RUF012
 
-    def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
+    def __init__(
+        self, body: CompletionsBody, generation: AnyGeneration, model: WritingModel
+    ) -> None:
         super().__init__(body, generation, model)
         self._streams: dict[int, _Described] = {}
         self._echoed: set[int] = set()
@@ -213,36 +213,20 @@ class _Described:
 
 async def completions(call: Call[CompletionsBody]) -> Response:
     """Continues a prompt, or several; with `"stream": true` as server-sent events."""
-    if (model := await find_model(call)) is not None:
-        return await _unmask(call, model)
     return await answer(call, CompletionsRenderer)
 
 
-MakeRenderer = Callable[[CompletionsBody, Generation, CausalModel], CompletionsRenderer]
+MakeRenderer = Callable[[CompletionsBody, AnyGeneration, WritingModel], CompletionsRenderer]
 """Makes the renderer of an admitted request."""
 
 
 async def answer(call: Call[Any], make_renderer: MakeRenderer) -> Response:
     """Answers a body as one reply or as a stream."""
     body = call.body
-    model = await call.causal(WRITE)
-    body.check_causal()
+    model = await call.writer()
     generation = await call.generation(body.request(model), model)
     renderer = make_renderer(body, generation, model)
     return await write(call, generation, renderer, streams=bool(body.stream))
-
-
-async def _unmask(call: Call[CompletionsBody], model: UnmaskingModel) -> Response:
-    body = call.body
-    if body.batch:
-        raise ValidationError("a text is unmasked behind one prompt", field="prompt")
-    if body.max_tokens == 0:
-        raise ValidationError("must be at least 1 to unmask a text, not 0", field="max_tokens")
-    (prompt,) = inputs_of(body.prompt)
-    limit = body.max_tokens or _DEFAULT_MAX_TOKENS
-    return await completions_diffusion.answer(
-        call, completions_diffusion.COMPLETION, TextPrompt(prompt), limit, model
-    )
 
 
 ROUTES = (

@@ -7,8 +7,8 @@ import pydantic
 from fastapi import Response
 from pydantic import Field, model_validator
 
+from maskdial.ask.decide import Decisions, DecisionTask, decide
 from maskdial.bounds import Size
-from maskdial.decide import Decisions, DecisionTask, decide
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient

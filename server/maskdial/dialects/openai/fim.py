@@ -6,10 +6,11 @@ from typing import Any
 from fastapi import Response
 from pydantic import Field
 
+from maskdial.ask.write import AnyGeneration
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.events import TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text
-from maskdial.causal.model import CausalModel
+from maskdial.causal.generate import Completion, Text
+from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.completions import CompletionsBody, CompletionsRenderer, answer
@@ -36,8 +37,11 @@ class FimRenderer(CompletionsRenderer):
     id_prefix = "fim"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    empty = {"delta": {}, "logprobs": None, "finish_reason": None}  # noqa: RUF012
 
-    def __init__(self, body: CompletionsBody, generation: Generation, model: CausalModel) -> None:
+    def __init__(
+        self, body: CompletionsBody, generation: AnyGeneration, model: WritingModel
+    ) -> None:
         super().__init__(body, generation, model)
         self._spellers: dict[int, TokenSpeller] = {}
 

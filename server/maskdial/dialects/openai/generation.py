@@ -6,13 +6,16 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from maskdial.ask.unmasking import UnmaskedBlock
+from maskdial.ask.write import AnyGeneration
 from maskdial.causal.events import FinishReason, TokenEvent
-from maskdial.causal.generate import Completion, Generation, Text, count_generated
-from maskdial.causal.model import CausalModel
+from maskdial.causal.generate import Completion, Text, count_generated
+from maskdial.causal.model import WritingModel
 from maskdial.dialects.flow import Renderer
 from maskdial.dialects.openai.errors import error_frame
 from maskdial.dialects.openai.logprobs import usage
 from maskdial.dialects.openai.sampling import GenerationBody
+from maskdial.dialects.unmasking import describe_unmasked
 from maskdial.errors import MaskdialError
 from maskdial.http.replies import encode_json
 from maskdial.http.sse import data_frame
@@ -40,13 +43,15 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
         id_prefix: of the reply's id.
         object: of a whole reply.
         chunk_object: of a stream's chunks.
+        empty: what a chunk has of a choice that gets nothing.
     """
 
     id_prefix: str
     object: str
     chunk_object: str
+    empty: Mapping[str, Any]
 
-    def __init__(self, body: BodyT, generation: Generation, model: CausalModel) -> None:
+    def __init__(self, body: BodyT, generation: AnyGeneration, model: WritingModel) -> None:
         self._body = body
         self._prompts = generation.prompts
         self._tokenizer = model.tokenizer
@@ -90,15 +95,18 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
 
     async def frames(self, index: int, event: TokenEvent) -> bytes:
         self._num_generated += not self._body.echoes_only
-        frames = []
-        for number, content in self.chunks(index, event):
-            chunk = self._chunk([{"index": number} | content])
-            if self._body.continuous_usage:
-                chunk |= self._usage()
-            elif self._body.includes_usage:
-                chunk["usage"] = None
-            frames.append(data_frame(encode_json(chunk)))
-        return b"".join(frames)
+        return b"".join(self._frame(*numbered) for numbered in self.chunks(index, event))
+
+    async def block(self, index: int, block: UnmaskedBlock) -> bytes:
+        """One chunk, which also has what the last pass has unmasked."""
+        content: dict[str, Any] = dict(self.empty)
+        for event in block.tokens:
+            self._num_generated += not self._body.echoes_only
+            for _, more in self.chunks(index, event):
+                content = _joined(content, more)
+        if block.unmasked is not None:
+            content["unmasked"] = list(map(describe_unmasked, block.unmasked))
+        return self._frame(index, content)
 
     def end(self) -> bytes:
         if not self._body.includes_usage:
@@ -108,6 +116,15 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
     def error_frame(self, error: MaskdialError) -> bytes:
         return error_frame(error)
 
+    def _frame(self, index: int, content: Mapping[str, Any]) -> bytes:
+        """A chunk with what it adds to a choice."""
+        chunk = self._chunk([{"index": index} | dict(content)])
+        if self._body.continuous_usage:
+            chunk |= self._usage()
+        elif self._body.includes_usage:
+            chunk["usage"] = None
+        return data_frame(encode_json(chunk))
+
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         if not self._header:
             self._header = reply_header(self.id_prefix, self.chunk_object, self._model_name)
@@ -115,6 +132,16 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
 
     def _usage(self) -> dict[str, Any]:
         return {"usage": usage(self._prompts, self._num_generated, self.details)}
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """What two chunks have of a choice, as one: texts and lists one after the other."""
+    if isinstance(first, dict):
+        keys = dict.fromkeys([*first, *second])
+        return {key: _joined(first.get(key), second.get(key)) for key in keys}
+    if first is None or second is None:
+        return first if second is None else second
+    return first + second
 
 
 def _count_described(completions: Sequence[Completion]) -> int:

@@ -12,20 +12,20 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import MAX_DESCRIBED
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.dialects.body import FieldError
-from maskdial.dialects.diffusion import UnmaskingFields
 from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.base import Gbnf, Lora, OpenAIBody
 from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
+from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.grammar.source import GrammarRequest
 
 
-def rest_of_context(model: CausalModel, described: int) -> int:
+def rest_of_context(model: WritingModel, described: int) -> int:
     """The limit on a text that has none, of which each token is described with so many."""
     most = model.defaults.new_tokens(model.max_length, model.max_length)
     return min(most, MAX_DESCRIBED // described) if described else most
@@ -157,7 +157,7 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
     def grammar(self) -> GrammarRequest | None:
         """What the text must match."""
 
-    def rest_of_context(self, model: CausalModel, num_texts: int = 1) -> int:
+    def rest_of_context(self, model: WritingModel, num_texts: int = 1) -> int:
         """The limit on a text that has none: what the context leaves, and what a reply may describe
         of it.
         """
@@ -230,6 +230,11 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
             raise FieldError("stream_options", "only a stream has options; set stream")
         return self
 
+    def generation(
+        self, defaults: GenerationDefaults, prompts: Sequence[TextOrIds] = (), **others: Any
+    ) -> GenerationRequest:
+        return super().generation(defaults, prompts, unmasking=self.unmasking, **others)
+
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with its usage."""
@@ -263,6 +268,7 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
             "max_new_tokens": "max_tokens",
             "min_new_tokens": "min_tokens",
             "num_sequences": "n",
+            "infill": "suffix",
             "describe_tokens": "logprobs",
             "truncate": "truncate_prompt_tokens",
             "grammar": next(iter(self.grammars()), "response_format"),

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Self
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from maskdial.ask.write import WRITE
 from maskdial.bounds import LARGEST_INT, Size
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import MAX_MESSAGES, FieldError, TokenId, example
 from maskdial.dialects.call import Call, endpoint
-from maskdial.dialects.flow import WRITE
 from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
@@ -32,6 +32,7 @@ from maskdial.errors import MaskdialError, ValidationError, about
 from maskdial.http.context import server_context
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Route
+from maskdial.masked.model import MaskedModel
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel
 
@@ -216,13 +217,13 @@ def _chat_template(model: ServedModel) -> str | None:
     return (model.bundle.path / CHAT_TEMPLATE).read_text(encoding="utf-8")
 
 
-async def render(body: PromptBody, model: ServedModel) -> str:
+async def render(body: PromptBody, model: MaskedModel | WritingModel) -> str:
     """A body's conversation as the model's chat template writes it.
 
     Raises:
         ValidationError: the model has no template, or it fails.
     """
-    if not isinstance(model, CausalModel):
+    if isinstance(model, MaskedModel):
         raise ValidationError(f"model {model.name!r} has no chat template", field="messages")
     chat = ChatRequest(
         [each.to_message() for each in body.messages or ()],

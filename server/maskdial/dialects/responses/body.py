@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from maskdial.bounds import Range
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.base import Metadata, Unsupported
@@ -171,7 +171,7 @@ class ResponsesBody(SamplingBody):
         """The tools as the model knows them."""
         return offered(self.tools)
 
-    def chat_request(self, model: CausalModel, before: Sequence[Item] = ()) -> ChatRequest:
+    def chat_request(self, model: WritingModel, before: Sequence[Item] = ()) -> ChatRequest:
         """The body as a dialect-neutral request that goes on with earlier items."""
         return ChatRequest(
             conversation(self.instructions, [*before, *self.input]),

@@ -14,10 +14,10 @@ from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion
-from maskdial.causal.model import CausalModel
+from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE, Renderer, write
+from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, openai_route
 from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ResponseReply
@@ -45,7 +45,7 @@ class ResponseWriter(Renderer):
         body: ResponsesBody,
         chat: ChatRequest,
         prompt: Prompt,
-        model: CausalModel,
+        model: WritingModel,
         turn: StoredTurn,
     ) -> None:
         self.response: dict[str, Any] = {}
@@ -161,7 +161,7 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
     turn = await StoredTurn.of(call)
     if body.background and not turn.in_background:
         return await begin(call, turn)
-    model = await call.causal(WRITE)
+    model = await call.writer()
     chat = body.chat_request(model, turn.before)
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts

@@ -14,7 +14,6 @@ from typing_extensions import TypedDict
 
 from maskdial.dialects.body import BodyError, Wire, read_body
 from maskdial.dialects.call import Call
-from maskdial.dialects.flow import WRITE
 from maskdial.dialects.openai.errors import error_reply, http_error_reply
 from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
 from maskdial.dialects.responses.body import ResponsesBody
@@ -141,7 +140,7 @@ async def begin(call: Call[ResponsesBody], turn: StoredTurn) -> Response:
         raise BodyError("a response in the background is stored; leave it out", field="store")
     if body.stream:
         raise BodyError("a response in the background is not streamed; ask for it", field="stream")
-    model = await call.causal(WRITE)
+    model = await call.writer()
     queued = {
         "id": turn.id,
         "object": "response",

@@ -43,14 +43,10 @@ class DenoiseRequest(WriteRequest):
         """The answer is the first canvas's; `TextPart.rest` goes on."""
         manifest, how = model.manifest, model.manifest.denoising
         assert how is not None, "every bundle for block-diffusion says how"
-        num_tokens = -(-self.plan.num_tokens // how.canvas_length) * how.canvas_length
-        before, _ = self.prompt.ids(model, num_tokens, manifest.max_length, None)
-        if not before:
-            raise ValidationError("has no tokens; send at least one", field="prompt")
         seed = draw_seed() if self.plan.seed is None else self.plan.seed
         denoiser = Denoiser(how, manifest.vocab_size, self.plan.steps, seed)
         ends = frozenset(manifest.special_tokens.eos)
-        text = _Text(tuple(before), self.plan.num_tokens, ends, seed)
+        text = _Text(tuple(self.before), self.plan.num_tokens, ends, seed)
         num_logits = manifest.vocab_size * how.canvas_length
 
         def canvas() -> Reading[TextPart]:

@@ -1,15 +1,15 @@
 """Text by unmasking: a masked model fills as many masks behind a prompt as the text is long."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from maskdial.bundle.manifest import Manifest, TaskName
-from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.masked.tasks import passes
 from maskdial.masked.tasks.fill_passes import step
 from maskdial.masked.tasks.passes import Passes
 from maskdial.masked.tasks.task import Reading, TaskModel, TaskRequest
-from maskdial.unmasking.text import TextPlan, TextPrompt, TextSoFar, UnmaskedText
+from maskdial.unmasking.text import TextPlan, TextSoFar, UnmaskedText
 
 _SECONDS_PER_LOGIT = 5e-9
 
@@ -26,11 +26,18 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest(TaskRequest[TextPart]):
-    """A prompt, and how a text is written behind it."""
+    """A text to write, and how.
+
+    Attributes:
+        before: the tokens of its prompt.
+        after: the tokens that the model has after every text.
+        plan: how.
+    """
 
     task: ClassVar[str] = "generate"
 
-    prompt: TextPrompt
+    before: Sequence[int]
+    after: Sequence[int]
     plan: TextPlan
 
     @property
@@ -39,8 +46,7 @@ class WriteRequest(TaskRequest[TextPart]):
 
     @property
     def read_seconds(self) -> float:
-        text = self.prompt.text
-        return tokenizing_seconds([text] if isinstance(text, str) else [])
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +64,10 @@ class UnmaskRequest(WriteRequest):
 
     def read(self, model: TaskModel) -> Reading[TextPart]:
         """The answer is the first block's, or pass's; `TextPart.rest` goes on."""
-        mask, max_length = model.tokenizer.mask_token_id, model.manifest.max_length
+        mask = model.tokenizer.mask_token_id
         assert mask is not None, "every bundle for fill-mask has one"
-        before, after = self.prompt.ids(model, self.plan.num_tokens, max_length, mask)
-        text = UnmaskedText(self.plan, before, after, model, mask, model.vocabulary_kernels())
+        kernels = model.vocabulary_kernels()
+        text = UnmaskedText(self.plan, self.before, self.after, model, mask, kernels)
         num_logits = model.manifest.vocab_size * max(self.plan.lengths)
 
         def block() -> Reading[TextPart]:
