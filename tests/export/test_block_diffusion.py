@@ -21,6 +21,7 @@ from maskdial_export.tracing import canvas
 from tests.conftest import MakeOnce, make_byte_tokenizer
 from tests.export.test_denoiser import Draws
 from tests.export.zoo import GROUPED, TOWER, wrapped
+from tests.http.written import WAYS
 from tests.traces import Traces
 
 pytestmark = [
@@ -283,6 +284,26 @@ def test_openai_routes_write_canvases(
     assert chat.choices[0].message.content == same
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_every_dialect_writes_canvases(http: httpx.Client, way: str) -> None:
+    prompt = "u:Who?;a:" if WAYS[way].chats else "Once"
+    asked = "Who?" if WAYS[way].chats else "Once"
+    texts = [WAYS[way].ask(http, "canvas", asked, 20, seed=0)]
+    if way != "kserve tensors":
+        texts.append(WAYS[way].stream(http, "canvas", asked, 20, seed=0))
+    assert all(texts)
+    if WAYS[way].seed:
+        before = rendered(prompt) if WAYS[way].chats else prompt
+        body = {"prompt": before, "max_tokens": 20, "seed": 0}
+        expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        assert texts == [expected] * len(texts)
+
+
+def rendered(prompt: str) -> list[int]:
+    """A rendered prompt, with the special tokens that it has."""
+    return make_byte_tokenizer(masks=False).encode(prompt, add_special_tokens=False).ids
+
+
 def test_the_model_writes_at_its_own_path(http: httpx.Client) -> None:
     (model,) = http.get("/models").json()
     assert (model["tasks"][0], model["family"], model["mask"]) == ("generate", "masked", "full")
@@ -296,7 +317,7 @@ def test_the_model_writes_at_its_own_path(http: httpx.Client) -> None:
     ("parameters", "sentence"),
     [
         ({"temperature": 0.5}, "parameters.temperature: means nothing to model 'canvas'"),
-        ({"do_sample": True}, "parameters.do_sample: means nothing to model 'canvas'"),
+        ({"temperature": 0}, "parameters.temperature: means nothing to model 'canvas'"),
         ({"top_p": 0.5}, "parameters.top_p: means nothing to model 'canvas', which writes whole"),
         ({"block_length": 4}, "parameters.block_length: means nothing to model 'canvas'"),
         ({"steps": STEPS + 1}, f"parameters.steps: must be at most {STEPS}, the passes that"),
@@ -316,13 +337,9 @@ def test_what_canvases_do_not_have_is_refused(
         ("/generate", {"inputs": "a", "mask": "causal"}, "does not run under the causal mask"),
         ("/generate", {"inputs": "a", "mask": "block"}, "does not run under the block mask"),
         ("/generate", {"inputs": ["a", "b"]}, "behind one prompt"),
-        ("/generate", {"messages": [{"role": "user", "content": "a"}]}, "behind inputs"),
         ("/v1/completions", {"prompt": [5, IMAGE]}, "stands for an image, a video or sound"),
         ("/v1/completions", {"prompt": [VOCABULARY]}, "has token ids from 0 to"),
         ("/v1/completions", {"prompt": "a", "temperature": 0.5}, "means nothing to model 'canvas'"),
-        ("/v1/responses", {"input": "a"}, "writes whole canvases, which /generate"),
-        ("/api/generate", {"prompt": "a"}, "writes whole canvases, which /generate"),
-        ("/v2/models/canvas/generate", {"text_input": "a"}, "writes whole canvases, which"),
         ("/vertex", {"instances": [{"inputs": "a"}]}, "cannot do vertex; it does generate"),
         ("/fill-mask", {"inputs": "a"}, "cannot do fill-mask; it does generate"),
         ("/score", {"inputs": "a"}, "cannot do score; it does generate"),

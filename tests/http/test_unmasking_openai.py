@@ -14,6 +14,7 @@ import tokenizers
 
 from maskdial.bundle.bundle import hash_files, read_manifests, write_manifest
 from maskdial.bundle.manifest import CHAT_TEMPLATE, FULL_MANIFEST, MANIFEST
+from tests.http.written import WAYS
 
 PROMPT = "Once upon"
 TEMPLATE = (
@@ -185,8 +186,8 @@ def test_seeds_reproduce_in_any_company(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("route", "body", "param", "sentence"),
     [
-        ("", {"prompt": ["a"]}, "prompt", "prompt: a text is unmasked behind one prompt"),
-        ("", {"max_tokens": 0, "echo": True}, "max_tokens", "max_tokens: must be at least 1 to"),
+        ("", {"prompt": ["a", "b"]}, "prompt", "prompt: a text is unmasked behind one prompt"),
+        ("", {"prompt": []}, "prompt", "prompt: "),
         ("", {"top_p": 0.5}, "top_p", "top_p: is for the causal mask; model 'dial' writes by"),
         ("", {"n": 2}, "n", "n: is for the causal mask"),
         ("", {"guided_regex": "a"}, "guided_regex", "guided_regex: is for the causal mask"),
@@ -201,12 +202,7 @@ def test_seeds_reproduce_in_any_company(http: httpx.Client) -> None:
         ("", {"mask": "causal", "model": "dial", "steps": 2}, "steps", "steps: is for the full"),
         ("chat/", {"max_tokens": 60}, "messages", "has 9 tokens, and 60 are to be written"),
         ("chat/", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools: "),
-        (
-            "chat/",
-            {"messages": [*CHAT, {"role": "assistant", "content": "a", "reasoning": "b"}]},
-            "messages",
-            "messages: where a text is unmasked, messages have a role and a text",
-        ),
+        ("chat/", {"guided_regex": "a"}, "guided_regex", "guided_regex: is for the causal mask"),
     ],
 )
 def test_what_cannot_be_unmasked_is_refused(
@@ -227,3 +223,34 @@ def test_fields_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:
         for body in bodies
     ]
     assert replies[0] == replies[1]
+
+
+def test_an_echo_alone_has_the_prompt(http: httpx.Client) -> None:
+    body: dict[str, Any] = {"prompt": [PROMPT], "echo": True}
+    alone = post(http, "/v1/completions", max_tokens=0, **body)
+    assert [each["text"] for each in alone["choices"]] == [PROMPT]
+    both = post(http, "/v1/completions", max_tokens=8, **body)
+    text = generate(http, max_new_tokens=8)["generated_text"]
+    assert [each["text"] for each in both["choices"]] == [PROMPT + text]
+
+
+def test_log_probabilities_are_those_of_the_passes(http: httpx.Client) -> None:
+    tokens = generate(http, **HOW)["details"]["tokens"]
+    body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "logprobs": 0, **HOW}
+    (choice,) = post(http, "/v1/completions", **body)["choices"]
+    expected = [token["logprob"] for token in tokens]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected)
+    chunks = events(http, "/v1/completions", **body)
+    streamed = [each["choices"][0]["logprobs"] for each in chunks]
+    assert [len(each["tokens"]) for each in streamed] == [4] * 3
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for each in streamed for value in each[key]] == choice["logprobs"][key]
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name != "kserve tensors"])
+def test_every_dialect_unmasks(http: httpx.Client, way: str) -> None:
+    prompt = "u:Who?;a:" if WAYS[way].chats else PROMPT
+    expected = generate(http, prompt, max_new_tokens=8)["generated_text"]
+    asked = "Who?" if WAYS[way].chats else PROMPT
+    assert WAYS[way].ask(http, "dial:full", asked, 8) == expected
+    assert WAYS[way].stream(http, "dial:full", asked, 8) == expected

@@ -20,6 +20,7 @@ from maskdial.engine.philox import Philox
 from maskdial.kernels.installed import find_kernels
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.test_joint_filling import MASK, Reference, confidence
+from tests.http.written import WAYS
 from tests.servers import metric, wait_for
 
 EOS = 2
@@ -316,7 +317,7 @@ def test_a_text_whose_reader_leaves_gives_up_its_slot(server: Any, http: httpx.C
         ),
         (
             {"mask": "block", "inputs": "a", "parameters": {"block_length": 101}},
-            "parameters.block_length: must be at most 100, the tokens to write, not 101",
+            "parameters.block_length: must be at most 62, the tokens to write, not 101",
         ),
         (
             {"mask": "block", "inputs": "a", "parameters": {"block_length": 40}},
@@ -352,6 +353,11 @@ def test_other_tasks_know_no_masks_of_writing(http: httpx.Client) -> None:
     assert refused["error"] == "the prefix mask is for writing texts, not score"
     refused = post(http, 422, "/fill-mask", model="dial:block", inputs="a[MASK]")
     assert refused["error"] == "the block mask is for writing texts, not fill-mask"
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
-    refused = post(http, 400, "/v1/messages", model="dial:block", **body)
-    assert "written under the block mask by /generate" in refused["error"]["message"]
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if not WAYS[name].chats])
+def test_every_dialect_writes_block_by_block(http: httpx.Client, way: str) -> None:
+    expected = write(http, "block", max_new_tokens=12)["generated_text"]
+    assert WAYS[way].ask(http, "dial:block", PROMPT, 12) == expected
+    if way != "kserve tensors":
+        assert WAYS[way].stream(http, "dial:block", PROMPT, 12) == expected
