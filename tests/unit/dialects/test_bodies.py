@@ -8,7 +8,6 @@ from typing import Any, get_args
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from maskdial.dialects.diffusion import UnmaskingFields
 from pydantic import BaseModel
 
 from maskdial.causal.generation_config import GenerationDefaults
@@ -62,6 +61,7 @@ from maskdial.dialects.openai import (
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.responses import body as openai_responses_body
 from maskdial.dialects.responses import stored as responses_stored
+from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute
 from maskdial.registry.choice import ModelChoice
