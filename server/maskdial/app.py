@@ -15,6 +15,7 @@ from starlette.routing import Match, Route
 
 import maskdial
 from maskdial import dialects
+from maskdial.ask import catalogue
 from maskdial.batches import messages as message_batches
 from maskdial.batches import routes as batches
 from maskdial.batches.service import BatchService
@@ -68,7 +69,7 @@ def create_app(
     def start(name: str, path: Path) -> tuple[ServedModel, ...]:
         return start_models(name, path, config, metrics, alone=models.num_bases == 1)
 
-    models = Models(dialects.TASKS, config, metrics, start)
+    models = Models(catalogue.LISTED, config, metrics, start)
     watchdog = Watchdog(lambda: (model.engine for model in models), config)
     page = SharedWork(metrics.render, _METRICS_SECONDS)
     tracing = None if config.otlp_endpoint is None else Tracing.to(config.otlp_endpoint)

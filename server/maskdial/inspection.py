@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maskdial import dialects
+from maskdial.ask import catalogue
 from maskdial.bundle.manifest import (
     CacheInteger,
     Denoising,
@@ -31,7 +31,7 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
         folder: the bundle's.
         replies: how a causal model writes tool calls and reasoning, as the server derives it.
     """
-    tasks = [task.name for task in dialects.TASKS if task.serves(manifest)]
+    tasks = [task.name for task in catalogue.LISTED if task.serves(manifest)]
     size = sum((folder / name).stat().st_size for name in manifest.files)
     lines = {
         "model": f"{manifest.architecture}, {_kind(manifest)} ({manifest.graph})",

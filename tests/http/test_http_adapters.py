@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 
-from maskdial import dialects
+from maskdial.ask import catalogue
 from maskdial.bundle.adapter import ADAPTER_HEAD, ADAPTER_WEIGHTS, AdapterHead
 from maskdial.config import Config
 from maskdial.errors import BundleError, ConfigError
@@ -367,7 +367,7 @@ def test_servers_that_cannot_serve_adapters(root: Path, settings: dict[str, Any]
 
     async def open_models() -> None:
         start = partial(start_models, config=config, metrics=metrics)
-        models = Models(dialects.TASKS, config, metrics, start)
+        models = Models(catalogue.LISTED, config, metrics, start)
         try:
             await models.open(find_bundles(config))
         finally:

@@ -81,16 +81,6 @@ def method_of(manifest: Manifest) -> DecisionMethod | None:
     return next((method for method, serves in methods.items() if serves), None)
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionTask:
-    """Deciding, as something that models can be asked for."""
-
-    name: str = "decide"
-
-    def serves(self, manifest: Manifest) -> bool:
-        return method_of(manifest) is not None
-
-
 async def decide(
     state: Content,
     questions: Sequence[Question],
@@ -100,7 +90,7 @@ async def decide(
     *,
     truncation: Truncation = REFUSE,
 ) -> Decisions:
-    """Answers questions about a text with a model that serves `DecisionTask`.
+    """Answers questions about a text with a model that has a method for them.
 
     An answer does not depend on simultaneous requests, to the last bit, if the model is
     batch-invariant.

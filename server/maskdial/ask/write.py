@@ -1,47 +1,24 @@
 """Requests to write: which model is meant, and its texts by whichever way it writes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from maskdial.ask.catalogue import UNMASK, WRITE
 from maskdial.ask.unmasking import UnmaskedGeneration, UnmaskingModel, check_causal
-from maskdial.bundle.manifest import Manifest
 from maskdial.causal.generate import Generation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.config import Config
 from maskdial.engine.timing import Deadline
-from maskdial.masked.tasks.denoise import DenoiseRequest
-from maskdial.masked.tasks.masked_diffusion import UnmaskRequest
 from maskdial.registry.choice import WrittenMask
-from maskdial.registry.served import ServedModel
+from maskdial.registry.served import ServedModel, Task
 
 Writer = CausalModel | UnmaskingModel
 AnyGeneration = Generation | UnmaskedGeneration
 
 
-@dataclass(frozen=True, slots=True)
-class WriteTask:
-    """Texts as something that models can be asked for.
-
-    Attributes:
-        unmasks: whether models are meant that fill masks, too.
-    """
-
-    unmasks: bool = False
-    name: str = "generate"
-
-    def serves(self, manifest: Manifest) -> bool:
-        if DenoiseRequest.serves(manifest):
-            return True
-        return UnmaskRequest.serves(manifest) if self.unmasks else manifest.task == "generate"
-
-
-WRITE = WriteTask()
-_UNMASK = WriteTask(unmasks=True)
-
-
-def task_under(mask: WrittenMask | None) -> WriteTask:
+def task_under(mask: WrittenMask | None) -> Task:
     """What a model is asked for by a request to write under a mask; None: its own."""
-    return _UNMASK if mask == "full" else WRITE
+    return UNMASK if mask == "full" else WRITE
 
 
 def writing(model: ServedModel, mask: WrittenMask | None) -> Writer:

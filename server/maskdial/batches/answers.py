@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from maskdial import dialects
+from maskdial.ask import catalogue
 from maskdial.ask import score as scoring
 from maskdial.batches.lines import CustomIds, Line
 from maskdial.batches.requests import BatchReply, Requests
@@ -47,7 +47,7 @@ _GROUPED = {
 }
 """The tasks whose texts are answered several at a time, by the names of their routes."""
 
-_TASK_NAMES = tuple(dict.fromkeys((*_GROUPED, *(task.name for task in dialects.TASKS))))
+_TASK_NAMES = tuple(dict.fromkeys((*_GROUPED, *(task.name for task in catalogue.LISTED))))
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _MAX_GROUP = 64
 _MAX_GROUP_CHARACTERS = 20_000  # padding included, so that long texts are few
@@ -202,13 +202,13 @@ class Answers:
         """The items of the reply to a body with a list."""
         if self._task == "score":
             score_body = _parse(ScoreBody, self._rest(line) | {"inputs": inputs})
-            model = await self._model(score_body, tasks.SCORE)
+            model = await self._model(score_body, catalogue.SCORE)
             config = self._context.config
             request, deadline = score_body.request(), Deadline(score_body.timeout, config)
             return (await scoring.score(request, model, config, deadline)).content
         task = _GROUPED[self._task or ""]
         body: MaskedBody = _parse(task.body, self._rest(line) | {"inputs": inputs})
-        model = await self._model(body, task)
+        model = await self._model(body, catalogue.task_of(task.kind))
         assert isinstance(model, MaskedModel)
         config = self._context.config
         answer = await run.answer(body.request(), model, config, Deadline(body.timeout, config))

@@ -54,7 +54,6 @@ from maskdial.dialects.responses import route as openai_responses
 from maskdial.dialects.shared_routes import share
 from maskdial.http.exchange import ErrorReply
 from maskdial.http.replies import error_reply
-from maskdial.registry.served import Task
 
 # Paths that the OpenAI dialect, vLLM and llama.cpp have, too.
 _SHARED = {
@@ -106,16 +105,6 @@ ROUTES = (
     *service.ROUTES,
     *page.ROUTES,
 )
-
-TASKS: tuple[Task, ...] = (
-    *tasks.TASKS,
-    generate.GENERATE,
-    *seq2seq.TASKS,
-    infill.INFILL,
-    tasks.SCORE,
-    tokens.TOKENIZE,
-)
-"""Everything that models can be asked for, in the order of listings."""
 
 _ERRORS = (anthropic_errors, ollama_errors, openai_errors)
 

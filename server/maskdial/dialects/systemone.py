@@ -11,7 +11,8 @@ from fastapi import Response
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from maskdial.ask.decide import DecisionTask, decide
+from maskdial.ask.catalogue import DECIDE
+from maskdial.ask.decide import decide
 from maskdial.bounds import Size
 from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
@@ -22,7 +23,6 @@ from maskdial.engine.questions import Content, Option, Probabilities, Question, 
 from maskdial.errors import ValidationError, shortened
 from maskdial.http.replies import json_reply, timing_headers
 
-_DECIDE = DecisionTask()
 _MAX_QUESTIONS = 64
 _KINDS: dict[str, Literal["predicate", "choice", "score"]] = {
     "noul": "predicate",
@@ -214,7 +214,7 @@ async def systemone(call: Call[SystemOneBody]) -> Response:
     How a model answers, and the same questions' probabilities, are those of `/v1/decisions`.
     """
     body = call.body
-    model = await call.model(_DECIDE)
+    model = await call.model(DECIDE)
     found = await decide(
         body.state,
         [each.question(name) for name, each in body.questions.items()],

@@ -16,7 +16,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
@@ -24,8 +23,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.ask import catalogue
 from maskdial.ask import score as scoring
-from maskdial.bundle.manifest import Manifest, Mask
+from maskdial.ask.catalogue import SCORE, WRITE, task_of
+from maskdial.bundle.manifest import Mask
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import Reply
 from maskdial.causal.model import CausalModel
@@ -55,7 +56,7 @@ from maskdial.metrics import Metrics
 from maskdial.registry.catalog import starters
 from maskdial.registry.choice import Chooser, ModelChoice
 from maskdial.registry.loading import start_models
-from maskdial.registry.served import ServedModel
+from maskdial.registry.served import ServedModel, Task
 
 P = ParamSpec("P")
 X = TypeVar("X")
@@ -63,31 +64,6 @@ T = TypeVar("T")
 
 # A caller in this process waits for its turn; nobody refuses it.
 _MAX_QUEUE = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Something that the model can be asked for."""
-
-    name: str
-    serves: Callable[[Manifest], bool]
-
-    @classmethod
-    def of(cls, kind: type[TaskRequest[Any]]) -> "_Task":
-        return cls(kind.task, kind.serves)
-
-
-_GENERATE = _Task("generate", lambda manifest: manifest.task == "generate")
-_SCORE = _Task("score", scoring.ScoreRequest.serves)
-_TASKS = (
-    _Task.of(FillMaskRequest),
-    _Task.of(ClassifyRequest),
-    _Task.of(TokenClassifyRequest),
-    _Task.of(EmbedRequest),
-    _Task.of(RerankRequest),
-    _GENERATE,
-    _SCORE,
-)
 
 
 class AsyncModel:
@@ -115,7 +91,7 @@ class AsyncModel:
         folder = _find(bundle)
         self.name = folder.name
         self._choice = ModelChoice(mask=mask)
-        self._chooser = Chooser(_TASKS)
+        self._chooser = Chooser(catalogue.LISTED)
         self._models = start_models(self.name, folder, self._config, Metrics())
 
     @classmethod
@@ -158,7 +134,7 @@ class AsyncModel:
 
         vectors = await self._answers(request, texts)
         if not vectors:
-            embedding = self._pick(_Task.of(EmbedRequest)).manifest.embedding
+            embedding = self._pick(task_of(EmbedRequest)).manifest.embedding
             assert embedding is not None, "every bundle for this task has one"
             return np.empty((0, dimensions or embedding.dimension), np.float32)
         return np.stack(vectors)
@@ -246,7 +222,7 @@ class AsyncModel:
         Raises:
             ValidationError: the request does not fit the model.
         """
-        model = self._pick(_Task.of(type(request)))
+        model = self._pick(task_of(type(request)))
         assert isinstance(model, MaskedModel)
         timed = await run.answer(request, model, self._config, Deadline(None, self._config))
         return timed.content
@@ -257,7 +233,7 @@ class AsyncModel:
         Raises:
             ValidationError: the model scores no texts, or one is too long for it.
         """
-        model = self._pick(_SCORE)
+        model = self._pick(SCORE)
 
         async def answer(texts: Sequence[str]) -> list[scoring.Score]:
             request = scoring.ScoreRequest(texts, Truncation(truncate))
@@ -371,11 +347,11 @@ class AsyncModel:
         return await _pieces(answer, items)
 
     def _causal(self) -> CausalModel:
-        model = self._pick(_GENERATE)
+        model = self._pick(WRITE)
         assert isinstance(model, CausalModel)
         return model
 
-    def _pick(self, task: _Task) -> ServedModel:
+    def _pick(self, task: Task) -> ServedModel:
         return self._chooser.pick(self.name, self._models, self._choice, task)
 
 

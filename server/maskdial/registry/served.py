@@ -1,18 +1,24 @@
-"""Served models: a bundle with its engine, of either family."""
+"""Served models: a bundle with its engine, of either family; and what they can be asked for."""
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.causal.model import CausalModel
 from maskdial.masked.model import MaskedModel
 
 
-class Task(Protocol):
-    """Something that models can be asked for."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something that models can be asked for; `maskdial.ask.catalogue` has all of them.
 
-    @property
-    def name(self) -> str: ...
-    def serves(self, manifest: Manifest) -> bool: ...
+    Attributes:
+        name: in listings and errors.
+        serves: whether a model can do it.
+    """
+
+    name: str
+    serves: Callable[[Manifest], bool]
 
 
 ServedModel = MaskedModel | CausalModel

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from maskdial.ask.catalogue import task_of
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.cohere.errors import cohere_route
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.openai.base import OpenAIBody, Unsupported
 from maskdial.dialects.openai.embeddings import SECONDS_PER_VALUE, embed_all
 from maskdial.dialects.vectors import base64_of

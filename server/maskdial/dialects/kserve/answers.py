@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from maskdial.ask.catalogue import task_of
 from maskdial.causal.generate import Completion, timings
 from maskdial.dialects.body import BodyError, TaskBody, parse_body
 from maskdial.dialects.call import Call
 from maskdial.dialects.kserve.tensors import OutputTensor, TextTensor
 from maskdial.dialects.native.generate_bodies import GenerateBody
 from maskdial.dialects.native.models import Dispatched, asked_task
-from maskdial.dialects.native.tasks import MaskedTask
+from maskdial.dialects.native.tasks import MaskedRoute
 from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError, shortened
 from maskdial.http.ignored import Ignored
@@ -186,7 +187,7 @@ async def tensors_of(call: Call[Any], task: Dispatched, body: Any) -> Timed[list
     try:
         if isinstance(body, GenerateBody):
             return await _generate(inner)
-        if isinstance(task, MaskedTask):
+        if isinstance(task, MaskedRoute):
             return await _answer(inner, task)
     except ValidationError as error:
         raise inner.located(error) from error
@@ -202,14 +203,14 @@ async def _generate(call: Call[GenerateBody]) -> Timed[list[OutputTensor]]:
     return Timed(_texts(completions, n), timings(completions))
 
 
-async def _answer(call: Call[Any], task: MaskedTask[Any]) -> Timed[list[OutputTensor]]:
+async def _answer(call: Call[Any], task: MaskedRoute[Any]) -> Timed[list[OutputTensor]]:
     write = _WRITERS.get(task.kind)
     if write is None:
         answer = await task.content(call)
         assert isinstance(answer.content, Sequence)
         each = [encode_json(one).decode() for one in answer.content]
         return Timed([OutputTensor("output", (len(each),), each)], answer.timings)
-    model = await call.masked(task)
+    model = await call.masked(task_of(task.kind))
     found = await call.answer(call.body.request(), model)
     return Timed(write(found.content), found.timings)
 

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from typing_extensions import TypedDict
 
 import maskdial
-from maskdial.ask.write import WRITE
+from maskdial.ask.catalogue import WRITE
 from maskdial.causal.model import CausalModel
 from maskdial.engine.model import max_length
 from maskdial.engine.timing import Deadline

@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import Response
 
+from maskdial.ask.catalogue import WRITE
 from maskdial.ask.unmasking import UnmaskedBlock
-from maskdial.ask.write import WRITE, AnyGeneration
+from maskdial.ask.write import AnyGeneration
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.bundle.tokenizer import Tokenizer, TokenSpeller
 from maskdial.causal.events import Finish, TokenEvent
@@ -27,10 +28,9 @@ _SECONDS_PER_TOKEN = 1e-6  # to render one
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateTask:
-    """Text generation as something that models can be asked for."""
+class GenerateRoute:
+    """Text generation by the path of a model."""
 
-    name: str = "generate"
     head: TaskName = "generate"
     body: type[GenerateBody] = GenerateBody
 
@@ -48,7 +48,7 @@ class GenerateTask:
         return await _answer(call, stream=bool(call.body.stream), as_list=True)
 
 
-GENERATE = GenerateTask()
+GENERATE = GenerateRoute()
 
 
 async def generate(call: Call[GenerateBody]) -> Response:

@@ -4,7 +4,6 @@ A causal model writes it if its tokenizer has fill-in-the-middle tokens; a maske
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, Self
 
 import pydantic
@@ -12,9 +11,9 @@ from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from maskdial.ask.catalogue import INFILL
 from maskdial.ask.write import AnyGeneration
 from maskdial.bounds import Range, Size
-from maskdial.bundle.manifest import Manifest
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion
 from maskdial.causal.model import CausalModel
@@ -199,21 +198,6 @@ class InfillReply(TypedDict):
     stop_type: str
     stopping_word: str
     fillings: NotRequired[list[GapFilling]]
-
-
-@dataclass(frozen=True, slots=True)
-class InfillTask:
-    """Infilling as something that models can be asked for."""
-
-    name: str = "infill"
-
-    def serves(self, manifest: Manifest) -> bool:
-        if manifest.task == "generate":
-            return manifest.infill is not None
-        return InfillRequest.serves(manifest) and not manifest.reads_left
-
-
-INFILL = InfillTask()
 
 
 async def infill(call: Call[InfillBody]) -> Response:

@@ -35,7 +35,7 @@ class Dispatched(Protocol):
     async def answer(self, call: Any, /) -> Response: ...
 
 
-_OTHERS: tuple[seq2seq.TextToTextTask | tasks.MaskedTask[Any], ...] = (
+_OTHERS: tuple[seq2seq.TextToTextRoute | tasks.MaskedRoute[Any], ...] = (
     *seq2seq.TASKS,
     *tasks.TASKS,
 )

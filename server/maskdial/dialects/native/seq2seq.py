@@ -1,11 +1,12 @@
 """`/summarize` and `/translate`: the Hugging Face tasks of encoder-decoder models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Response
 
+from maskdial.ask.catalogue import SUMMARIZE, TRANSLATE
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.causal.generate import timings
 from maskdial.dialects.call import Call, task_route
@@ -13,7 +14,7 @@ from maskdial.dialects.native.replies import SummarizeReply, TranslateReply
 from maskdial.dialects.native.seq2seq_bodies import SummarizeBody, TranslateBody
 from maskdial.http.replies import json_reply, timing_headers, warnings_header
 from maskdial.http.route import TaskRoute
-from maskdial.registry.served import ServedModel
+from maskdial.registry.served import ServedModel, Task
 
 # What transformers' tokenizers clean up
 _SPACES = (
@@ -24,27 +25,29 @@ _SPACES = (
 
 
 @dataclass(frozen=True, slots=True)
-class TextToTextTask:
+class TextToTextRoute:
     """A task of encoder-decoder models on the wire.
 
     Attributes:
-        name: of the task and its route.
+        task: what models are asked for.
         body: the type of its request body.
         reply: the type of its reply.
         key: of the text in the reply.
         description: of the route, for the documentation.
-        serves: whether a model can do the task.
         parameters: by which a body is known that was sent to `/models/NAME`.
     """
 
-    name: str
+    task: Task
     body: type[SummarizeBody] | type[TranslateBody]
     reply: Any
     key: str
     description: str
-    serves: Callable[[Manifest], bool]
     parameters: frozenset[str] = frozenset()
     head: TaskName = "generate"
+
+    def serves(self, manifest: Manifest) -> bool:
+        """Whether a model can do the task."""
+        return self.task.serves(manifest)
 
     def claims(self, content: Mapping[str, Any], model: ServedModel) -> bool:
         """Whether a body that was sent to `/models/NAME` is for this task."""
@@ -56,18 +59,18 @@ class TextToTextTask:
         """`POST /NAME`."""
 
         return task_route(
-            f"/{self.name}",
+            f"/{self.task.name}",
             self.answer,
             self.body,
             self.reply,
             tags=["causal"],
-            name=self.name,
+            name=self.task.name,
             description=self.description,
         )
 
     async def answer(self, call: Call[SummarizeBody | TranslateBody]) -> Response:
         """Answers a body of the task: always with a list, as transformers does."""
-        model = await call.causal(self)
+        model = await call.causal(self.task)
         generation = await call.generation(call.body.request(model.defaults), model)
         completions = await generation.complete()
         texts = [completion.texts[0].finish.generated_text for completion in completions]
@@ -84,21 +87,19 @@ def _clean_up(text: str) -> str:
 
 
 TASKS = (
-    TextToTextTask(
-        "summarize",
+    TextToTextRoute(
+        SUMMARIZE,
         SummarizeBody,
         SummarizeReply,
         "summary_text",
         "Summarizes a text, or several, with an encoder-decoder model.",
-        lambda manifest: manifest.summarizes,
     ),
-    TextToTextTask(
-        "translate",
+    TextToTextRoute(
+        TRANSLATE,
         TranslateBody,
         TranslateReply,
         "translation_text",
         "Translates a text, or several, with an encoder-decoder model.",
-        lambda manifest: manifest.translates,
         frozenset({"src_lang", "tgt_lang"}),
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Response
 
 from maskdial.ask import score as scoring
+from maskdial.ask.catalogue import SCORE, task_of
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native import replies
@@ -68,7 +69,7 @@ def _first_if_single(body: MaskedBody, answers: Sequence[object]) -> object:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskedTask(Generic[BodyT]):
+class MaskedRoute(Generic[BodyT]):
     """A task of the masked family on the wire.
 
     Attributes:
@@ -126,7 +127,7 @@ class MaskedTask(Generic[BodyT]):
 
     async def content(self, call: Call[BodyT]) -> Timed[object]:
         """The answer to a body of the task, as it is sent."""
-        model = await call.masked(self)
+        model = await call.masked(task_of(self.kind))
         answer = await call.answer(call.body.request(), model)
         return Timed(self.render(call.body, answer.content), answer.timings)
 
@@ -194,8 +195,17 @@ def _has_labels(content: Mapping[str, Any], _: ServedModel) -> bool:
     return isinstance(parameters, dict) and "candidate_labels" in parameters
 
 
-TASKS: tuple[MaskedTask[Any], ...] = (
-    MaskedTask(
+CLASSIFY = MaskedRoute(
+    ClassifyRequest,
+    ClassifyBody,
+    replies.ClassifyReply,
+    "Scores a text, or a pair of texts, for each label of a classifier.",
+    # One text is nested as well: transformers' clients take the first element.
+    lambda _, answers: answers,
+)
+
+TASKS: tuple[MaskedRoute[Any], ...] = (
+    MaskedRoute(
         FillMaskRequest,
         FillMaskBody,
         replies.FillMaskReply,
@@ -204,29 +214,22 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         _render_fillings,
         claims=_has_mask,
     ),
-    MaskedTask(
-        ClassifyRequest,
-        ClassifyBody,
-        replies.ClassifyReply,
-        "Scores a text, or a pair of texts, for each label of a classifier.",
-        # One text is nested as well: transformers' clients take the first element.
-        lambda _, answers: answers,
-    ),
-    MaskedTask(
+    CLASSIFY,
+    MaskedRoute(
         TokenClassifyRequest,
         TokenClassifyBody,
         replies.TokenClassifyReply,
         "Tags the tokens of a text, and merges them into entities; or finds entities of the "
         "labels in the request, with a GLiNER model.",
     ),
-    MaskedTask(
+    MaskedRoute(
         RedactRequest,
         RedactBody,
         replies.RedactReply,
         "Puts something else in the place of a text's entities.",
         _render_redactions,
     ),
-    MaskedTask(
+    MaskedRoute(
         ExtractRequest,
         ExtractBody,
         replies.ExtractReply,
@@ -234,21 +237,21 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         "GLiNER2 model.",
         lambda body, texts: _first_if_single(body, [render(body, found) for found in texts]),
     ),
-    MaskedTask(
+    MaskedRoute(
         QuestionAnsweringRequest,
         QuestionAnsweringBody,
         replies.QuestionAnsweringReply,
         "Answers a question with spans of its context.",
         _render_answers,
     ),
-    MaskedTask(
+    MaskedRoute(
         EmbedRequest,
         EmbedBody,
         replies.EmbedReply,
         "Turns a text into a vector, or several texts into one each.",
         lambda body, vectors: body.form.write(vectors),
     ),
-    MaskedTask(
+    MaskedRoute(
         SparseEmbedRequest,
         SparseEmbedBody,
         replies.SparseEmbedReply,
@@ -257,7 +260,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         lambda _, vectors: vectors,
         aliases=("/embed_sparse",),
     ),
-    MaskedTask(
+    MaskedRoute(
         EmbedAllRequest,
         EmbedAllBody,
         replies.EmbedAllReply,
@@ -265,7 +268,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         lambda _, texts: [vectors.tolist() for vectors in texts],
         aliases=("/embed_all",),
     ),
-    MaskedTask(
+    MaskedRoute(
         ChunkEmbedRequest,
         ChunkEmbedBody,
         replies.ChunkEmbedReply,
@@ -274,7 +277,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         lambda _, vectors: vectors.tolist(),
         claims=lambda content, _: "chunks" in content,
     ),
-    MaskedTask(
+    MaskedRoute(
         HybridEmbedRequest,
         HybridEmbedBody,
         replies.HybridEmbedReply,
@@ -282,14 +285,14 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         "those that are wanted, in one pass; or several texts each.",
         _render_kinds,
     ),
-    MaskedTask(
+    MaskedRoute(
         ZeroShotRequest,
         ZeroShotClassifyBody,
         replies.ZeroShotReply,
         "Scores a text for each of the labels, or choices, in the request.",
         claims=_has_labels,
     ),
-    MaskedTask(
+    MaskedRoute(
         RerankRequest,
         RerankBody,
         replies.RerankReply,
@@ -297,7 +300,7 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         _render_ranks,
         claims=lambda content, _: "query" in content,
     ),
-    MaskedTask(
+    MaskedRoute(
         SimilarityRequest,
         SimilarityBody,
         replies.SimilarityReply,
@@ -306,24 +309,6 @@ TASKS: tuple[MaskedTask[Any], ...] = (
         claims=lambda content, _: isinstance(content.get("inputs"), dict),
     ),
 )
-
-
-def task_of(kind: type[TaskRequest[Any]]) -> MaskedTask[Any]:
-    """The task that a kind of request is for."""
-    return next(task for task in TASKS if task.kind is kind)
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTask:
-    """`/score` as something that models can be asked for."""
-
-    name: str = "score"
-
-    def serves(self, manifest: Manifest) -> bool:
-        return scoring.ScoreRequest.serves(manifest)
-
-
-SCORE = ScoreTask()
 
 
 async def score(call: Call[ScoreBody]) -> Response:

@@ -6,7 +6,6 @@ endpoints send what is for the only model.
 
 import asyncio
 import inspect
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pydantic
@@ -30,7 +29,7 @@ from maskdial.dialects.native.instances import instance_calls, of_instance
 from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
 from maskdial.dialects.native.replies import DetokenizeReply
-from maskdial.dialects.native.tasks import MaskedTask, task_of
+from maskdial.dialects.native.tasks import CLASSIFY, MaskedRoute
 from maskdial.dialects.native.tokens import DetokenizeBody, detokenize
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.timing import Timed, Timings
@@ -39,6 +38,7 @@ from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
 from maskdial.masked.tasks.classify import ClassifyRequest, LabelScore
 from maskdial.masked.tasks.task import TextOrPair
+from maskdial.registry.served import Task
 
 
 def _check_sequences(value: object) -> object:
@@ -91,7 +91,7 @@ class PredictBody(Lenient, TruncationParameters, MaskedBody):
         return ClassifyRequest(texts, self.truncation, "none" if self.raw_scores else None)
 
 
-PREDICT = MaskedTask(
+PREDICT = MaskedRoute(
     ClassifyRequest,
     PredictBody,
     list[LabelScore] | list[list[LabelScore]],
@@ -101,32 +101,17 @@ PREDICT = MaskedTask(
 """`/classify` as text-embeddings-inference has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnyTask:
-    """Whatever a model does: the only one served is meant, or the named one."""
-
-    name: str
-
-    def serves(self, _: Manifest) -> bool:
-        return True
+def _reads_texts(manifest: Manifest) -> bool:
+    return manifest.family == "masked" and manifest.denoising is None
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedModels:
-    """Whatever a masked model does with texts that it reads."""
-
-    name: str
-
-    def serves(self, manifest: Manifest) -> bool:
-        return manifest.family == "masked" and manifest.denoising is None
-
-
-_INVOKE, _VERTEX = AnyTask("invocations"), MaskedModels("vertex")
+# Whatever a model does: the only one served is meant, or the named one
+_INVOKE, _VERTEX = Task("invocations", lambda _: True), Task("vertex", _reads_texts)
 
 
 def _as_tei(task: Any) -> Any:
     """A task as text-embeddings-inference answers it."""
-    return PREDICT if task is task_of(ClassifyRequest) else task
+    return PREDICT if task is CLASSIFY else task
 
 
 async def invocations(call: Call[AnyTaskBody]) -> Response:
@@ -183,7 +168,7 @@ async def vertex(call: Call[VertexBody]) -> Response:
     return json_reply(content, headers=timing_headers(timings))
 
 
-async def _predict(index: int, task: MaskedTask[Any], call: Call[Any]) -> Timed[object]:
+async def _predict(index: int, task: MaskedRoute[Any], call: Call[Any]) -> Timed[object]:
     try:
         return await task.content(call)
     except ValidationError as error:

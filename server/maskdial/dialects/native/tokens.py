@@ -1,7 +1,6 @@
 """`/tokenize` and `/detokenize`, as text-embeddings-inference has them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from fastapi import Response
 from pydantic import Field
 from tokenizers import Encoding
 
-from maskdial.bundle.manifest import Manifest
+from maskdial.ask.catalogue import TOKENIZE
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.bundle.tokenizer import spans
 from maskdial.dialects.body import TaskBody, TextsBody, example
@@ -74,20 +73,6 @@ class DetokenizeBody(Lenient, TaskBody):
         """The ids of each text."""
         ids: Any = self.ids  # the validator has seen to it that they are all of one kind
         return ids if ids and isinstance(ids[0], list) else [ids]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizeTask:
-    """Tokenization as something that models can be asked for."""
-
-    name: str = "tokenize"
-
-    def serves(self, _: Manifest) -> bool:
-        """Every bundle has a tokenizer."""
-        return True
-
-
-TOKENIZE = TokenizeTask()
 
 
 async def tokenize(call: Call[TokenizeBody]) -> Response:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import Response
 from pydantic import BeforeValidator, Field
 
+from maskdial.ask.catalogue import task_of
 from maskdial.bounds import Range
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.ollama.body import OllamaBody
 from maskdial.dialects.ollama.options import Options
 from maskdial.dialects.openai.embeddings import SECONDS_PER_VALUE, embed_all

@@ -7,7 +7,8 @@ import pydantic
 from fastapi import Response
 from pydantic import Field, model_validator
 
-from maskdial.ask.decide import Decisions, DecisionTask, decide
+from maskdial.ask.catalogue import DECIDE
+from maskdial.ask.decide import Decisions, decide
 from maskdial.bounds import Size
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
@@ -19,8 +20,6 @@ from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import DecisionsReply
 from maskdial.engine.questions import Option, Probabilities, Question
 from maskdial.http.replies import json_reply, timing_headers
-
-_DECIDE = DecisionTask()
 
 
 def _as_items(content: object) -> object:
@@ -182,7 +181,7 @@ class DecisionsBody(TruncationParameters, OpenAIBody):
 async def decisions(call: Call[DecisionsBody]) -> Response:
     """Answers questions about an input with the probabilities of their options."""
     body = call.body
-    model = await call.model(_DECIDE)
+    model = await call.model(DECIDE)
     found = await decide(
         body.text,
         [each.question(index) for index, each in enumerate(body.questions)],

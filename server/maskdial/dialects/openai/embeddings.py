@@ -12,6 +12,7 @@ from fastapi import Response
 from numpy.typing import NDArray
 from pydantic import Field
 
+from maskdial.ask.catalogue import task_of
 from maskdial.bounds import Range
 from maskdial.bundle.texts import check_ids
 from maskdial.bundle.tokenizer import TextOrIds
@@ -19,7 +20,6 @@ from maskdial.config import Config
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.native.masked_body import Text, TruncationParameters
-from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_PROMPT, TRAINED_TASK
 from maskdial.dialects.openai.base import (
     NotBlankInput,

@@ -14,12 +14,12 @@ import pydantic
 from fastapi import Response
 from pydantic import Field
 
+from maskdial.ask.catalogue import task_of
 from maskdial.bundle.manifest import Manifest
 from maskdial.dialects.body import IMAGES, AnyText, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.native.masked_body import TruncationParameters
-from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.openai.base import OpenAIBody, check_items
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import ModerationReply, ModerationResult

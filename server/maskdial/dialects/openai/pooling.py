@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from maskdial.bounds import Range
-from maskdial.bundle.manifest import Manifest, TaskName
+from maskdial.bundle.manifest import TaskName
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.base import (
@@ -40,6 +39,7 @@ from maskdial.masked.tasks.embed import EmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.task import TaskRequest
 from maskdial.masked.tasks.token_scores import TokenScoresRequest
+from maskdial.registry.served import Task
 
 PoolingKind = Literal["embed", "classify", "token_embed", "token_classify"]
 _MAIN: Mapping[TaskName, PoolingKind] = {
@@ -109,17 +109,7 @@ class PoolingBody(PoolingParameters, OpenAIBody):
         return texts
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingTask:
-    """`/pooling` as something that models can be asked for."""
-
-    name: str = "pooling"
-
-    def serves(self, manifest: Manifest) -> bool:
-        return manifest.task in _MAIN
-
-
-_POOLING = PoolingTask()
+_POOLING = Task("pooling", lambda manifest: manifest.task in _MAIN)
 
 
 async def pooling(call: Call[PoolingBody]) -> Response:

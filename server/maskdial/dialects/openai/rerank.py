@@ -7,11 +7,11 @@ import pydantic
 from fastapi import Response
 from pydantic import Field
 
+from maskdial.ask.catalogue import task_of
 from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import AnyText, Wire, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.masked_body import Text, TruncationParameters
-from maskdial.dialects.native.tasks import task_of
 from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_TEMPLATE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.embeddings import prompt_usage

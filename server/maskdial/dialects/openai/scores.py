@@ -3,14 +3,13 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import pydantic
 from fastapi import Response
 from pydantic import Field, model_validator
 
-from maskdial.bundle.manifest import Manifest
+from maskdial.ask.catalogue import task_of
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, example
 from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.native.masked_body import TruncationParameters
@@ -110,22 +109,9 @@ def _listed(texts: str | Sequence[str]) -> Sequence[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-@dataclass(frozen=True, slots=True)
-class ScorePairsTask:
-    """Scores of pairs as something that models can be asked for."""
-
-    name: str = PairScoresRequest.task
-
-    def serves(self, manifest: Manifest) -> bool:
-        return PairScoresRequest.serves(manifest)
-
-
-_SCORE_PAIRS = ScorePairsTask()
-
-
 async def score_pairs(call: Call[ScoresBody]) -> Response:
     """Scores pairs of texts: by a reranker, or by the cosines of embeddings."""
-    model = await call.masked(_SCORE_PAIRS)
+    model = await call.masked(task_of(PairScoresRequest))
     answer = await call.answer(call.body.request(), model)
     content: ScoreListReply = {
         "id": f"score-{uuid.uuid4().hex}",

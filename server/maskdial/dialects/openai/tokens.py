@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
-from maskdial.ask.write import WRITE
+from maskdial.ask.catalogue import TOKENIZE, WRITE
 from maskdial.bounds import LARGEST_INT, Size
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.texts import check_ids, tokenizing_seconds
@@ -14,7 +14,6 @@ from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import MAX_MESSAGES, FieldError, TokenId, example
 from maskdial.dialects.call import Call, endpoint
-from maskdial.dialects.native.tokens import TOKENIZE
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
 from maskdial.dialects.openai.replies import (
