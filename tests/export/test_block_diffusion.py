@@ -291,8 +291,8 @@ def test_every_dialect_writes_canvases(http: httpx.Client, way: str) -> None:
     texts = [WAYS[way].ask(http, "canvas", asked, 20, seed=0)]
     if way != "kserve tensors":
         texts.append(WAYS[way].stream(http, "canvas", asked, 20, seed=0))
-    assert all(texts)
-    if WAYS[way].seed:
+    if WAYS[way].seed:  # without one, a text may be of special tokens
+        assert all(texts)
         before = rendered(prompt) if WAYS[way].chats else prompt
         body = {"prompt": before, "max_tokens": 20, "seed": 0}
         expected = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
@@ -336,7 +336,11 @@ def test_what_canvases_do_not_have_is_refused(
     [
         ("/generate", {"inputs": "a", "mask": "causal"}, "does not run under the causal mask"),
         ("/generate", {"inputs": "a", "mask": "block"}, "does not run under the block mask"),
-        ("/generate", {"inputs": ["a", "b"]}, "behind one prompt"),
+        (
+            "/generate",
+            {"inputs": ["a", "b"], "parameters": {"max_new_tokens": 128}},
+            "inputs[0]: has 2 tokens, and 128 are to be written",
+        ),
         ("/v1/completions", {"prompt": [5, IMAGE]}, "stands for an image, a video or sound"),
         ("/v1/completions", {"prompt": [VOCABULARY]}, "has token ids from 0 to"),
         ("/v1/completions", {"prompt": "a", "temperature": 0.5}, "means nothing to model 'canvas'"),

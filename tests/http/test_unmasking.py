@@ -164,7 +164,8 @@ def test_prompts_that_cannot_be_unmasked_are_refused(http: httpx.Client) -> None
         assert reply.status_code == 422, reply.text
         return str(reply.json()["error"])
 
-    assert error(inputs=["a", "b"]).startswith("inputs: a text is unmasked behind one prompt")
+    sentence = "inputs[1]: has a mask of its own; send texts with masks to /fill-mask"
+    assert error(inputs=["a", "b [MASK]"], parameters={"max_new_tokens": 1}) == sentence
     assert error(inputs="a [MASK]", parameters={"max_new_tokens": 1}) == (
         "inputs: has a mask of its own; send texts with masks to /fill-mask"
     )

@@ -186,10 +186,10 @@ def test_seeds_reproduce_in_any_company(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("route", "body", "param", "sentence"),
     [
-        ("", {"prompt": ["a", "b"]}, "prompt", "prompt: a text is unmasked behind one prompt"),
+        ("", {"prompt": ["a", "b [MASK]"]}, "prompt[1]", "prompt[1]: has a mask of its own"),
         ("", {"prompt": []}, "prompt", "prompt: "),
         ("", {"top_p": 0.5}, "top_p", "top_p: is for the causal mask; model 'dial' writes by"),
-        ("", {"n": 2}, "n", "n: is for the causal mask"),
+        ("", {"n": 128, "prompt": ["a"] * 16}, None, "asks for 2048 texts; the queue holds"),
         ("", {"guided_regex": "a"}, "guided_regex", "guided_regex: is for the causal mask"),
         ("", {"min_tokens": 2}, "min_tokens", "min_tokens: is for the causal mask"),
         ("", {"max_tokens": 4, "steps": 5}, "steps", "steps: must be between 1, the number of"),
@@ -223,6 +223,30 @@ def test_fields_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:
         for body in bodies
     ]
     assert replies[0] == replies[1]
+
+
+def test_several_prompts_and_texts_are_those_that_come_alone(http: httpx.Client) -> None:
+    prompts = [PROMPT, "One", "The longest of these is this one."]
+    alone = [
+        post(http, "/v1/completions", prompt=prompt, max_tokens=12, **{**DRAWN, "seed": seed})
+        for prompt in prompts
+        for seed in (5, 6)
+    ]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 12, **DRAWN}
+    together = post(http, "/v1/completions", **body)
+    texts = [each["text"] for each in together["choices"]]
+    assert texts == [each["choices"][0]["text"] for each in alone]
+    assert len(set(texts)) == 6
+    assert together["usage"]["completion_tokens"] == sum(
+        each["usage"]["completion_tokens"] for each in alone
+    )
+    chunks = [each["choices"][0] for each in events(http, "/v1/completions", **body)]
+    for index, text in enumerate(texts):
+        parts = [each for each in chunks if each["index"] == index]
+        assert "".join(each["text"] for each in parts) == text
+        assert [bool(each["finish_reason"]) for each in parts][-1]
+    best = generate(http, n=1, best_of=2, **DRAWN)
+    assert best["generated_text"] in texts[:2]
 
 
 def test_an_echo_alone_has_the_prompt(http: httpx.Client) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.texts import tokenizing_seconds
@@ -18,12 +19,15 @@ from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion, Text
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import CausalModel, ChatForm
-from maskdial.causal.prompts import Prompt
+from maskdial.causal.prompts import MAX_SEED, Prompt, check_size
 from maskdial.causal.request import GenerationRequest, Writing
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.stream import MergedStreams
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
+from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
+from maskdial.engine.philox import draw_seed
 from maskdial.engine.timing import Deadline, Timed, Timings
 from maskdial.errors import ValidationError, about
 from maskdial.masked import run
@@ -125,33 +129,35 @@ class UnmaskedBlock:
     tokens: Sequence[TokenEvent]
     unmasked: Sequence[TokenEvent] | None = None
 
+    @property
+    def finish(self) -> Finish | None:
+        """How the text ended, if it did with this block."""
+        return self.tokens[-1].finish if self.tokens else None
+
 
 class UnmaskedGeneration:
-    """An admitted request: its prompt is tokenized, its text planned.
+    """An admitted request: its prompts are tokenized, its texts planned.
 
     Create it with `prepare`; then either `complete` it or `stream` it, once.
 
     Attributes:
-        prompts: the prompt.
+        prompts: the prompts.
         warnings: none.
         shows_passes: whether a stream has what each pass unmasks.
     """
 
     warnings: Sequence[str] = ()
 
-    def __init__(
-        self, prompt: Prompt, parts: AsyncIterator[Timed[TextSoFar]], text: "_Text"
-    ) -> None:
-        self.prompts = [prompt]
-        self.shows_passes = text.shows_passes
-        self._parts = parts
-        self._text = text
+    def __init__(self, prompts: list[Prompt], texts: "list[_Text]", *, shows_passes: bool) -> None:
+        self.prompts = prompts
+        self.shows_passes = shows_passes
+        self._texts = texts
 
     @classmethod
     async def prepare(
         cls, request: GenerationRequest, model: UnmaskingModel, config: Config, deadline: Deadline
     ) -> "UnmaskedGeneration":
-        """Checks a request against the model, and tokenizes its prompt.
+        """Checks a request against the model, and tokenizes its prompts.
 
         Raises:
             ValidationError: the model cannot do what is asked; ``field`` says what.
@@ -162,58 +168,70 @@ class UnmaskedGeneration:
         if isinstance(served, CausalModel):
             check_block(served)
         _refuse_others(request, model)
-        served.engine.check_room(1)
+        num_prompts = max(len(request.prompts), 1)
+        check_num_texts(num_prompts, config)
+        num_texts = num_prompts * request.num_sequences
+        check_size(num_texts, request.max_new_tokens or _DEFAULT_TOKENS, request, config)
+        served.engine.check_room(num_texts)
         async with deadline.enforced():
-            text = await _text_of(request, model)
-        rendered = request.conversation is not None
-
-        def read() -> tuple[list[int], list[int]]:
-            return read_prompt(
-                text, served, model.max_length, model.mask_token_id, rendered=rendered
-            )
-
-        seconds = tokenizing_seconds([text] if isinstance(text, str) else [])
-        with about("prompts"):
-            with served.metrics.tokenization_duration.time():
-                before, after = await offload(read, seconds, deadline)
-            if not before and model.writes_canvases:
-                raise ValidationError("has no tokens; send at least one")
-            plan = _plan(request, model, len(before) + len(after))
-        parts = _parts(before, after, plan, model, request, config, deadline)
-        prompt = Prompt(text if isinstance(text, str) else None, before, 0, ())
-        return cls(prompt, parts, _Text(model, before, plan, request.spelled_tokens))
+            given = await _prompts_of(request, model)
+        reads = [partial(_read, each, index, request, model) for index, each in enumerate(given)]
+        seconds = tokenizing_seconds([each for each in given if isinstance(each, str)])
+        with served.metrics.tokenization_duration.time():
+            read = await offload(lambda: [each() for each in reads], seconds, deadline)
+        prompts, texts = [], []
+        for prompt, (before, after, num_tokens) in zip(given, read, strict=True):
+            prompts.append(Prompt(prompt if isinstance(prompt, str) else None, before, 0, ()))
+            seed = draw_seed() if request.seed is None else request.seed
+            for copy in range(request.num_sequences):
+                plan = _plan(request, num_tokens, (seed + copy) % MAX_SEED)
+                parts = _parts(before, after, plan, model, request, config, deadline)
+                texts.append(_Text(parts, model, before, plan, request.spelled_tokens))
+        return cls(prompts, texts, shows_passes=bool(request.unmasking.stream_unmasking))
 
     def timings(self, _: Sequence[Completion]) -> Timings:
-        """Those of all passes so far."""
-        return self._text.timings
+        """Those of its slowest text; all passes so far are counted."""
+        each = [text.timings for text in self._texts]
+        return Timings(
+            queue_seconds=max(timings.queue_seconds for timings in each),
+            inference_seconds=max(timings.inference_seconds for timings in each),
+            compute_tokens=sum(timings.compute_tokens for timings in each),
+        )
 
     async def complete(self) -> list[Completion]:
-        """Writes the text.
+        """Writes all texts; if one fails, all are abandoned.
 
         Raises:
-            MaskdialError: why it was not written.
+            MaskdialError: why one of them failed.
         """
-        events: list[TokenEvent] = []
+        events: list[list[TokenEvent]] = [[] for _ in self._texts]
         async with self.stream() as blocks:
-            async for _, block in blocks:
-                events += block.tokens
-        return [Completion(self.prompts[0], [Text(events)])]
+            async for index, block in blocks:
+                events[index] += block.tokens
+        texts = map(Text, events)
+        num_copies = len(self._texts) // len(self.prompts)
+        return [
+            Completion(prompt, [next(texts) for _ in range(num_copies)]) for prompt in self.prompts
+        ]
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[AsyncIterator[tuple[int, UnmaskedBlock]]]:
-        """Writes the text, and yields its blocks as they come, each with the text's index, 0.
+        """Writes all texts, and yields their blocks as they come, each with its text's index.
 
-        Leaving the block abandons the text.
+        Texts are numbered prompt by prompt, and copy by copy within a prompt. Leaving the block
+        abandons those that are being written.
 
         Raises:
-            MaskdialError: why it was not written.
+            MaskdialError: why one of them failed.
         """
-        async with contextlib.aclosing(self._blocks()) as blocks:
-            yield blocks
-
-    async def _blocks(self) -> AsyncGenerator[tuple[int, UnmaskedBlock]]:
-        async for part in self._parts:
-            yield 0, self._text.push(part)
+        async with contextlib.AsyncExitStack() as leaving:
+            streams = [
+                await leaving.enter_async_context(contextlib.aclosing(text.blocks()))
+                for text in self._texts
+            ]
+            merged = MergedStreams[UnmaskedBlock]()
+            await leaving.enter_async_context(contextlib.aclosing(merged))
+            yield await leaving.enter_async_context(contextlib.aclosing(merged.read(streams)))
 
 
 def _refuse_others(request: GenerationRequest, model: UnmaskingModel) -> None:
@@ -226,8 +244,6 @@ def _refuse_others(request: GenerationRequest, model: UnmaskingModel) -> None:
     why = f"is for the causal mask; model {model.name!r} writes by unmasking"
     if canvases:
         why = f"means nothing to model {model.name!r}, which writes whole canvases; leave it out"
-    if len(request.prompts) > 1:
-        raise ValidationError("a text is unmasked behind one prompt; send one", field="prompts")
     for field in _others_asked_for(request, model):
         raise ValidationError(why, field=field)
 
@@ -241,7 +257,7 @@ def _others_asked_for(request: GenerationRequest, model: UnmaskingModel) -> Iter
         if not taken and getattr(request.params, each.name) != getattr(plain, each.name):
             yield each.name
     unasked = GenerationRequest()
-    for name in ("num_sequences", "grammar", "truncate", "infill", "prediction"):
+    for name in ("grammar", "truncate", "infill", "prediction"):
         if getattr(request, name) != getattr(unasked, name):
             yield name
     for each in dataclasses.fields(Writing):
@@ -251,15 +267,14 @@ def _others_asked_for(request: GenerationRequest, model: UnmaskingModel) -> Iter
         yield from (name for name in request.unmasking.given if name != "steps")
 
 
-async def _text_of(request: GenerationRequest, model: UnmaskingModel) -> TextOrIds:
-    """The prompt, rendered if it is a conversation.
+async def _prompts_of(request: GenerationRequest, model: UnmaskingModel) -> Sequence[TextOrIds]:
+    """The prompts, or the rendered one of a conversation.
 
     Raises:
         ValidationError: the conversation cannot be rendered, or its reply has to match a grammar.
     """
     if request.conversation is None:
-        (text,) = request.prompts
-        return text
+        return request.prompts
     rendered = await request.conversation.render(model)
     if request.grammar_for is not None:
         grammar = await asyncio.to_thread(request.grammar_for, rendered)
@@ -277,34 +292,49 @@ async def _text_of(request: GenerationRequest, model: UnmaskingModel) -> TextOrI
                 "leave it out",
                 field="thinking_budget",
             )
-    return rendered
+    return [rendered]
 
 
-def _plan(request: GenerationRequest, model: UnmaskingModel, num_given: int) -> TextPlan:
-    """How a text is written behind so many tokens."""
+def _read(
+    prompt: TextOrIds, index: int, request: GenerationRequest, model: UnmaskingModel
+) -> tuple[list[int], list[int], int]:
+    """The tokens before a text and after it, and how many are to be written.
+
+    Raises:
+        ValidationError: the model does not have them, or they are too many together.
+    """
+    with about("prompts", index if len(request.prompts) > 1 else None):
+        before, after = read_prompt(
+            prompt,
+            model.served,
+            model.max_length,
+            model.mask_token_id,
+            rendered=request.conversation is not None,
+        )
+        if not before and model.writes_canvases:
+            raise ValidationError("has no tokens; send at least one")
+        num_given = len(before) + len(after)
+        num_tokens = request.max_new_tokens or _DEFAULT_TOKENS
+        denoising = model.manifest.denoising
+        whole = 1 if denoising is None else denoising.canvas_length
+        if request.max_new_tokens is None or not request.is_limited:
+            room = (model.max_length - num_given) // whole * whole
+            num_tokens = max(min(num_tokens, _DEFAULT_TOKENS, room), 1)
+        check_fits(num_given, -(-num_tokens // whole) * whole, model.name, model.max_length)
+    return before, after, num_tokens
+
+
+def _plan(request: GenerationRequest, num_tokens: int, seed: int) -> TextPlan:
     how, params = request.unmasking, request.params
-    left = model.max_length - num_given
-    num_tokens = request.max_new_tokens or _DEFAULT_TOKENS
-    if request.max_new_tokens is None or not request.is_limited:
-        num_tokens = max(min(num_tokens, _DEFAULT_TOKENS, left), 1)
-    plan = TextPlan(
+    temperature = params.temperature if params.do_sample else 0.0
+    return TextPlan(
         num_tokens,
         how.block_length,
         how.steps,
-        Unmasking(
-            how.order or "confidence",
-            how.threshold,
-            params.temperature if params.do_sample else 0.0,
-        ),
-        request.seed,
+        Unmasking(how.order or "confidence", how.threshold, temperature),
+        seed,
         each_pass=bool(how.stream_unmasking),
     )
-    denoising = model.manifest.denoising
-    room = num_tokens
-    if denoising is not None:
-        room = -(-num_tokens // denoising.canvas_length) * denoising.canvas_length
-    check_fits(num_given, room, model.name, model.max_length)
-    return plan
 
 
 def _parts(
@@ -315,7 +345,7 @@ def _parts(
     request: GenerationRequest,
     config: Config,
     deadline: Deadline,
-) -> AsyncIterator[Timed[TextSoFar]]:
+) -> AsyncGenerator[Timed[TextSoFar]]:
     """The text after each of its blocks or canvases, or of its passes.
 
     Raises:
@@ -333,7 +363,7 @@ def _parts(
 
 async def _passes(
     request: UnmaskRequest | DenoiseRequest, model: MaskedModel, config: Config, deadline: Deadline
-) -> AsyncIterator[Timed[TextSoFar]]:
+) -> AsyncGenerator[Timed[TextSoFar]]:
     part = await run.answer(request, model, config, deadline)
     yield Timed(part.content.text, part.timings)
     while part.content.rest is not None:
@@ -342,29 +372,35 @@ async def _passes(
 
 
 class _Text:
-    """What is written so far, as tokens with their texts.
+    """One text, as tokens with their texts.
 
     Attributes:
         timings: of all passes so far.
-        shows_passes: whether each pass is shown.
     """
 
     def __init__(
         self,
+        parts: AsyncGenerator[Timed[TextSoFar]],
         model: UnmaskingModel,
         before: Sequence[int],
         plan: TextPlan,
         spelled_tokens: Sequence[tuple[int, str]],
     ) -> None:
         self.timings = Timings(0.0, 0.0, 0)
-        self.shows_passes = plan.each_pass
+        self._parts = parts
+        self._shows_passes = plan.each_pass
         self._tokenizer = model.tokenizer
         self._decoder: IncrementalDecoder = model.tokenizer.decoder(before)
         self._spellings = dict(spelled_tokens)
         self._texts: list[str] = []
 
-    def push(self, part: Timed[TextSoFar]) -> UnmaskedBlock:
-        """What is new in the text after a block, or a pass."""
+    async def blocks(self) -> AsyncGenerator[UnmaskedBlock]:
+        """What each block, or each pass, adds; to be called once."""
+        async with contextlib.aclosing(self._parts) as parts:
+            async for part in parts:
+                yield self._push(part)
+
+    def _push(self, part: Timed[TextSoFar]) -> UnmaskedBlock:
         self.timings += part.timings
         text = part.content
         new = text.tokens[len(self._texts) :]
@@ -376,7 +412,7 @@ class _Text:
             replace(self._event(each, self._spelled(each)), index=each.position - first + 1)
             for each in sorted(text.unmasked, key=lambda each: each.position)
         ]
-        return UnmaskedBlock(tokens, unmasked if self.shows_passes else None)
+        return UnmaskedBlock(tokens, unmasked if self._shows_passes else None)
 
     def _decode(self, token: FilledToken) -> str:
         if token.token in self._spellings:

@@ -1,6 +1,6 @@
 """Text by unmasking over the KV cache, block by block: a request, admitted and run."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
@@ -71,7 +71,7 @@ class BlockRequest:
 
     async def write(
         self, model: CausalModel, deadline: Deadline
-    ) -> AsyncIterator[Timed[TextSoFar]]:
+    ) -> AsyncGenerator[Timed[TextSoFar]]:
         """The text after each of its blocks, or of its passes; of a request that was checked.
 
         Raises:

@@ -116,7 +116,10 @@ class Generation:
         """
         # The streams are left before their readers are cancelled, so that an expired timeout is not
         # counted as a disconnect.
-        async with contextlib.aclosing(MergedStreams()) as merged, self._streams() as streams:
+        async with (
+            contextlib.aclosing(MergedStreams[TokenEvent]()) as merged,
+            self._streams() as streams,
+        ):
             with about_grammar(), self._deadline.explained():
                 async with contextlib.aclosing(merged.read(streams)) as events:
                     yield events

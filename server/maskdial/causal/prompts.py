@@ -29,7 +29,7 @@ from maskdial.grammar.source import GrammarRequest
 _DEFAULT_NEW_TOKENS = 100
 MAX_DESCRIBED = 250_000
 """Tokens that a reply may describe, top tokens included; about 20 MB of JSON."""
-_MAX_SEED = 2**63
+MAX_SEED = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ async def read_prompts(
     num_prompts = max(len(request.prompts), 1)
     check_num_texts(num_prompts, config)
     num_sequences = num_prompts * request.num_sequences
-    _check_size(num_sequences, request, params, config)
+    check_size(num_sequences, params.max_new_tokens, request, config)
     model.engine.check_room(num_sequences)
     given, wanted, reasoning = request.prompts, request.grammar, None
     if request.conversation is not None:
@@ -159,17 +159,21 @@ async def _compile(wanted: GrammarRequest | None, model: CausalModel) -> Grammar
         return await asyncio.wrap_future(model.grammars.submit(wanted.kind, wanted.value))
 
 
-def _check_size(
-    num_sequences: int, request: GenerationRequest, params: SamplingParams, config: Config
+def check_size(
+    num_sequences: int, max_new_tokens: int, request: GenerationRequest, config: Config
 ) -> None:
-    """Refuses more texts than the queue ever holds, and replies that would be too large."""
+    """Refuses more texts than the queue ever holds, and replies that would be too large.
+
+    Raises:
+        ValidationError: there are, or one would be.
+    """
     if num_sequences > config.max_queue:
         raise ValidationError(
             f"the request asks for {num_sequences} texts; the queue holds at most "
             f"{config.max_queue} (--max-queue); send several requests"
         )
     if request.describe_tokens:
-        _check_described(num_sequences * params.max_new_tokens, params)
+        _check_described(num_sequences * max_new_tokens, request.params)
 
 
 def _check_described(num_tokens: int, params: SamplingParams) -> None:
@@ -276,7 +280,7 @@ def _make_sequences(
         return CausalSequence(
             prompt_ids,
             params,
-            seed=(first_seed + copy) % _MAX_SEED,
+            seed=(first_seed + copy) % MAX_SEED,
             source_ids=source_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,

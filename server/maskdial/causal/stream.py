@@ -1,11 +1,11 @@
 """TokenStream: the events of a sequence, on their way to the coroutine that reads them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
-from maskdial.causal.events import BlockEvent, Event, Reply, TokenEvent
+from maskdial.causal.events import BlockEvent, Event, Finish, Reply, TokenEvent
 from maskdial.errors import DeadlineError, MaskdialError
 from maskdial.metrics import CancelReason
 
@@ -114,14 +114,26 @@ NumberedEvent = tuple[int, TokenEvent]
 """The index of a stream, and its next event."""
 
 
-class MergedStreams:
-    """Reads token streams side by side and yields their events in the order in which they come."""
+class Ending(Protocol):
+    """An event that may be the last of its stream, and has a ``finish`` then."""
+
+    @property
+    def finish(self) -> Finish | None: ...
+
+
+EndingT = TypeVar("EndingT", bound=Ending)
+
+
+class MergedStreams(Generic[EndingT]):
+    """Reads streams side by side and yields their events in the order in which they come."""
 
     def __init__(self) -> None:
-        self._inbox: asyncio.Queue[NumberedEvent | Exception] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[int, EndingT] | Exception] = asyncio.Queue()
         self._readers: list[asyncio.Task[None]] = []
 
-    async def read(self, streams: Sequence[TokenStream]) -> AsyncGenerator[NumberedEvent]:
+    async def read(
+        self, streams: Sequence[AsyncIterator[EndingT]]
+    ) -> AsyncGenerator[tuple[int, EndingT]]:
         """The events of all streams until the last one ends; to be called once.
 
         Raises:
@@ -149,7 +161,7 @@ class MergedStreams:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    async def _forward(self, index: int, stream: TokenStream) -> None:
+    async def _forward(self, index: int, stream: AsyncIterator[EndingT]) -> None:
         try:
             async for event in stream:
                 self._inbox.put_nowait((index, event))

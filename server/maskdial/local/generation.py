@@ -7,12 +7,12 @@ from typing import Any, Literal, TypedDict, get_type_hints
 import pydantic
 from pydantic import TypeAdapter
 
+from maskdial.ask.write import Writer, prepare
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import ChatRequest, Reply, read_reply
 from maskdial.causal.events import FinishReason
-from maskdial.causal.generate import Generation, Text
+from maskdial.causal.generate import Text
 from maskdial.causal.generation_config import GenerationDefaults
-from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import CONTROLS, SamplingParams
 from maskdial.config import Config
@@ -151,7 +151,7 @@ def grammar_of(
 
 async def complete(
     prompts: Sequence[str],
-    model: CausalModel,
+    model: Writer,
     config: Config,
     params: SamplingParams,
     grammar: GrammarRequest | None,
@@ -162,13 +162,13 @@ async def complete(
     request = GenerationRequest(
         prompts, params=params, seed=seed, max_new_tokens=max_new_tokens, grammar=grammar
     )
-    prepared = await Generation.prepare(request, model, config, Deadline(None, config))
+    prepared = await prepare(request, model, None, config, Deadline(None, config))
     return [Generated.of(each.texts[0]) for each in await prepared.complete()]
 
 
 async def reply(
     messages: Sequence[ChatMessage | Mapping[str, Any]],
-    model: CausalModel,
+    model: Writer,
     config: Config,
     grammar: GrammarRequest | None,
     sampling: Mapping[str, Any],
@@ -197,12 +197,13 @@ async def reply(
             params=params(defaults, {"include_stop": False, **sampling}, samples=True),
             seed=seed,
             max_new_tokens=max_new_tokens or model.defaults.new_tokens(context, context),
+            is_limited=max_new_tokens is not None,
             grammar=grammar,
         ),
         **others,
     )
-    prepared = await Generation.prepare(
-        request.generation_for(model), model, config, Deadline(None, config)
+    prepared = await prepare(
+        request.generation_for(model), model, None, config, Deadline(None, config)
     )
     (completion,) = await prepared.complete()
     return read_reply(request, completion.prompt, completion.texts[0].events, model)

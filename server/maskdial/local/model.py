@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from maskdial.ask import catalogue
 from maskdial.ask import score as scoring
-from maskdial.ask.catalogue import SCORE, WRITE, task_of
+from maskdial.ask.catalogue import SCORE, task_of
+from maskdial.ask.write import Writer, task_under, writing
 from maskdial.bundle.manifest import Mask
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import Reply
-from maskdial.causal.model import CausalModel
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.config import MAX_BATCH_INPUTS, Config, load_config
 from maskdial.engine.thread import in_thread
@@ -268,7 +268,7 @@ class AsyncModel:
         Raises:
             ValidationError: the model generates no text, or a parameter is wrong.
         """
-        model = self._causal()
+        model = self._writer()
         params = generation.params(model.defaults, sampling, model.defaults.do_sample)
         wanted = generation.grammar_of(schema, regex, grammar)
 
@@ -311,7 +311,7 @@ class AsyncModel:
         """
         return await generation.reply(
             messages,
-            self._causal(),
+            self._writer(),
             self._config,
             generation.grammar_of(schema, None, None),
             sampling,
@@ -346,10 +346,9 @@ class AsyncModel:
 
         return await _pieces(answer, items)
 
-    def _causal(self) -> CausalModel:
-        model = self._pick(WRITE)
-        assert isinstance(model, CausalModel)
-        return model
+    def _writer(self) -> Writer:
+        mask = self._choice.mask
+        return writing(self._pick(task_under(mask)), mask)
 
     def _pick(self, task: Task) -> ServedModel:
         return self._chooser.pick(self.name, self._models, self._choice, task)
