@@ -40,10 +40,10 @@ from loadtests.measurement import (
     take_turns,
     write_reports,
 )
+from maskdial.ask.decide import decide
 from maskdial.causal.decide import likelihoods
 from maskdial.causal.model import CausalModel
 from maskdial.config import Config, load_config
-from maskdial.ask.decide import decide
 from maskdial.engine.questions import Option, Question
 from maskdial.engine.timing import Deadline
 from maskdial.registry.served import ServedModel

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from maskdial.dialects.body import TaskBody, parse_body
+from maskdial.dialects.llamacpp.infill import InfillBody
 from maskdial.dialects.native import seq2seq_bodies, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
-from maskdial.dialects.native.infill import InfillBody
 from maskdial.dialects.native.span_bodies import (
     QuestionAnsweringBody,
     RedactBody,

@@ -21,7 +21,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from tokenizers import models, pre_tokenizers, processors
 
 from maskdial import Model, cli
-from maskdial.dialects.openai import embeddings
+from maskdial.ask import embed as embed_pieces
 from maskdial_export.export import export
 from maskdial_export.quantize.gate import Gate
 from tests.held import held
@@ -215,15 +215,15 @@ def test_a_request_that_has_begun_is_not_refused_for_others(
     start_server: Callable[..., Any], served: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server(models=served, max_batch_inputs=2, max_queue=2)
-    embed_piece, (begun, go_on) = embeddings._embed, (threading.Event(), threading.Event())
+    embed_piece, (begun, go_on) = embed_pieces._embed, (threading.Event(), threading.Event())
 
-    async def embed_later(call: Any, start: int, *others: Any) -> Any:
+    async def embed_later(start: int, *others: Any) -> Any:
         if start == 2:
             begun.set()
             assert await asyncio.to_thread(go_on.wait, 60)
-        return await embed_piece(call, start, *others)
+        return await embed_piece(start, *others)
 
-    monkeypatch.setattr(embeddings, "_embed", embed_later)
+    monkeypatch.setattr(embed_pieces, "_embed", embed_later)
     body = {"model": "embedder", "input": ["a", "b", "c", "d"]}
     try:
         with (

@@ -23,9 +23,9 @@ from maskdial.causal.tools import (
     ToolFormat,
 )
 from maskdial.dialects.body import parse_body
-from maskdial.dialects.responses.body import ResponsesBody
-from maskdial.dialects.responses.items import conversation
-from maskdial.dialects.responses.output import ResponseOutput
+from maskdial.dialects.openai.responses.body import ResponsesBody
+from maskdial.dialects.openai.responses.items import conversation
+from maskdial.dialects.openai.responses.output import ResponseOutput
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 
 pytestmark = pytest.mark.slow

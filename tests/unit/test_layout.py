@@ -263,6 +263,29 @@ def test_dialects_know_no_engine() -> None:
     assert [fault for found in faults for fault in found] == []
 
 
+OF_OTHERS = {
+    # KServe's tensors and instances are another spelling of the native bodies.
+    ("kserve", "native"),
+    # llama.cpp renders OpenAI's messages.
+    ("llamacpp", "openai"),
+}
+
+
+def test_dialects_do_not_know_each_other() -> None:
+    """What several share lies beside them, in ``dialects/`` or below."""
+    folder = module_path("maskdial.dialects").parent
+    dialects = {path.name for path in folder.iterdir() if (path / "__init__.py").is_file()}
+    assert {"native", "openai"} < dialects
+    found = set()
+    for dialect in dialects:
+        others = [f"maskdial.dialects.{other}" for other in dialects - {dialect}]
+        for module in modules_of("maskdial.dialects"):
+            if Import(module, 0, False).within(f"maskdial.dialects.{dialect}"):
+                uses = [use for use in imports_of(module) if use.within(*others)]
+                found |= {(dialect, use.name.split(".")[2]) for use in uses}
+    assert found == OF_OTHERS
+
+
 def test_what_make_test_leaves_out_exists() -> None:
     files = [f"tests/{path.relative_to(ROOT / 'tests')}" for path in (ROOT / "tests").rglob("*.py")]
     for beginning in (*wide.CASES, *wide.WIDE):

@@ -17,9 +17,9 @@ from maskdial.ask import score as scoring
 from maskdial.batches.lines import CustomIds, Line
 from maskdial.batches.requests import BatchReply, Requests
 from maskdial.dialects.body import TaskBody, parse_body
+from maskdial.dialects.masked_body import MaskedBody
 from maskdial.dialects.native import tasks
 from maskdial.dialects.native.fill_mask_bodies import ScoreBody
-from maskdial.dialects.native.masked_body import MaskedBody
 from maskdial.engine.timing import Deadline
 from maskdial.errors import (
     ConfigError,

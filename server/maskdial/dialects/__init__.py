@@ -20,11 +20,11 @@ from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository as kserve_repository
 from maskdial.dialects.kserve import triton as kserve_triton
 from maskdial.dialects.llamacpp import completion as llamacpp_completion
+from maskdial.dialects.llamacpp import infill
 from maskdial.dialects.llamacpp import service as llamacpp_service
 from maskdial.dialects.native import (
     admin,
     generate,
-    infill,
     models,
     page,
     seq2seq,
@@ -50,7 +50,7 @@ from maskdial.dialects.openai import (
 from maskdial.dialects.openai import errors as openai_errors
 from maskdial.dialects.openai import models as openai_models
 from maskdial.dialects.openai import tokens as openai_tokens
-from maskdial.dialects.responses import route as openai_responses
+from maskdial.dialects.openai.responses import route as openai_responses
 from maskdial.dialects.shared_routes import share
 from maskdial.http.exchange import ErrorReply
 from maskdial.http.replies import error_reply

@@ -14,6 +14,8 @@ from pydantic import Field
 
 from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.causal.generation_config import GenerationDefaults
+from maskdial.causal.model import WritingModel
+from maskdial.causal.prompts import MAX_DESCRIBED
 from maskdial.causal.sampling.params import (
     CONTROLS,
     DEFAULTS,
@@ -209,6 +211,12 @@ class SamplingFields(CommonSampling):
     def has_controls(self) -> bool:
         """Whether a parameter is given that means nothing unless tokens are drawn."""
         return bool(self.given(*self.model_fields_set & CONTROLS))
+
+
+def rest_of_context(model: WritingModel, described: int) -> int:
+    """The limit on a text that has none, of which each token is described with so many."""
+    most = model.defaults.new_tokens(model.max_length, model.max_length)
+    return min(most, MAX_DESCRIBED // described) if described else most
 
 
 class Scheduling(Wire):

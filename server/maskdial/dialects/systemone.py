@@ -17,7 +17,7 @@ from maskdial.bounds import Size
 from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.masked_body import TruncationParameters
+from maskdial.dialects.masked_body import TruncationParameters
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.engine.questions import Content, Option, Probabilities, Question, as_text
 from maskdial.errors import ValidationError, shortened

@@ -12,6 +12,21 @@ from maskdial.masked.tasks.quantized import OutputDtype, quantized
 
 EncodingFormat = Literal["float", "base64"]
 
+SECONDS_PER_VALUE = 0.3e-6  # to write one as text
+
+INSTRUCTION_IN_PROMPT = (
+    "What the texts are for, in place of the instruction in the model's prompt. Default: the "
+    "prompt as it is."
+)
+TRAINED_TASK = (
+    "What the vectors are for, such as retrieval.query, of a model with tasks: its adapter for it "
+    "reads the texts, behind its prompt. Default: none."
+)
+INSTRUCTION_IN_TEMPLATE = (
+    "What to look for, in place of the instruction in the model's template. Default: the "
+    "template's own."
+)
+
 
 class VectorForm(Wire):
     """What vectors consist of, and how they are written. The names are OpenAI's and Voyage's."""

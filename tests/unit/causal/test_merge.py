@@ -36,7 +36,7 @@ class Scripted:
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_events_come_in_the_order_in_which_they_are_sent(num_streams: int) -> None:
     async def read() -> tuple[list[Any], list[Any]]:
-        scripted, merged = Scripted(num_streams), MergedStreams()
+        scripted, merged = Scripted(num_streams), MergedStreams[TokenEvent]()
         sent = [
             (stream, event(index, last=index == 2))
             for index in range(3)
@@ -65,7 +65,7 @@ def test_events_come_in_the_order_in_which_they_are_sent(num_streams: int) -> No
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_the_first_error_ends_it(num_streams: int) -> None:
     async def read() -> None:
-        scripted, merged = Scripted(num_streams), MergedStreams()
+        scripted, merged = Scripted(num_streams), MergedStreams[TokenEvent]()
         scripted.channels[-1].put(GenerationError("broken"))
         with pytest.raises(GenerationError, match="broken"):
             async for _ in merged.read(scripted.streams):
@@ -78,7 +78,7 @@ def test_the_first_error_ends_it(num_streams: int) -> None:
 
 def test_closing_stops_every_reader() -> None:
     async def read() -> None:
-        scripted, merged = Scripted(2), MergedStreams()
+        scripted, merged = Scripted(2), MergedStreams[TokenEvent]()
         scripted.channels[0].put(event(0))
         assert await anext(merged.read(scripted.streams)) == (0, event(0))
         await merged.aclose()

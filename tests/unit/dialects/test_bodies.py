@@ -21,8 +21,8 @@ from maskdial.dialects.kserve import generate as kserve_generate
 from maskdial.dialects.kserve import infer as kserve_infer
 from maskdial.dialects.kserve import predict as kserve_predict
 from maskdial.dialects.kserve import repository
-from maskdial.dialects.llamacpp import completion
-from maskdial.dialects.native import admin, infill, seq2seq_bodies, tei, tokens
+from maskdial.dialects.llamacpp import completion, infill
+from maskdial.dialects.native import admin, seq2seq_bodies, tei, tokens
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
@@ -59,8 +59,8 @@ from maskdial.dialects.openai import (
     scores,
 )
 from maskdial.dialects.openai import tokens as openai_tokens
-from maskdial.dialects.responses import body as openai_responses_body
-from maskdial.dialects.responses import stored as responses_stored
+from maskdial.dialects.openai.responses import body as openai_responses_body
+from maskdial.dialects.openai.responses import stored as responses_stored
 from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.errors import ValidationError
 from maskdial.http.route import TaskRoute

@@ -33,6 +33,7 @@ from maskdial.registry.catalog import STARTER_FOLDER, Catalog
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Lease
 from maskdial.registry.registry import Models
+from maskdial.registry.served import Task
 from tests.unit.scripted_session import WAIT, ScriptedSession, until
 
 SIZE = 1000  # bytes of a bundle's weights
@@ -40,27 +41,14 @@ CAUSAL, FULL = read_manifests("hybrid", STARTER_FOLDER / "hybrid")
 (CLASSIFIER,) = read_manifests("sentiment", STARTER_FOLDER / "sentiment")
 
 
-class TaskOf:
+def head(name: str) -> Task:
     """A task that models with its head do."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def serves(self, manifest: Manifest) -> bool:
-        return manifest.task == self.name
+    return Task(name, lambda manifest: manifest.task == name)
 
 
-class Score:
-    """A task that both masks of a language model do."""
-
-    name = "score"
-
-    def serves(self, manifest: Manifest) -> bool:
-        return manifest.task in ("generate", "fill-mask")
-
-
-CLASSIFY, FILL, GENERATE = map(TaskOf, ("classify", "fill-mask", "generate"))
-SCORE = Score()
+CLASSIFY, FILL, GENERATE = map(head, ("classify", "fill-mask", "generate"))
+SCORE = Task("score", lambda manifest: manifest.task in ("generate", "fill-mask"))
+"""What both masks of a language model do."""
 
 
 class Shelf:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.tools import left_out
+from maskdial.dialects.tools import left_out
 
 _SEARCHES = "tool_search_tool_"
 

@@ -21,8 +21,8 @@ from maskdial.dialects.cohere.events import CohereChatReply, ReplyRenderer
 from maskdial.dialects.cohere.messages import CohereMessage, ToolBody
 from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Unsupported
 from maskdial.dialects.sampling import CommonSampling, Seed, Stops, parameter
+from maskdial.dialects.unsupported import Unsupported
 from maskdial.grammar.source import GrammarRequest
 
 

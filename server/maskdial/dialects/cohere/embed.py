@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from maskdial.ask.catalogue import task_of
+from maskdial.ask.embed import embed_all
 from maskdial.bounds import Range, Size
-from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, example
+from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.cohere.errors import cohere_route
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import OpenAIBody, Unsupported
-from maskdial.dialects.openai.embeddings import SECONDS_PER_VALUE, embed_all
-from maskdial.dialects.vectors import base64_of
+from maskdial.dialects.unsupported import Unsupported
+from maskdial.dialects.vectors import SECONDS_PER_VALUE, base64_of
 from maskdial.engine.offload import offload
 from maskdial.errors import ValidationError, shortened
 from maskdial.http.replies import json_reply, timing_headers
@@ -89,7 +89,7 @@ class CohereInput(Lenient):
         return "\n".join(part.text for part in self.content)
 
 
-class CohereEmbedBody(OpenAIBody):
+class CohereEmbedBody(Lenient, TaskBody):
     """Texts, and the types of the vectors that they become."""
 
     habits = frozenset({"priority"})
@@ -267,7 +267,7 @@ async def cohere_embed_v1(call: Call[CohereEmbedBody]) -> Response:
 async def _embed(call: Call[CohereEmbedBody], version: str) -> Response:
     body = call.body
     model = await call.masked(task_of(EmbedRequest))
-    embedded = await embed_all(call, body.request(model), model)
+    embedded = await embed_all(body.request(model), model, call.server.config, call.deadline)
     vectors, timings = embedded.content, embedded.timings
     meta: CohereMeta = {
         "api_version": {"version": version},

@@ -23,7 +23,7 @@ from maskdial.dialects.kserve.tensors import (
     read_list,
 )
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Unsupported
+from maskdial.dialects.unsupported import Unsupported
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError, ValidationError, shortened
 from maskdial.http.disconnect import unless_gone

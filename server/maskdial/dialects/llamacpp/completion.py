@@ -18,10 +18,10 @@ from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.flow import write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.infill import CompletionRenderer, InfillReply
-from maskdial.dialects.openai.base import Gbnf, Lora
+from maskdial.dialects.llamacpp.infill import CompletionRenderer, InfillReply
 from maskdial.dialects.openai.tokens import PromptBody, render
 from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields, Stops
+from maskdial.dialects.unsupported import Gbnf, Lora
 from maskdial.errors import ValidationError
 from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import json_reply

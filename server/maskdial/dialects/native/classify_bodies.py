@@ -7,7 +7,7 @@ from pydantic import Field
 
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TextsBody, Wire, enumerate_inputs, example
-from maskdial.dialects.native.masked_body import MaskedBody, Text, TruncationParameters
+from maskdial.dialects.masked_body import MaskedBody, Text, TruncationParameters
 from maskdial.masked.tasks.classify import ClassifyRequest, ScoreFunction
 from maskdial.masked.tasks.task import TextOrPair
 from maskdial.masked.tasks.zero_shot import ZeroShotRequest

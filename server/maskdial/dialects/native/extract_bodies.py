@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import TextsBody, Wire, example
-from maskdial.dialects.native.masked_body import MaskedBody, Text, TruncationParameters
+from maskdial.dialects.masked_body import MaskedBody, Text, TruncationParameters
 from maskdial.errors import shortened
 from maskdial.masked.tasks import extraction_schema as neutral
 from maskdial.masked.tasks.classify import LabelScore

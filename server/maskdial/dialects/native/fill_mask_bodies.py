@@ -10,8 +10,8 @@ from maskdial.ask.score import ScoreRequest
 from maskdial.bounds import Range, Size
 from maskdial.causal.sampling.params import Temperature
 from maskdial.dialects.body import FieldError, TextsBody, example
+from maskdial.dialects.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.generate_bodies import GrammarParameter
-from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.sampling import Seed
 from maskdial.grammar.source import GrammarRequest
 from maskdial.masked.tasks.fill_jointly import (

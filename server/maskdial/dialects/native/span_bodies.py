@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, TextsBody, Wire, enumerate_inputs, example
-from maskdial.dialects.native.masked_body import Labels, MaskedBody
+from maskdial.dialects.masked_body import Labels, MaskedBody
 from maskdial.errors import shortened
 from maskdial.masked.tasks.entities import EntitiesRequest
 from maskdial.masked.tasks.question_answering import QAPair, QuestionAnsweringRequest

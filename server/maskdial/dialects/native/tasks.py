@@ -14,11 +14,11 @@ from maskdial.ask import score as scoring
 from maskdial.ask.catalogue import SCORE, task_of
 from maskdial.bundle.manifest import Manifest, TaskName
 from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.masked_body import MaskedBody
 from maskdial.dialects.native import replies
 from maskdial.dialects.native.classify_bodies import ClassifyBody, ZeroShotClassifyBody
 from maskdial.dialects.native.extract_bodies import ExtractBody, render
 from maskdial.dialects.native.fill_mask_bodies import FillMaskBody, ScoreBody
-from maskdial.dialects.native.masked_body import MaskedBody
 from maskdial.dialects.native.span_bodies import (
     QuestionAnsweringBody,
     RedactBody,

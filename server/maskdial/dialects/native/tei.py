@@ -25,8 +25,8 @@ from maskdial.dialects.body import (
 )
 from maskdial.dialects.call import Call, endpoint, respond, task_route
 from maskdial.dialects.lenient import Lenient
+from maskdial.dialects.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.instances import instance_calls, of_instance
-from maskdial.dialects.native.masked_body import MaskedBody, TruncationParameters
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
 from maskdial.dialects.native.replies import DetokenizeReply
 from maskdial.dialects.native.tasks import CLASSIFY, MaskedRoute

@@ -10,30 +10,18 @@ from pydantic import Field, model_validator
 from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import FieldError, TextsBody, Wire, example
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.masked_body import MaskedBody, Text, TruncationParameters
-from maskdial.dialects.vectors import VectorForm
+from maskdial.dialects.masked_body import MaskedBody, Text, TruncationParameters
+from maskdial.dialects.vectors import (
+    INSTRUCTION_IN_PROMPT,
+    INSTRUCTION_IN_TEMPLATE,
+    TRAINED_TASK,
+    VectorForm,
+)
 from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseEmbedRequest
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.rerank import RerankRequest
-
-INSTRUCTION_IN_PROMPT = (
-    "What the texts are for, in place of the instruction in the model's prompt. Default: the "
-    "prompt as it is."
-)
-
-
-TRAINED_TASK = (
-    "What the vectors are for, such as retrieval.query, of a model with tasks: its adapter for it "
-    "reads the texts, behind its prompt. Default: none."
-)
-
-
-INSTRUCTION_IN_TEMPLATE = (
-    "What to look for, in place of the instruction in the model's template. Default: the "
-    "template's own."
-)
 
 
 class PromptParameters(TruncationParameters):

@@ -18,9 +18,9 @@ from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
+from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.ollama.body import TextBody
 from maskdial.dialects.ollama.errors import LINES, error_line, line
-from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.errors import ForbiddenError, MaskdialError, UnauthorizedError, ValidationError
 from maskdial.http.replies import json_reply
 from maskdial.http.sse import StreamForm

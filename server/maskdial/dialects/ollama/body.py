@@ -15,7 +15,7 @@ from maskdial.dialects.body import TaskBody
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.ollama.options import Options
-from maskdial.dialects.openai.base import Unsupported
+from maskdial.dialects.unsupported import Unsupported
 from maskdial.errors import ValidationError
 from maskdial.grammar.source import GrammarRequest
 

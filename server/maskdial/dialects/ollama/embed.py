@@ -8,12 +8,13 @@ from fastapi import Response
 from pydantic import BeforeValidator, Field
 
 from maskdial.ask.catalogue import task_of
+from maskdial.ask.embed import embed_all
 from maskdial.bounds import Range
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
 from maskdial.dialects.ollama.body import OllamaBody
 from maskdial.dialects.ollama.options import Options
-from maskdial.dialects.openai.embeddings import SECONDS_PER_VALUE, embed_all
+from maskdial.dialects.vectors import SECONDS_PER_VALUE
 from maskdial.engine.offload import offload
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.tasks.embed import EmbedRequest
@@ -87,9 +88,10 @@ async def embed(call: Call[EmbedBody]) -> Response:
     if body.texts:
         truncation = Truncation(body.truncate is not False, None)
         embedded = await embed_all(
-            call,
             EmbedRequest(body.texts, truncation, normalize=True, dimensions=body.dimensions),
             model,
+            call.server.config,
+            call.deadline,
         )
         vectors, num_tokens = embedded.content, embedded.timings.compute_tokens
         headers = timing_headers(embedded.timings)

@@ -12,7 +12,7 @@ from maskdial.causal.tools import Tool
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.ollama.body import Images
-from maskdial.dialects.openai.tools import FunctionBody
+from maskdial.dialects.tools import FunctionBody
 
 
 class ToolBody(Lenient):

@@ -9,8 +9,13 @@ from maskdial.bounds import Range
 from maskdial.causal.model import WritingModel
 from maskdial.causal.sampling.params import LastN, RepetitionPenalty
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.sampling import rest_of_context
-from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields, Stops, parameter
+from maskdial.dialects.sampling import (
+    PENALTY_LAST_N,
+    SamplingFields,
+    Stops,
+    parameter,
+    rest_of_context,
+)
 
 RUNTIME = frozenset(
     {

@@ -27,14 +27,14 @@ from maskdial.dialects.body import MAX_MESSAGES, FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Unsupported
+from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
-from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.openai.tools import ToolChoiceInput, Tools
+from maskdial.dialects.unsupported import Unsupported
 from maskdial.http.ignored import note_field, noted
 
 _USE_TOOLS = "the older form of tool calls is not supported; send tools and tool_choice"

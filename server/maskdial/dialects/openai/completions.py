@@ -21,19 +21,13 @@ from maskdial.causal.request import GenerationRequest, Infilling
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import write
-from maskdial.dialects.openai.base import (
-    AnyInput,
-    TextsOrIds,
-    Unsupported,
-    check_input,
-    inputs_of,
-    is_batch,
-)
+from maskdial.dialects.logprobs import CompletionLogprobs, DescribedToken
+from maskdial.dialects.openai.base import AnyInput, TextsOrIds, check_input, inputs_of, is_batch
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
-from maskdial.dialects.openai.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
+from maskdial.dialects.unsupported import Unsupported
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -13,7 +13,7 @@ from maskdial.bounds import Size
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.masked_body import Text, TruncationParameters
+from maskdial.dialects.masked_body import Text, TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.decisions_input import Item, Parts, joined
 from maskdial.dialects.openai.errors import openai_route

@@ -1,26 +1,20 @@
 """`POST /v1/embeddings`: texts or token ids as vectors."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import reduce
-from operator import add
 from typing import Annotated, TypeVar
 
-import numpy as np
 import pydantic
 from fastapi import Response
-from numpy.typing import NDArray
 from pydantic import Field
 
 from maskdial.ask.catalogue import task_of
+from maskdial.ask.embed import embed_all
 from maskdial.bounds import Range
 from maskdial.bundle.texts import check_ids
 from maskdial.bundle.tokenizer import TextOrIds
-from maskdial.config import Config
 from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.native.masked_body import Text, TruncationParameters
-from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_PROMPT, TRAINED_TASK
+from maskdial.dialects.masked_body import Text, TruncationParameters
 from maskdial.dialects.openai.base import (
     NotBlankInput,
     OpenAIBody,
@@ -31,9 +25,13 @@ from maskdial.dialects.openai.base import (
 )
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
-from maskdial.dialects.vectors import VectorForm
+from maskdial.dialects.vectors import (
+    INSTRUCTION_IN_PROMPT,
+    SECONDS_PER_VALUE,
+    TRAINED_TASK,
+    VectorForm,
+)
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.model import MaskedModel
@@ -41,8 +39,6 @@ from maskdial.masked.tasks.embed import EmbedRequest
 
 AnyBody = TypeVar("AnyBody", bound=TaskBody)
 
-_MAX_TEXTS = 2048  # as OpenAI
-SECONDS_PER_VALUE = 0.3e-6  # to write one as text
 _FOREIGN_IDS = (
     "token ids must be of the model's own tokenizer: LangChain sends those of OpenAI's unless "
     "check_embedding_ctx_length=False"
@@ -99,7 +95,7 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
         dtypes=body.dtypes,
         trained_for=body.task,
     )
-    embedded = await embed_all(call, wanted, model)
+    embedded = await embed_all(wanted, model, call.server.config, call.deadline)
     vectors, timings = embedded.content, embedded.timings
 
     def reply() -> Response:
@@ -115,49 +111,6 @@ async def embeddings(call: Call[EmbeddingsBody]) -> Response:
         return json_reply(content, headers=timing_headers(timings))
 
     return await offload(reply, vectors.size * SECONDS_PER_VALUE)
-
-
-def _check_num_texts(texts: Sequence[TextOrIds], config: Config) -> None:
-    max_texts = max(_MAX_TEXTS, config.max_batch_inputs)
-    if len(texts) > max_texts:
-        raise ValidationError(
-            f"{len(texts)} texts; one request may carry at most {max_texts}", field="texts"
-        )
-
-
-async def embed_all(
-    call: Call[AnyBody], wanted: EmbedRequest, model: MaskedModel
-) -> Timed[NDArray[np.float32]]:
-    """Embeds the texts of a request, in pieces of as many as may queue at once.
-
-    Raises:
-        ValidationError: the model cannot do what is asked, or not for so many texts.
-        OverloadedError: the queue has no room.
-        DeadlineError: the time is up.
-    """
-    config = call.server.config
-    _check_num_texts(wanted.texts, config)
-    size = config.max_batch_inputs
-    pieces = [
-        await _embed(call, start, replace(wanted, texts=wanted.texts[start : start + size]), model)
-        for start in range(0, wanted.num_texts, size)
-    ]
-    vectors = np.concatenate([piece.content for piece in pieces])
-    return Timed(vectors, reduce(add, (piece.timings for piece in pieces)))
-
-
-async def _embed(
-    call: Call[AnyBody], start: int, piece: EmbedRequest, model: MaskedModel
-) -> Timed[NDArray[np.float32]]:
-    """Embeds a piece of the texts, those from the index ``start`` on."""
-    try:
-        return await call.answer(piece, model)
-    except ValidationError as error:
-        if error.index is None:
-            raise
-        raise ValidationError(
-            error.message, field=error.field, index=start + error.index
-        ) from error
 
 
 def _check_own_ids(texts: Sequence[TextOrIds], model: MaskedModel) -> None:

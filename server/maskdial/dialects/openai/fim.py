@@ -13,9 +13,9 @@ from maskdial.causal.generate import Completion, Text
 from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
+from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.completions import CompletionsBody, CompletionsRenderer, answer
 from maskdial.dialects.openai.errors import openai_route
-from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ChatReply
 
 

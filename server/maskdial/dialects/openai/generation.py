@@ -12,8 +12,8 @@ from maskdial.causal.events import FinishReason, TokenEvent
 from maskdial.causal.generate import Completion, Text, count_generated
 from maskdial.causal.model import WritingModel
 from maskdial.dialects.flow import Renderer
+from maskdial.dialects.logprobs import usage
 from maskdial.dialects.openai.errors import error_frame
-from maskdial.dialects.openai.logprobs import usage
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.unmasking import describe_unmasked
 from maskdial.errors import MaskdialError

@@ -19,7 +19,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.dialects.body import IMAGES, AnyText, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.masked_body import TruncationParameters
+from maskdial.dialects.masked_body import TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody, check_items
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import ModerationReply, ModerationResult

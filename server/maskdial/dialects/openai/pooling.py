@@ -19,16 +19,16 @@ from maskdial.dialects.openai.base import (
     AnyInput,
     OpenAIBody,
     TextsOrIds,
-    Unsupported,
     check_input,
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.openai.embeddings import SECONDS_PER_VALUE, prompt_usage
+from maskdial.dialects.openai.embeddings import prompt_usage
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import PoolingReply
 from maskdial.dialects.openai.scores import PoolingParameters
-from maskdial.dialects.vectors import EncodingFormat, base64_of
+from maskdial.dialects.unsupported import Unsupported
+from maskdial.dialects.vectors import SECONDS_PER_VALUE, EncodingFormat, base64_of
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Timed
 from maskdial.errors import ValidationError

@@ -11,13 +11,13 @@ from maskdial.ask.catalogue import task_of
 from maskdial.bounds import LARGEST_INT, Range, Size
 from maskdial.dialects.body import AnyText, Wire, example
 from maskdial.dialects.call import Call, endpoint
-from maskdial.dialects.native.masked_body import Text, TruncationParameters
-from maskdial.dialects.native.vector_bodies import INSTRUCTION_IN_TEMPLATE
+from maskdial.dialects.masked_body import Text, TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.embeddings import prompt_usage
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.replies import RankedDocument, RankReply
 from maskdial.dialects.shared_routes import Sharer
+from maskdial.dialects.vectors import INSTRUCTION_IN_TEMPLATE
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.masked.tasks.rerank import RerankRequest
 

@@ -13,22 +13,16 @@ from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import WritingModel
-from maskdial.causal.prompts import MAX_DESCRIBED
 from maskdial.causal.request import GenerationRequest
 from maskdial.causal.sampling.params import Count, NewTokens
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Gbnf, Lora, OpenAIBody
-from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter
+from maskdial.dialects.openai.base import OpenAIBody
+from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter, rest_of_context
 from maskdial.dialects.unmasking import UnmaskingFields
+from maskdial.dialects.unsupported import Gbnf, Lora
 from maskdial.grammar.source import GrammarRequest
-
-
-def rest_of_context(model: WritingModel, described: int) -> int:
-    """The limit on a text that has none, of which each token is described with so many."""
-    most = model.defaults.new_tokens(model.max_length, model.max_length)
-    return min(most, MAX_DESCRIBED // described) if described else most
 
 
 class StreamOptions(Lenient):

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from maskdial.ask.catalogue import task_of
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, example
 from maskdial.dialects.call import Call, endpoint
-from maskdial.dialects.native.masked_body import TruncationParameters
+from maskdial.dialects.masked_body import TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody, check_items
 from maskdial.dialects.openai.embeddings import prompt_usage
 from maskdial.dialects.openai.errors import openai_route

@@ -1,31 +1,17 @@
 """Tools, calls and the choice between them, as `/v1/chat/completions` has them."""
 
-from collections.abc import Collection
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import pydantic
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from maskdial.causal.chat.message import ToolCall
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.lenient import Lenient
-from maskdial.http.ignored import note_tool, noted
+from maskdial.dialects.tools import FunctionBody, left_out
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-class FunctionBody(Lenient):
-    """A function that the model may call. Its arguments satisfy the schema, ``strict`` or not."""
-
-    habits = frozenset({"cache_control", "strict"})
-    within = "tools.function"
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(
-        None, description="JSON schema of the arguments. Default: there are none."
-    )
 
 
 class ToolBody(Lenient):
@@ -42,22 +28,6 @@ class ToolBody(Lenient):
         function = self.function
         parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
         return Tool(function.name, parameters, function.description or "")
-
-
-def left_out(tools: object, kinds: Collection[str]) -> object:
-    """A list of tools without those of other kinds, which the provider would run: they are noted,
-    or refused where unknown fields are.
-    """
-    if not isinstance(tools, list) or noted() is None:
-        return tools
-    kept = []
-    for tool in tools:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in kinds:
-            note_tool(kind)
-        else:
-            kept.append(tool)
-    return kept
 
 
 Tools = Annotated[

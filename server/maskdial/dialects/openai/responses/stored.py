@@ -16,8 +16,8 @@ from maskdial.dialects.body import BodyError, Wire, read_body
 from maskdial.dialects.call import Call
 from maskdial.dialects.openai.errors import error_reply, http_error_reply
 from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
-from maskdial.dialects.responses.body import ResponsesBody
-from maskdial.dialects.responses.items import Item, dumped, read_items
+from maskdial.dialects.openai.responses.body import ResponsesBody
+from maskdial.dialects.openai.responses.items import Item, dumped, read_items
 from maskdial.engine.fairness import ClientUsage
 from maskdial.errors import UnavailableError, shortened
 from maskdial.http.context import ServerContext, server_context

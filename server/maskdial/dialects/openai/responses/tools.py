@@ -10,7 +10,7 @@ from pydantic import Field
 from maskdial.bounds import Size
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.tools import left_out
+from maskdial.dialects.tools import left_out
 from maskdial.errors import shortened
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -11,10 +11,11 @@ from maskdial.causal.generation_config import GenerationDefaults
 from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Metadata, Unsupported
+from maskdial.dialects.openai.base import Metadata
+from maskdial.dialects.openai.responses.items import Input, Item, conversation
+from maskdial.dialects.openai.responses.tools import Choice, Offered, Tools, offered, to_choice
 from maskdial.dialects.openai.sampling import SamplingBody
-from maskdial.dialects.responses.items import Input, Item, conversation
-from maskdial.dialects.responses.tools import Choice, Offered, Tools, offered, to_choice
+from maskdial.dialects.unsupported import Unsupported
 from maskdial.grammar.source import GrammarRequest
 
 _LOGPROBS = "message.output_text.logprobs"

@@ -11,7 +11,7 @@ from maskdial.bounds import Size
 from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.dialects.body import IMAGES, without_images
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.responses.tools import INPUT, flat_name
+from maskdial.dialects.openai.responses.tools import INPUT, flat_name
 from maskdial.http.ignored import note_field, noted
 
 MAX_ITEMS = 16_384

@@ -18,14 +18,14 @@ from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
+from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, openai_route
-from maskdial.dialects.openai.logprobs import chat_logprobs
 from maskdial.dialects.openai.replies import ResponseReply
-from maskdial.dialects.responses import stored
-from maskdial.dialects.responses.body import ResponsesBody
-from maskdial.dialects.responses.output import Event, ResponseOutput, Status
-from maskdial.dialects.responses.stored import StoredTurn, begin
-from maskdial.dialects.responses.tools import by_model_name, tool_warnings
+from maskdial.dialects.openai.responses import stored
+from maskdial.dialects.openai.responses.body import ResponsesBody
+from maskdial.dialects.openai.responses.output import Event, ResponseOutput, Status
+from maskdial.dialects.openai.responses.stored import StoredTurn, begin
+from maskdial.dialects.openai.responses.tools import by_model_name, tool_warnings
 from maskdial.errors import MaskdialError, OverloadedError, PromptTooLongError, ValidationError
 from maskdial.http.replies import encode_json
 from maskdial.http.sse import named_frame

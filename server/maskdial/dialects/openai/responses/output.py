@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
-from maskdial.dialects.responses.tools import INPUT, Offered
+from maskdial.dialects.openai.responses.tools import INPUT, Offered
 
 Event = dict[str, Any]
 """A stream event without its sequence number."""

@@ -23,8 +23,8 @@ from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.flow import Renderer, error_frame, write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.base import Lora
 from maskdial.dialects.sampling import SamplingFields, Stops
+from maskdial.dialects.unsupported import Lora
 from maskdial.errors import ValidationError
 from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import encode_json, json_reply, timing_headers
