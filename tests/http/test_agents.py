@@ -1,6 +1,7 @@
 """Bodies that Claude Code, Codex and other agents send, as they send them."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,6 +84,11 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
 
 def function(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
+
+
+def apply_patch(lark: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": lark}
+    return {"type": "custom", "name": "apply_patch", "description": "d", "format": grammar}
 
 
 def prompt(http: httpx.Client, model: str, *given: tuple[str, str]) -> str:
@@ -307,11 +313,40 @@ class TestCodex:
         ]
         ask(http, "/v1/responses", input=past, tools=[custom], max_output_tokens=1)
 
-    def test_a_lark_grammar_is_described_and_told(self, http: httpx.Client) -> None:
-        lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
-        custom = {"type": "custom", "name": "apply_patch", "format": lark}
+    def test_a_lark_grammar_is_enforced(self, http: httpx.Client) -> None:
+        custom = apply_patch('start: "*** Begin" LF /["+-]{3}/ LF\n%import common.LF')
+        choice = {"type": "custom", "name": "apply_patch"}
+        body = {"input": "hi", "tools": [custom], "max_output_tokens": 200, "temperature": 1}
+        for seed in range(3):
+            reply = ask(http, "/v1/responses", **body, tool_choice=choice, seed=seed)
+            assert "x-schema-warnings" not in reply.headers
+            for call in reply.json()["output"]:
+                assert call["type"] == "custom_tool_call"
+                assert re.fullmatch(r'\*\*\* Begin\n["+-]{3}\n', call["input"])
+
+    @pytest.mark.parametrize(
+        ("grammar", "reason"),
+        [
+            ("start: line", 'unknown name: "line"'),
+            ("start: /(/", "unclosed group"),
+            ("start: <think>", "special tokens and other grammars are not part of a text"),
+            ("start: /a{1,100000}/", "the grammar cannot be used"),
+        ],
+    )
+    def test_a_grammar_that_is_wrong(self, http: httpx.Client, grammar: str, reason: str) -> None:
+        body = {"input": "hi", "tools": [apply_patch(grammar)], "max_output_tokens": 1}
+        message = refused(http, "/v1/responses", **body)
+        assert message.startswith("tools")
+        assert reason in message
+        half = {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}
+        message = refused(http, "/v1/responses", input="hi", tools=[half])
+        assert message.endswith("definition: belongs to the type grammar, and only to that")
+
+    def test_a_grammar_that_cannot_be_enforced_is_told(self, http: httpx.Client) -> None:
+        custom = apply_patch('start: %json {"type": "integer"}')
         reply = ask(http, "/v1/responses", input="hi", tools=[custom], max_output_tokens=1)
-        assert "'apply_patch' is not enforced" in reply.headers["x-schema-warnings"]
+        warning = "apply_patch: its Lark grammar is not enforced"
+        assert reply.headers["x-schema-warnings"] == warning
 
     def test_items_of_openais_own_tools_are_left_out(self, http: httpx.Client) -> None:
         items = [

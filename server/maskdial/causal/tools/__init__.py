@@ -41,9 +41,10 @@ from maskdial.causal.tools.grammar import write_content_grammar, write_grammar
 from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
 from maskdial.causal.tools.parser import ReplyParser
 from maskdial.causal.tools.reply import ReplyFormat
-from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
+from maskdial.causal.tools.tool import INPUT, Tool, ToolChoice, check_tools
 
 __all__ = [
+    "INPUT",
     "AnswerMarks",
     "ContentDelta",
     "ReasoningDelta",

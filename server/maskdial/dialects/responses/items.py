@@ -9,9 +9,10 @@ import pydantic
 
 from maskdial.bounds import Size
 from maskdial.causal.chat.message import ChatMessage, ToolCall
+from maskdial.causal.tools import INPUT
 from maskdial.dialects.body import IMAGES, without_images
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.responses.tools import INPUT, flat_name
+from maskdial.dialects.responses.tools import flat_name
 from maskdial.http.ignored import note_field, noted
 
 MAX_ITEMS = 16_384

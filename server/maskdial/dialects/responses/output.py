@@ -7,8 +7,14 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
-from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
-from maskdial.dialects.responses.tools import INPUT, Offered
+from maskdial.causal.tools import (
+    INPUT,
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ToolCallDelta,
+)
+from maskdial.dialects.responses.tools import Offered
 
 Event = dict[str, Any]
 """A stream event without its sequence number."""

@@ -25,7 +25,7 @@ from maskdial.dialects.responses import stored
 from maskdial.dialects.responses.body import ResponsesBody
 from maskdial.dialects.responses.output import Event, ResponseOutput, Status
 from maskdial.dialects.responses.stored import StoredTurn, begin
-from maskdial.dialects.responses.tools import by_model_name, tool_warnings
+from maskdial.dialects.responses.tools import by_model_name
 from maskdial.errors import MaskdialError, OverloadedError, PromptTooLongError, ValidationError
 from maskdial.http.replies import encode_json
 from maskdial.http.sse import named_frame
@@ -166,9 +166,7 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
     writer = ResponseWriter(body, chat, prompt, model, turn)
-    return await write(
-        call, generation, writer, streams=bool(body.stream), warnings=tool_warnings(body.tools)
-    )
+    return await write(call, generation, writer, streams=bool(body.stream))
 
 
 ROUTES = (
