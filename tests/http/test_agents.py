@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
@@ -371,6 +372,68 @@ class TestCodex:
         assert reply.headers[IGNORED] == "messages.content.image"
         body = {"input": [{"role": "user", "content": [image]}], "max_output_tokens": 1}
         assert "no model here reads images" in refused(http, "/v1/responses", **body)
+
+
+class TestCustomTools:
+    """OpenAI's tools that take a text, in `/v1/chat/completions`, with its own SDK."""
+
+    GRAMMAR = 'start: "*** Begin" LF /["+-]{3}/ LF\n%import common.LF'
+    MATCH = r'\*\*\* Begin\n["+-]{3}\n'
+
+    def body(self, syntax: str, definition: str) -> dict[str, Any]:
+        grammar = {"syntax": syntax, "definition": definition}
+        custom = {"name": "patch", "format": {"type": "grammar", "grammar": grammar}}
+        plain = {"name": "read", "parameters": {"type": "object", "properties": {}}}
+        return {
+            "model": "hermes",
+            "messages": [USER],
+            "tools": [
+                {"type": "custom", "custom": custom},
+                {"type": "function", "function": plain},
+            ],
+            "tool_choice": {"type": "custom", "custom": {"name": "patch"}},
+            "parallel_tool_calls": False,
+            "max_tokens": 200,
+        }
+
+    @pytest.mark.parametrize(
+        ("syntax", "definition", "match"), [("lark", GRAMMAR, MATCH), ("regex", "a{3}", "a{3}")]
+    )
+    def test_calls(self, http: httpx.Client, syntax: str, definition: str, match: str) -> None:
+        client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0)
+        body = self.body(syntax, definition)
+        message = client.chat.completions.create(**body).choices[0].message
+        assert message.tool_calls is not None
+        (call,) = message.tool_calls
+        assert call.type == "custom"
+        assert call.custom.name == "patch"
+        assert re.fullmatch(match, call.custom.input)
+        # It comes back with the conversation.
+        result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+        past = [USER, message.to_dict(), result]
+        client.chat.completions.create(**body | {"messages": past, "max_tokens": 1})
+
+    def test_a_stream_says_the_same(self, http: httpx.Client) -> None:
+        body = self.body("lark", self.GRAMMAR) | {"seed": 3}
+        message = ask(http, "/v1/chat/completions", **body).json()["choices"][0]["message"]
+        read: dict[int, dict[str, Any]] = {}
+        with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as stream:
+            lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: {")]
+        for line in lines:
+            for call in json.loads(line)["choices"][0]["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    read[call["index"]] = {"name": call["custom"]["name"], "input": ""}
+                read[call["index"]]["input"] += call["custom"]["input"]
+        assert [*read.values()] == [call["custom"] for call in message["tool_calls"]]
+
+    def test_what_belongs_to_another_type(self, http: httpx.Client) -> None:
+        body = self.body("lark", self.GRAMMAR)
+        body["tools"][1]["custom"] = {"name": "x"}
+        message = refused(http, "/v1/chat/completions", **body)
+        assert message == "tools[1]: custom: belongs to the type 'custom', and only to that"
+        body = self.body("lark", self.GRAMMAR) | {"tool_choice": {"type": "custom"}}
+        message = refused(http, "/v1/chat/completions", **body)
+        assert message == "tool_choice: custom: belongs to the type 'custom', and only to that"
 
 
 class TestEditors:

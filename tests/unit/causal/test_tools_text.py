@@ -20,7 +20,7 @@ NAME: /[a-z"\\\\]{1,4}/
 %import common.LF
 """
 ENFORCED = [name for name in FORMATS if name not in ("glm", "minimax")]
-"""GLM's own tokenizers have a token for the end of a text; here it is spelled. MiniMax spells it."""
+"""GLM's own tokenizers have a token for the end of a text; here it is spelled, as MiniMax does."""
 
 
 def write(form: ToolFormat | None, lark: str) -> GrammarSource:

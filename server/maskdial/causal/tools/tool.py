@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 from maskdial.errors import ValidationError
 
 MAX_TOOLS = 1024  # OpenAI's limit is 128, and agents with several servers of tools pass it
@@ -96,6 +98,15 @@ class ToolChoice:
         if not self.names:
             raise ValidationError("name at least one allowed tool", field="tool_choice")
         return [tool for tool in tools if tool.name in self.names]
+
+
+def text_of(arguments: str) -> str:
+    """The text that a tool was called with, of its arguments in JSON, which may be cut off."""
+    try:
+        read = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    return str(read.get(INPUT, "")) if isinstance(read, dict) else arguments
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

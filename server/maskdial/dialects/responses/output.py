@@ -5,14 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
 from maskdial.causal.tools import (
-    INPUT,
     ContentDelta,
     ReasoningDelta,
     ReplyDelta,
     ToolCallDelta,
+    text_of,
 )
 from maskdial.dialects.responses.tools import Offered
 
@@ -248,7 +246,7 @@ class _CustomToolCall(_FunctionCall):
             "type": "custom_tool_call",
             "status": self.status,
             **self._called(),
-            "input": "" if self.status == "in_progress" else self._input(),
+            "input": "" if self.status == "in_progress" else text_of(self.text),
         }
 
     def extend(self, text: str, logprobs: Sequence[Any]) -> Iterable[Event]:
@@ -256,14 +254,7 @@ class _CustomToolCall(_FunctionCall):
         return ()
 
     def close(self) -> Iterable[Event]:
-        text = self._input()
+        text = text_of(self.text)
         yield self._event("response.custom_tool_call_input.delta", delta=text)
         yield self._event("response.custom_tool_call_input.done", input=text)
         yield self._item_event("response.output_item.done")
-
-    def _input(self) -> str:
-        try:
-            arguments = from_json(self.text or "{}", allow_partial="trailing-strings")
-        except ValueError:
-            return self.text
-        return str(arguments.get(INPUT, "")) if isinstance(arguments, dict) else self.text
