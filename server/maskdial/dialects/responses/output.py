@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
@@ -12,12 +13,24 @@ from maskdial.causal.tools import (
     ToolCallDelta,
     text_of,
 )
+from maskdial.dialects.openai.replies import ResponseUsage
 from maskdial.dialects.responses.tools import Offered
 
 Event = dict[str, Any]
 """A stream event without its sequence number."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def usage(prompt: Prompt, num_generated: int, num_reasoning: int) -> ResponseUsage:
+    """The token counts of a response."""
+    return {
+        "input_tokens": len(prompt.ids),
+        "input_tokens_details": {"cached_tokens": prompt.num_cached, "cache_write_tokens": 0},
+        "output_tokens": num_generated,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": len(prompt.ids) + num_generated,
+    }
 
 
 class ResponseOutput:
