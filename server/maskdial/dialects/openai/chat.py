@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
+from maskdial.causal.chat.documents import document_of
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, read_reply
 from maskdial.causal.drafts.prediction import PredictionFollower
 from maskdial.causal.events import TokenEvent
@@ -145,6 +146,11 @@ class ChatBody(GenerationBody):
         None,
         description="Extension: go on with the content of the final message. Default: false.",
     )
+    documents: Annotated[list[dict[str, Any]], Size(1, 1024, "documents")] | None = Field(
+        None,
+        description="Extension: what to answer from, for the chat template, or as a system "
+        "message; each with a text, and possibly a title.",
+    )
     functions: Annotated[Any, Unsupported(_USE_TOOLS)] = None
     function_call: Annotated[Any, Unsupported(_USE_TOOLS)] = None
 
@@ -207,6 +213,7 @@ class ChatBody(GenerationBody):
             reasoning_effort=reasoning.effort if effort is None else effort,
             thinking_budget=reasoning.max_tokens if budget is None else budget,
             template_variables=self._variables(reasoning.enabled),
+            documents=[document_of(each) for each in self.documents or ()],
             **self.given("parallel_tool_calls", "add_generation_prompt", "continue_final_message"),
         )
 
@@ -386,6 +393,10 @@ async def chat_completions(call: Call[ChatBody]) -> Response:
 
 async def _unmask(call: Call[ChatBody], model: UnmaskingModel) -> Response:
     body = call.body
+    if body.documents:
+        raise ValidationError(
+            "where a text is unmasked, write what they say into a message", field="documents"
+        )
     for message in body.messages:
         if (
             message.role == "tool"
