@@ -4,8 +4,8 @@
 
 PROGRAMS is a folder with what `make test-agents` installs: ``node`` and virtual environments. An
 agent works if the file is as it should be, no request was refused or failed, and the prompt of the
-last turn came from the prefix cache but for what was new. Those that sum up a conversation when it is
-too long also have to do that by themselves, with a context that is too small, and to go on.
+last turn came from the prefix cache but for what was new. Those that sum up a conversation which
+is too long also have to do that by themselves, in a context that is too small, and to go on.
 """
 
 import dataclasses

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from tests.agents.script import RESULT, TOOLS, Call, Script, Step
 
 SMALL_CONTEXT = 34_000
-"""Tokens. A first prompt has up to 16,000, and the notes, which may be read twice, have 12,000."""
+"""Tokens. A first prompt has up to 16,000, and the notes, which are read twice, some 13,000: an
+agent shows part of a longer file only."""
 CODEX_CONTEXT = 16_000
 """Tokens: more than its first prompt has, and less than that and the notes."""
 SUMMARY = "The notes were read; what is left is to mend calc.py."
@@ -19,10 +20,10 @@ _ASKS = ("create a detailed summary", "anchored summary", "CONTEXT CHECKPOINT CO
 
 
 def notes() -> str:
-    """The file, of some 12,000 tokens."""
+    """The file, of some 13,000 tokens."""
     words = ("alpha", "river", "stone", "cloud", "plain", "forest", "window", "delta")
     chance = random.Random(0)
-    return "".join(" ".join(chance.choices(words, k=12)) + "\n" for _ in range(1300))
+    return "".join(" ".join(chance.choices(words, k=12)) + "\n" for _ in range(600))
 
 
 class CompactingScript(Script):
