@@ -13,6 +13,7 @@ from tests.agents.script import RESULT, Call, Step
 TASK = "calc.py adds wrongly. Fix it."
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"
+NOTES = "notes.txt"
 DONE = "The sum is right now."
 _OLD, _NEW = "return a - b", "return a + b"
 _SED = "sed -i 's/a - b/a + b/' calc.py"
@@ -28,6 +29,7 @@ class Place:
         home: the program's own home.
         work: the folder with ``calc.py``.
         programs: the environments' folder.
+        context: how long the program is to think the context is, in tokens; None for its own idea.
     """
 
     url: str
@@ -35,6 +37,7 @@ class Place:
     home: Path
     work: Path
     programs: Path
+    context: int | None = None
 
     @property
     def file(self) -> str:
@@ -66,6 +69,9 @@ class Program:
         environment: variables that it gets.
         without_tools: whether its prompts describe no tools.
         result: what its prompts have once for each result of a tool.
+        notes: how it is made to read a long file; it sums up the conversation when that is too
+            long. None if it does not.
+        stumbles: it says by its exit status that a prompt was too long, although it went on.
     """
 
     command: Callable[[Place], Sequence[str]]
@@ -73,6 +79,8 @@ class Program:
     environment: Callable[[Place], Mapping[str, str]] = field(default=lambda place: {})
     without_tools: bool = False
     result: str = RESULT
+    notes: Callable[[Place], Call] | None = None
+    stumbles: bool = False
 
 
 def _claude(place: Place) -> Sequence[str]:
@@ -94,6 +102,7 @@ def _codex(place: Place) -> Sequence[str]:
     place.write(
         ".codex/config.toml",
         f'model = "{place.model}"\nmodel_provider = "local"\n'
+        f"{f'model_context_window = {place.context}' if place.context else ''}\n"
         f'[model_providers.local]\nname = "local"\nbase_url = "{place.url}/v1"\n'
         'wire_api = "responses"\n',
     )
@@ -237,8 +246,13 @@ PROGRAMS: Mapping[str, Program] = {
             DONE,
         ],
         _claude_environment,
+        notes=lambda place: Call("Read", {"file_path": str(place.work / NOTES)}),
     ),
-    "codex": Program(_codex, _shell("exec_command", "cmd")),
+    "codex": Program(
+        _codex,
+        _shell("exec_command", "cmd"),
+        notes=lambda place: Call("exec_command", {"cmd": f"cat {NOTES}"}),
+    ),
     "opencode": Program(
         _opencode,
         lambda place: [
@@ -246,6 +260,8 @@ PROGRAMS: Mapping[str, Program] = {
             Call("edit", {"filePath": place.file, "oldString": _OLD, "newString": _NEW}),
             DONE,
         ],
+        notes=lambda place: Call("read", {"filePath": str(place.work / NOTES)}),
+        stumbles=True,
     ),
     "pi": Program(
         _pi,

@@ -71,6 +71,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT_BODY,
     "/models/{name}/v1/chat/completions": {"messages": CHAT, "max_tokens": 1},
     "/v1/responses": {"model": "chat", "input": "Who?", "max_output_tokens": 1},
+    "/v1/responses/compact": {"model": "chat", "input": "Who?", "max_output_tokens": 1},
     "/v1/responses/{id}/cancel": {},
     "/v1/embeddings": {"model": "embed", "input": TEXT},
     "/v1/rerank": RANKING,
@@ -794,6 +795,14 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"model": "hybrid"},
         {"model": "sentiment"},
         {"timeout": 1e-9},
+    ],
+    "/v1/responses/compact": [
+        {"input": []},
+        {"input": None},
+        {"input": LONG},
+        {"input": [{"type": "compaction", "encrypted_content": "maskdial.?"}]},
+        {"previous_response_id": "resp_1"},
+        {"model": "hybrid"},
     ],
     "/v1/embeddings": [
         {"input": []},

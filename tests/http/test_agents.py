@@ -1,10 +1,12 @@
 """Bodies that Claude Code, Codex and other agents send, as they send them."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
@@ -83,6 +85,11 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
 
 def function(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
+
+
+def apply_patch(lark: str) -> dict[str, Any]:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": lark}
+    return {"type": "custom", "name": "apply_patch", "description": "d", "format": grammar}
 
 
 def prompt(http: httpx.Client, model: str, *given: tuple[str, str]) -> str:
@@ -307,11 +314,40 @@ class TestCodex:
         ]
         ask(http, "/v1/responses", input=past, tools=[custom], max_output_tokens=1)
 
-    def test_a_lark_grammar_is_described_and_told(self, http: httpx.Client) -> None:
-        lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
-        custom = {"type": "custom", "name": "apply_patch", "format": lark}
+    def test_a_lark_grammar_is_enforced(self, http: httpx.Client) -> None:
+        custom = apply_patch('start: "*** Begin" LF /["+-]{3}/ LF\n%import common.LF')
+        choice = {"type": "custom", "name": "apply_patch"}
+        body = {"input": "hi", "tools": [custom], "max_output_tokens": 200, "temperature": 1}
+        for seed in range(3):
+            reply = ask(http, "/v1/responses", **body, tool_choice=choice, seed=seed)
+            assert "x-schema-warnings" not in reply.headers
+            for call in reply.json()["output"]:
+                assert call["type"] == "custom_tool_call"
+                assert re.fullmatch(r'\*\*\* Begin\n["+-]{3}\n', call["input"])
+
+    @pytest.mark.parametrize(
+        ("grammar", "reason"),
+        [
+            ("start: line", 'unknown name: "line"'),
+            ("start: /(/", "unclosed group"),
+            ("start: <think>", "special tokens and other grammars are not part of a text"),
+            ("start: /a{1,100000}/", "the grammar cannot be used"),
+        ],
+    )
+    def test_a_grammar_that_is_wrong(self, http: httpx.Client, grammar: str, reason: str) -> None:
+        body = {"input": "hi", "tools": [apply_patch(grammar)], "max_output_tokens": 1}
+        message = refused(http, "/v1/responses", **body)
+        assert message.startswith("tools")
+        assert reason in message
+        half = {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}
+        message = refused(http, "/v1/responses", input="hi", tools=[half])
+        assert message.endswith("definition: belongs to the type grammar, and only to that")
+
+    def test_a_grammar_that_cannot_be_enforced_is_told(self, http: httpx.Client) -> None:
+        custom = apply_patch('start: %json {"type": "integer"}')
         reply = ask(http, "/v1/responses", input="hi", tools=[custom], max_output_tokens=1)
-        assert "'apply_patch' is not enforced" in reply.headers["x-schema-warnings"]
+        warning = "apply_patch: its Lark grammar is not enforced"
+        assert reply.headers["x-schema-warnings"] == warning
 
     def test_items_of_openais_own_tools_are_left_out(self, http: httpx.Client) -> None:
         items = [
@@ -336,6 +372,68 @@ class TestCodex:
         assert reply.headers[IGNORED] == "messages.content.image"
         body = {"input": [{"role": "user", "content": [image]}], "max_output_tokens": 1}
         assert "no model here reads images" in refused(http, "/v1/responses", **body)
+
+
+class TestCustomTools:
+    """OpenAI's tools that take a text, in `/v1/chat/completions`, with its own SDK."""
+
+    GRAMMAR = 'start: "*** Begin" LF /["+-]{3}/ LF\n%import common.LF'
+    MATCH = r'\*\*\* Begin\n["+-]{3}\n'
+
+    def body(self, syntax: str, definition: str) -> dict[str, Any]:
+        grammar = {"syntax": syntax, "definition": definition}
+        custom = {"name": "patch", "format": {"type": "grammar", "grammar": grammar}}
+        plain = {"name": "read", "parameters": {"type": "object", "properties": {}}}
+        return {
+            "model": "hermes",
+            "messages": [USER],
+            "tools": [
+                {"type": "custom", "custom": custom},
+                {"type": "function", "function": plain},
+            ],
+            "tool_choice": {"type": "custom", "custom": {"name": "patch"}},
+            "parallel_tool_calls": False,
+            "max_tokens": 200,
+        }
+
+    @pytest.mark.parametrize(
+        ("syntax", "definition", "match"), [("lark", GRAMMAR, MATCH), ("regex", "a{3}", "a{3}")]
+    )
+    def test_calls(self, http: httpx.Client, syntax: str, definition: str, match: str) -> None:
+        client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none", max_retries=0)
+        body = self.body(syntax, definition)
+        message = client.chat.completions.create(**body).choices[0].message
+        assert message.tool_calls is not None
+        (call,) = message.tool_calls
+        assert call.type == "custom"
+        assert call.custom.name == "patch"
+        assert re.fullmatch(match, call.custom.input)
+        # It comes back with the conversation.
+        result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+        past = [USER, message.to_dict(), result]
+        client.chat.completions.create(**body | {"messages": past, "max_tokens": 1})
+
+    def test_a_stream_says_the_same(self, http: httpx.Client) -> None:
+        body = self.body("lark", self.GRAMMAR) | {"seed": 3}
+        message = ask(http, "/v1/chat/completions", **body).json()["choices"][0]["message"]
+        read: dict[int, dict[str, Any]] = {}
+        with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as stream:
+            lines = [line[6:] for line in stream.iter_lines() if line.startswith("data: {")]
+        for line in lines:
+            for call in json.loads(line)["choices"][0]["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    read[call["index"]] = {"name": call["custom"]["name"], "input": ""}
+                read[call["index"]]["input"] += call["custom"]["input"]
+        assert [*read.values()] == [call["custom"] for call in message["tool_calls"]]
+
+    def test_what_belongs_to_another_type(self, http: httpx.Client) -> None:
+        body = self.body("lark", self.GRAMMAR)
+        body["tools"][1]["custom"] = {"name": "x"}
+        message = refused(http, "/v1/chat/completions", **body)
+        assert message == "tools[1]: custom: belongs to the type 'custom', and only to that"
+        body = self.body("lark", self.GRAMMAR) | {"tool_choice": {"type": "custom"}}
+        message = refused(http, "/v1/chat/completions", **body)
+        assert message == "tool_choice: custom: belongs to the type 'custom', and only to that"
 
 
 class TestEditors:

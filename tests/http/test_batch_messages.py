@@ -97,6 +97,19 @@ def test_batches_of_a_model_that_does_not_exist_have_errors_only(http: httpx.Cli
     assert "no model 'nobody'" in found["a"]["error"]["error"]["message"]
 
 
+def test_the_requests_of_a_batch_may_name_several_models(http: httpx.Client) -> None:
+    models = {"a": "chat", "b": "chat:latest", "c": "nobody", "d": "chat"}
+    batch = ended(http, create(http, *(asked(name, model=model) for name, model in models.items())))
+    counts = batch["request_counts"]
+    assert (counts["succeeded"], counts["errored"]) == (3, 1)
+    found = results(http, batch)
+    assert "no model 'nobody'" in found["c"]["error"]["error"]["message"]
+    assert {name for name, each in found.items() if each["type"] == "succeeded"} == {*"abd"}
+    # One that is no model's name in the first request is that request's error only.
+    batch = ended(http, create(http, asked("a", model="nobody"), asked("b")))
+    assert {each["type"] for each in results(http, batch).values()} == {"errored", "succeeded"}
+
+
 def test_lists_are_of_pages(http: httpx.Client) -> None:
     ids = [create(http, asked("a"))["id"] for _ in range(3)][::-1]
     page = http.get(PATH, params={"limit": 2}).json()
@@ -155,7 +168,6 @@ def test_a_batch_is_deleted_with_its_files(http: httpx.Client) -> None:
     [
         ([], "requests: must have between 1 and"),
         ([asked("a"), asked("a")], "requests[1].custom_id: 'a' is there twice"),
-        ([asked("a"), asked("b", model="b")], "requests[1].params.model: must be the same in all"),
         ([asked("a", stream=True)], "requests[0].params.stream: a batch has whole replies"),
         ([{"custom_id": "a"}], "requests[0].params: this field is required"),
     ],

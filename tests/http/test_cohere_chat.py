@@ -254,7 +254,18 @@ def test_fields_that_mean_nothing_are_named(http: httpx.Client) -> None:
     body = {"citation_options": {"mode": "FAST"}, "priority": 3, "documents": [], "surprise": 1}
     reply = http.post("/v2/chat", json=GREEDY | body)
     assert reply.status_code == 200
-    assert reply.headers["x-ignored-fields"] == "surprise"
+    assert reply.headers["x-ignored-fields"] == "citation_options, surprise"
+
+
+def test_documents_are_in_the_prompt(http: httpx.Client) -> None:
+    documents = ["The king is old.", {"id": "d", "data": {"title": "Sea", "text": "It is blue."}}]
+    documents.append({"data": {"depth": 3}})
+    reply = http.post("/v2/chat", json=GREEDY | {"model": "mirror", "documents": documents})
+    message = reply.json()["message"]
+    told = json.dumps('[1]\nThe king is old.\n\n[2] Sea\nIt is blue.\n\n[3]\n{"depth": 3}')
+    assert told[1:] in message
+    assert '{"role": "system", "content": "Answer from these documents where they' in message
+    assert http.post("/v2/chat", json=GREEDY | {"documents": documents}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -274,7 +285,7 @@ def test_fields_that_mean_nothing_are_named(http: httpx.Client) -> None:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]: tool_call_id: belongs to"),
         ({"tool_choice": "REQUIRED"}, "tool_choice: there are no tools to call"),
         ({"tool_choice": "required"}, "tool_choice: Input should be 'REQUIRED' or 'NONE'"),
-        ({"documents": ["a"]}, "documents: not supported; write what they say into a message"),
+        ({"documents": [{"id": "a"}]}, "documents[0]"),
         ({"p": 2}, "p: must be between 0 and 1, not 2"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1"),
         ({"messages": [{"role": "user", "content": "king " * 3000}]}, "prompt is too long: "),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
+from maskdial.dialects.responses import compact
 from openai.types.responses import (
     Response,
     ResponseOutputMessage,
@@ -475,3 +476,47 @@ def test_a_timeout_before_the_first_token_has_its_status(
     with held(engine_of(openai_server, "chat")):
         reply = openai_http.post("/v1/responses", json=body)
     assert error_of(reply, 504)["type"] == "timeout_error"
+
+
+def test_a_conversation_is_made_shorter(
+    openai_client: openai.OpenAI, openai_http: httpx.Client
+) -> None:
+    past: list[Any] = [
+        {"role": "system", "content": RULE},
+        {"role": "user", "content": KING},
+        {"role": "assistant", "content": "There was a king."},
+    ]
+    extra = {"max_output_tokens": 20, "temperature": 0}
+    reply = openai_client.responses.compact(model="chat", input=past, extra_body=extra)
+    assert reply.object == "response.compaction"
+    # The messages have parts of input, as OpenAI's have, which the SDK warns of.
+    going_on = [item.model_dump(warnings=False) for item in reply.output]
+    assert [item["content"][0]["text"] for item in going_on[:-1]] == [RULE, KING]
+    assert going_on[-1]["type"] == "compaction"
+    # The summary is the model's, of all of the conversation.
+    messages = [*past, {"role": "user", "content": compact.ASK}]
+    written = chat(openai_http, messages, max_tokens=20, temperature=0)
+    text = written["choices"][0]["message"]["content"].strip()
+    assert reply.usage.input_tokens == written["usage"]["prompt_tokens"]
+    assert reply.usage.output_tokens == written["usage"]["completion_tokens"]
+    # What came back is sent again, as any client does, and the model reads the summary.
+    body = {"input": [*going_on, {"role": "user", "content": "Go on."}], **extra}
+    told = f"A summary of the conversation so far:\n\n{text}"
+    again = [{"role": "system", "content": RULE}]
+    again += [{"role": "user", "content": each} for each in (KING, told, "Go on.")]
+    answer = chat(openai_http, again, max_tokens=20, temperature=0)
+    assert text_of(respond(openai_http, **body)) == answer["choices"][0]["message"]["content"]
+
+
+def test_a_conversation_that_cannot_be_made_shorter(openai_http: httpx.Client) -> None:
+    def refused(**body: Any) -> Any:
+        return error_of(openai_http.post("/v1/responses/compact", json={"model": "chat"} | body))
+
+    assert refused()["message"] == "input: this field is required"
+    error = refused(input="word " * 3000)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+    broken = [{"type": "compaction", "encrypted_content": "maskdial.%"}]
+    assert "send the item as it came" in refused(input=broken)["message"]
+    assert refused(previous_response_id="resp_1")["param"] == "previous_response_id"
+    # A response may still be asked for by this name, and is not there.
+    assert openai_http.get("/v1/responses/compact").status_code == 404

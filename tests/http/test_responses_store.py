@@ -120,6 +120,24 @@ def test_a_conversation_goes_on(alice: openai.OpenAI) -> None:
     assert again.output_text == third.output_text
 
 
+def test_a_stored_conversation_is_made_shorter(alice: openai.OpenAI) -> None:
+    first = alice.responses.create(model="chat", input="Who?", max_output_tokens=4)
+    compacted = alice.responses.compact(
+        model="chat", previous_response_id=first.id, extra_body={"max_output_tokens": 4}
+    )
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    # It is a conversation like any other, and is stored with what goes on from it.
+    # Its messages have parts of input, as OpenAI's have, which the SDK warns of.
+    again: list[Any] = [item.model_dump(warnings=False) for item in compacted.output]
+    second = alice.responses.create(model="chat", input=[*again], max_output_tokens=4)
+    third = alice.responses.create(
+        model="chat", input="And?", previous_response_id=second.id, max_output_tokens=4
+    )
+    assert third.usage is not None
+    assert second.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
 def test_what_is_not_to_be_stored_is_not(alice: openai.OpenAI) -> None:
     made = alice.responses.create(input=KING, store=False, **ASK)
     assert made.model_dump()["store"] is False

@@ -39,6 +39,10 @@ class LineError(TypedDict):
     param: str | None
 
 
+MESSAGES_PREFIX = "msgbatch_"
+"""What the ids of Anthropic's batches begin with."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One batch.
@@ -76,6 +80,11 @@ class Job:
     num_answered: int = 0
     num_failed: int = 0
     is_expired: bool = False
+
+    @property
+    def mixes_models(self) -> bool:
+        """Whether its lines may name different models, as Anthropic's may."""
+        return self.id.startswith(MESSAGES_PREFIX)
 
     @property
     def has_ended(self) -> bool:

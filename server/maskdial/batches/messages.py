@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from maskdial.batches.files import new_file_id
-from maskdial.batches.jobs import Job
+from maskdial.batches.jobs import MESSAGES_PREFIX, Job
 from maskdial.batches.output import write_whole
 from maskdial.batches.routes import read_number
 from maskdial.batches.service import BatchService, owner_of, service_of
@@ -31,7 +31,6 @@ from maskdial.http.replies import encode_json, json_reply
 from maskdial.http.route import Route, TaskRoute
 
 _ENDPOINT = "/v1/messages"
-_PREFIX = "msgbatch_"
 _SECONDS = 86_400
 _MAX_REQUESTS = 100_000
 _PAGE, _MAX_PAGE = 20, 1000
@@ -69,7 +68,6 @@ class MessageBatchBody(Lenient):
     @model_validator(mode="after")
     def _check_requests(self) -> Self:
         known: set[str] = set()
-        model = self.requests[0].params.get("model")
         for index, request in enumerate(self.requests):
             where = f"requests[{index}]"
             if request.custom_id in known:
@@ -77,11 +75,6 @@ class MessageBatchBody(Lenient):
                     f"{where}.custom_id", f"{shortened(request.custom_id)!r} is there twice"
                 )
             known.add(request.custom_id)
-            if request.params.get("model") != model:
-                raise FieldError(
-                    f"{where}.params.model",
-                    "must be the same in all requests of a batch; send a batch for each model",
-                )
             if request.params.get("stream"):
                 raise FieldError(
                     f"{where}.params.stream", "a batch has whole replies; leave it out"
@@ -164,7 +157,7 @@ async def create(request: Request) -> Response:
             seconds=_SECONDS,
             metadata=None,
             output_expiry=None,
-            prefix=_PREFIX,
+            prefix=MESSAGES_PREFIX,
         )
     except MaskdialError:
         await service.files.delete(file)
@@ -178,7 +171,7 @@ async def list_all(request: Request) -> Response:
     found = [
         job
         for job in service_of(request).jobs.of(owner_of(request))[::-1]
-        if job.id.startswith(_PREFIX)
+        if job.id.startswith(MESSAGES_PREFIX)
     ]
     query = request.query_params
     limit = read_number(query.get("limit", str(_PAGE)), "limit", 1, _MAX_PAGE)
@@ -297,7 +290,7 @@ def _errored(message: str) -> Mapping[str, Any]:
 
 def _job(request: Request) -> Job:
     job = service_of(request).jobs.get(request.path_params["id"], owner_of(request))
-    if not job.id.startswith(_PREFIX):
+    if not job.id.startswith(MESSAGES_PREFIX):
         raise NotFoundError("there is no batch with this id", field="id")
     return job
 

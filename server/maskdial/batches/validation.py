@@ -26,7 +26,7 @@ class Findings:
     Attributes:
         num_lines: without blank ones.
         first: the number of the first line.
-        model: that of all lines; None: they name none.
+        model: that of all lines; None: they name none, or several.
         errors: the first hundred.
     """
 
@@ -36,7 +36,14 @@ class Findings:
     errors: list[LineError] = field(default_factory=list)
 
 
-def validate(lines: Input, answers: Answers, endpoint: str, stop: threading.Event) -> Findings:
+def validate(
+    lines: Input,
+    answers: Answers,
+    endpoint: str,
+    stop: threading.Event,
+    *,
+    mixes_models: bool = False,
+) -> Findings:
     """Reads a file to its end, or to its hundredth error, with pauses, in which another thread gets
     the interpreter at once.
 
@@ -45,6 +52,7 @@ def validate(lines: Input, answers: Answers, endpoint: str, stop: threading.Even
         answers: would answer them.
         endpoint: the path that all lines are for.
         stop: ends the reading.
+        mixes_models: whether the lines may name different models.
     """
     found = Findings()
     pauses = itertools.cycle((*[0.0] * (_LINES_PER_PAUSE - 1), _PAUSE_SECONDS))
@@ -59,7 +67,7 @@ def validate(lines: Input, answers: Answers, endpoint: str, stop: threading.Even
     with contextlib.suppress(_StoppedError):
         for line in lines:
             found.num_lines += 1
-            error = _error_of(line, answers, endpoint, found)
+            error = _error_of(line, answers, endpoint, found, mixes_models=mixes_models)
             if error is not None:
                 found.errors.append(error)
                 if len(found.errors) == _MAX_ERRORS:
@@ -69,7 +77,9 @@ def validate(lines: Input, answers: Answers, endpoint: str, stop: threading.Even
     return found
 
 
-def _error_of(line: Line, answers: Answers, endpoint: str, found: Findings) -> LineError | None:
+def _error_of(
+    line: Line, answers: Answers, endpoint: str, found: Findings, *, mixes_models: bool
+) -> LineError | None:
     if line.fault:
         return _error("invalid_json_line", line.number, line.fault)
     if "custom_id" not in line.content:
@@ -85,6 +95,8 @@ def _error_of(line: Line, answers: Answers, endpoint: str, found: Findings) -> L
     if found.first is None:
         found.first = line.number
         found.model = model if isinstance(model, str) else None
+    elif model != found.model and mixes_models:
+        found.model = None
     elif model != found.model:
         why = "body.model must be the same in all lines of a batch"
         return _error("mismatched_model", line.number, why, "body.model")

@@ -193,7 +193,7 @@ class Worker:
 
         def read() -> Findings:
             with contextlib.closing(self._input(job)) as lines:
-                return validate(lines, answers, job.endpoint, stop)
+                return validate(lines, answers, job.endpoint, stop, mixes_models=job.mixes_models)
 
         try:
             found = await in_thread(read)

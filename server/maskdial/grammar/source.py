@@ -93,9 +93,14 @@ def parse_grammar(kind: GrammarKind, value: GrammarValue) -> GrammarSource:
         text = f"start: /{regex_to_lark(text, use_ascii='dw')}/"
     if not text.strip():
         raise ValidationError("the Lark grammar is empty")
+    return GrammarSource(lark_source(text))
+
+
+def lark_source(text: str) -> str:
+    """A Lark grammar in llguidance's format."""
     # llguidance looks ahead while only one byte can follow. In `start: /a+/ /a+/` the first part
     # takes every byte, so it would look ahead without end. The last of several options counts.
-    return GrammarSource(LLMatcher.grammar_from_lark(text + _NO_FORCING))
+    return LLMatcher.grammar_from_lark(text + _NO_FORCING)
 
 
 def grammar_error(message: str) -> ValidationError:

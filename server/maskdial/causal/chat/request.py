@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from maskdial.causal.chat.documents import as_text
 from maskdial.causal.chat.history import render_messages
 from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.events import FinishReason, TokenEvent
@@ -66,6 +67,8 @@ class ChatRequest:
         thinking_budget: tokens of reasoning after which the model's closing mark follows; None for
             any number. Means nothing for models without marks.
         template_variables: further variables of the template.
+        documents: what to write the reply from; each has a ``text``. A template that has no place
+            for them gets a system message.
         add_generation_prompt: whether the prompt opens the assistant's next turn.
         continue_final_message: whether the reply goes on with the final message; no turn is opened.
     """
@@ -81,6 +84,7 @@ class ChatRequest:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    documents: Sequence[Mapping[str, Any]] = ()
 
     @property
     def callable_tools(self) -> Sequence[Tool]:
@@ -94,17 +98,25 @@ class ChatRequest:
             ValidationError: the tools are unusable, or not supported by the model.
         """
         self._check(model)
+        messages = render_messages(self.messages, model.reply_format)
+        variables = self._variables()
+        if self.documents:
+            if model.chat_template.takes_documents(with_tools=bool(self.callable_tools)):
+                variables["documents"] = [*self.documents]
+            else:
+                about_them = {"role": "system", "content": as_text(self.documents)}
+                messages = [about_them, *messages]
         return dataclasses.replace(
             self.generation,
             prompts=(),
             conversation=Conversation(
-                render_messages(self.messages, model.reply_format),
+                messages,
                 [
                     tool.as_openai()
                     for tool in self.callable_tools
                     if tool.name not in self.described_in_messages
                 ],
-                self._variables(),
+                variables,
                 self.add_generation_prompt,
                 self.continue_final_message,
             ),
@@ -151,7 +163,7 @@ class ChatRequest:
         ids = ((model.tokenizer.token_to_id(tag), tag) for tag in tags)
         return tuple((token_id, tag) for token_id, tag in ids if token_id is not None)
 
-    def _variables(self) -> Mapping[str, Any]:
+    def _variables(self) -> dict[str, Any]:
         variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort

@@ -87,7 +87,7 @@ class ChatTemplate:
         # Once the thread runs, no other one asks the child process: two would read each other's
         # answers. So what is to be known of the templates is asked for here.
         self._child: ChildProcess | None = None
-        self.facts = TemplateFacts()
+        self.facts = self._with_tools = TemplateFacts()
         sources = {} if source is None else {_DEFAULT: source, _TOOL_USE: tool_source or source}
         chats = sources.copy()
         if decision_source is not None:
@@ -96,10 +96,11 @@ class ChatTemplate:
             self._child = ChildProcess(
                 "maskdial.causal.chat.renderer", {"sources": sources}, LIMITS
             )
-            if tool_source is not None:
-                self._check(_TOOL_USE, TOOL_TEMPLATE)
             if source is not None:
                 self.facts = self._check(_DEFAULT, CHAT_TEMPLATE)
+                self._with_tools = self.facts
+            if tool_source is not None:
+                self._with_tools = self._check(_TOOL_USE, TOOL_TEMPLATE)
             if decision_source is not None:
                 self.facts = self._check(_DECISION, DECISION_TEMPLATE)
             self._reads_parts = {
@@ -126,6 +127,10 @@ class ChatTemplate:
     def exists(self) -> bool:
         """Whether the model has a template for conversations."""
         return self.source is not None
+
+    def takes_documents(self, *, with_tools: bool) -> bool:
+        """Whether a conversation has a place for documents, the variable ``documents``."""
+        return "documents" in (self._with_tools if with_tools else self.facts).reads
 
     def render(
         self,
@@ -188,7 +193,6 @@ class ChatTemplate:
         own = {
             "messages": _in_parts(sent) if template in self._reads_parts else sent,
             "tools": list(tools) if tools else None,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             **self._tokens,
         }
@@ -198,7 +202,7 @@ class ChatTemplate:
                 field="chat_template_kwargs",
             )
         continued = messages[-1]["content"] if continue_final_message else None
-        return self._queue(template, {**(variables or {}), **own}, continued)
+        return self._queue(template, {"documents": None, **(variables or {}), **own}, continued)
 
     def submit_decision(self, variables: Mapping[str, Any]) -> Future[str]:
         """A decision model's prompt, from the variables of its own template.

@@ -41,9 +41,10 @@ from maskdial.causal.tools.grammar import write_content_grammar, write_grammar
 from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
 from maskdial.causal.tools.parser import ReplyParser
 from maskdial.causal.tools.reply import ReplyFormat
-from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
+from maskdial.causal.tools.tool import INPUT, Tool, ToolChoice, check_tools, text_of
 
 __all__ = [
+    "INPUT",
     "AnswerMarks",
     "ContentDelta",
     "ReasoningDelta",
@@ -57,6 +58,7 @@ __all__ = [
     "ToolFormat",
     "check_tools",
     "derive_format",
+    "text_of",
     "write_content_grammar",
     "write_grammar",
 ]

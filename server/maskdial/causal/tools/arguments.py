@@ -8,7 +8,7 @@ annotation, as in JSON Schema itself.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from llguidance import regex_to_lark
@@ -16,6 +16,7 @@ from llguidance import regex_to_lark
 from maskdial.causal.tools.format import JSON_TYPES, KEY, VALUE, ArgumentList, split_pattern
 from maskdial.causal.tools.lark import ANY_TEXT, LarkWriter, alternatives, containing, quoted
 from maskdial.errors import ValidationError
+from maskdial.grammar.json_text import within_lines
 from maskdial.grammar.subschemas import resolve
 
 _KEY = re.compile(r"[\w.$-]{1,64}")
@@ -104,12 +105,19 @@ class ArgumentRules:
         writer: collects the rules.
         notation: how the model writes arguments.
         schema: the tool's parameters, against which references are resolved.
+        lark: a grammar of the argument `INPUT`, a text; empty for none.
     """
 
     def __init__(
-        self, writer: LarkWriter, notation: ArgumentList, schema: Mapping[str, Any]
+        self,
+        writer: LarkWriter,
+        notation: ArgumentList,
+        schema: Mapping[str, Any],
+        *,
+        lark: str = "",
     ) -> None:
         self._writer = writer
+        self._lark = lark
         self._notation = notation
         self._root = schema
         # Objects, arrays and strings are not written as in JSON.
@@ -156,6 +164,8 @@ class ArgumentRules:
                 f"'.', '$' or '-', not {key!r}"
             )
         before, _, between, *typed, after = parameter
+        if self._lark and (text := self._grammatical(typed, after)) is not None:
+            return f"{self._writer.literal(before + key + between)} {text}"
         if self._notation.types:
             begin = self._writer.literal(before + key + between)
             return f"{begin} ({self._with_type(schema, typed[1], after)})"
@@ -164,6 +174,23 @@ class ArgumentRules:
         else:
             value = self._unquoted(schema, after)
         return f"{self._writer.literal(before + key + between)} {value}".strip()
+
+    def _grammatical(self, typed: Sequence[str], after: str) -> str | None:
+        """A text under the grammar, and what ends it; None if any text will do."""
+        writer, mark = self._writer, self._notation.quote
+        begin = self._notation.types["string"] + typed[1] if self._notation.types else mark
+        end = mark + after
+        if self._bare or not mark:
+            # A lexeme takes what it can, so only a special token ends every text, and a line feed
+            # those that have none in a lexeme.
+            before, special = writer.split(end)
+            ends = not before if special else before.startswith("\n") and within_lines(self._lark)
+            text = writer.text(self._lark, "plain" if ends else "unknown")
+        else:
+            text = writer.text(self._lark, "json")
+        if text is None:
+            return None
+        return f"{writer.literal(begin)} {text} {writer.literal(end)}"
 
     def _with_type(self, schema: object, between: str, end: str) -> str:
         """A value after the word for its type, and what ends it."""

@@ -23,7 +23,7 @@ from maskdial.causal.tools.lark import (
     quoted,
 )
 from maskdial.causal.tools.marks import AnswerMarks, ThinkingMarks
-from maskdial.causal.tools.tool import Tool, ToolChoice, check_tools
+from maskdial.causal.tools.tool import INPUT, Tool, ToolChoice, check_tools
 from maskdial.errors import ValidationError
 from maskdial.grammar.finite import check_finite
 from maskdial.grammar.schema import without_not_enforced
@@ -287,13 +287,20 @@ class ToolArguments:
         try:
             check_shapes(schema)
             if self._form.arguments is None:
-                return self._writer.schema(schema)
+                return self._json_text(tool.lark) or self._writer.schema(schema)
             schema, warnings = without_not_enforced(schema)
             self._writer.warn(warnings)
             check_finite(schema)
-            return ArgumentRules(self._writer, self._form.arguments, schema).arguments()
+            rules = ArgumentRules(self._writer, self._form.arguments, schema, lark=tool.lark)
+            return rules.arguments()
         except ValidationError as error:
             reason = error.message.removeprefix("the JSON schema cannot be used: ")
+            if tool.lark:
+                raise ValidationError(
+                    f"the grammar of tool {tool.name!r} cannot be used: {reason}",
+                    field="tools",
+                    index=self._indices[tool.name],
+                ) from error
         except RecursionError:
             reason = "it is nested too deeply"
         except (
@@ -308,6 +315,17 @@ class ToolArguments:
             field="tools",
             index=self._indices[tool.name],
         )
+
+    def _json_text(self, lark: str) -> str | None:
+        """A JSON object with a text under a Lark grammar; None if any text will do."""
+        if not lark:
+            return None
+        if (text := self._writer.text(lark, "json")) is None:
+            return None
+        # With a space at most where JSON allows some, as under a schema.
+        begin = self._writer.terminal(rf'/\{{ ?"{INPUT}" ?: ?"/')
+        end = self._writer.terminal('/" ?}/')
+        return self._writer.rule(f"{begin} {text} {end}")
 
 
 def first_texts(form: ToolFormat, tools: Sequence[Tool]) -> list[str]:

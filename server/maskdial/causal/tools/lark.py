@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from llguidance import regex_to_lark
 
-from maskdial.grammar.source import GrammarSource, GrammarValue, parse_grammar
+from maskdial.grammar.json_text import check_text, json_text
+from maskdial.grammar.source import GrammarSource, GrammarValue, lark_source, parse_grammar
 
-# Not Lark, which could name special tokens here.
+# Not Lark, which describes the whole reply there.
 ContentKind = Literal["json", "json_schema", "regex"]
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -99,14 +100,42 @@ class LarkWriter:
         """
         source = parse_grammar(kind, value)
         self.warn(source.warnings)
-        if source.text not in self._embedded:
+        if kind == "regex":
+            return self._part(source.text, {"lark_grammar": source.text})
+        return self._part(source.text, json.loads(source.text)["grammars"][0])
+
+    def text(self, lark: str, place: Literal["json", "plain", "unknown"]) -> str | None:
+        """A text under a Lark grammar of its own.
+
+        Args:
+            lark: the grammar.
+            place: whether the text is within the quotes of a JSON string, or as it is; if nothing
+                would tell where it ends, it is ``unknown``.
+
+        Returns:
+            None, with a warning, if the grammar cannot be enforced there. It is compiled all the
+            same, so that one that is wrong is refused.
+
+        Raises:
+            ValidationError: the grammar is too large, or has special tokens in it.
+        """
+        source = parse_grammar("lark", lark)
+        check_text(lark)
+        translated = json_text(lark) if place == "json" else lark
+        if translated is None or place == "unknown":
+            self.warn([": its Lark grammar is not enforced"])
+            self._part(source.text, {"lark_grammar": source.text})
+            return None
+        text = lark_source(translated)
+        return self._part(text, {"lark_grammar": text})
+
+    def _part(self, text: str, part: Mapping[str, Any]) -> str:
+        """A reference to a grammar of its own."""
+        if text not in self._embedded:
             name = f"part_{len(self._embedded)}"
-            part = {"lark_grammar": source.text}
-            if kind != "regex":
-                part = json.loads(source.text)["grammars"][0]
             self._grammars.append({**part, "name": name})
-            self._embedded[source.text] = f"@{name}"
-        return self._embedded[source.text]
+            self._embedded[text] = f"@{name}"
+        return self._embedded[text]
 
     def warn(self, warnings: Iterable[str]) -> None:
         """Adds sentences about constraints that are not enforced."""

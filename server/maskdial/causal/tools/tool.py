@@ -5,9 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 from maskdial.errors import ValidationError
 
 MAX_TOOLS = 1024  # OpenAI's limit is 128, and agents with several servers of tools pass it
+INPUT = "input"
+"""The only argument of a function that stands for a tool which takes a text."""
 _NAME = re.compile(r"[a-zA-Z0-9_./:-]{1,128}")
 
 
@@ -19,11 +23,39 @@ class Tool:
         name: up to 128 letters, digits, ``_``, ``-``, ``.``, ``/`` or ``:``.
         parameters: the JSON schema of its arguments, of type object.
         description: what it does, for the model.
+        lark: a Lark grammar of its only argument, `INPUT`, a text; empty for none.
     """
 
     name: str
     parameters: Mapping[str, Any]
     description: str = ""
+    lark: str = ""
+
+    @classmethod
+    def of_text(
+        cls, name: str, description: str, syntax: Literal["lark", "regex"] | None, definition: str
+    ) -> "Tool":
+        """A tool that takes a text, as a function with the argument `INPUT`.
+
+        Args:
+            name: as above.
+            description: as above; a Lark grammar is told to the model as well.
+            syntax: of what the text must match; None for any text.
+            definition: what it must match.
+        """
+        text: dict[str, Any] = {"type": "string"}
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+        lark = definition if syntax == "lark" else ""
+        if lark:
+            description += f"\n\n{INPUT} must match this grammar:\n{lark}"
+        schema = {
+            "type": "object",
+            "properties": {INPUT: text},
+            "required": [INPUT],
+            "additionalProperties": False,
+        }
+        return cls(name, schema, description, lark)
 
     def as_openai(self) -> dict[str, Any]:
         """The tool in the form that chat templates read."""
@@ -66,6 +98,15 @@ class ToolChoice:
         if not self.names:
             raise ValidationError("name at least one allowed tool", field="tool_choice")
         return [tool for tool in tools if tool.name in self.names]
+
+
+def text_of(arguments: str) -> str:
+    """The text that a tool was called with, of its arguments in JSON, which may be cut off."""
+    try:
+        read = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    return str(read.get(INPUT, "")) if isinstance(read, dict) else arguments
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

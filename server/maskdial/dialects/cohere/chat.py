@@ -8,6 +8,7 @@ from pydantic import Field
 
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
+from maskdial.causal.chat.documents import document_of
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import MAX_DESCRIBED
@@ -22,7 +23,6 @@ from maskdial.dialects.cohere.messages import CohereMessage, ToolBody
 from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import CommonSampling, Seed, Stops, parameter
-from maskdial.dialects.unsupported import Unsupported
 from maskdial.grammar.source import GrammarRequest
 
 
@@ -47,10 +47,19 @@ class ThinkingBody(Lenient):
     )
 
 
+class Document(Lenient):
+    """A document, with whatever fields it has."""
+
+    habits = frozenset({"id"})
+    within = "documents"
+
+    data: dict[str, Any]
+
+
 class CohereChatBody(CommonSampling, Lenient, TaskBody):
     """A conversation to answer. ``timeout`` is an extension."""
 
-    habits = frozenset({"citation_options", "priority"})
+    habits = frozenset({"priority"})
     neutral = {"documents": ([],), "tools": ([],)}  # noqa: RUF012
     model_config = example(
         {"messages": [{"role": "user", "content": "Who lives here?"}], "max_tokens": 40}
@@ -86,9 +95,9 @@ class CohereChatBody(CommonSampling, Lenient, TaskBody):
         None, description="A variable of the chat template; most templates have none."
     )
     thinking: ThinkingBody | None = Field(None, description="Default: the template's own.")
-    documents: Annotated[
-        Any, Unsupported("not supported; write what they say into a message, or a tool's result")
-    ] = None
+    documents: Annotated[list[str | Document], Size(1, 1024, "documents")] | None = Field(
+        None, description="What to answer from, for the chat template, or as a system message."
+    )
 
     def names(self) -> Mapping[str, str]:
         return {
@@ -134,6 +143,10 @@ class CohereChatBody(CommonSampling, Lenient, TaskBody):
             tool_choice=ToolChoice("required") if self.must_call else choice,
             thinking_budget=None if thinking is None else thinking.token_budget,
             template_variables=variables,
+            documents=[
+                document_of(each if isinstance(each, str) else each.data)
+                for each in self.documents or ()
+            ],
         )
 
     def _rest_of_context(self, model: WritingModel) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from maskdial.ask.write import AnyGeneration
 from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
-from maskdial.causal.chat.message import ToolCall
+from maskdial.causal.chat.documents import document_of
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, read_reply
 from maskdial.causal.drafts.prediction import PredictionFollower
 from maskdial.causal.events import TokenEvent
@@ -19,7 +19,6 @@ from maskdial.causal.model import WritingModel
 from maskdial.causal.tools import (
     ContentDelta,
     ReasoningDelta,
-    ReplyDelta,
     ToolCallDelta,
     ToolChoice,
 )
@@ -28,6 +27,7 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.logprobs import chat_logprobs
+from maskdial.dialects.openai.calls import CallWriter
 from maskdial.dialects.openai.errors import openai_route
 from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
 from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
@@ -97,12 +97,12 @@ class ChatBody(GenerationBody):
     )
     tools: Tools | None = Field(
         None,
-        description="Functions that the model may call. Tools of other types are left out, and "
-        "named in the header x-ignored-tools.",
+        description="Functions, and custom tools, that the model may call. Tools of other types "
+        "are left out, and named in the header x-ignored-tools.",
     )
     tool_choice: ToolChoiceInput | None = Field(
         None,
-        description="none, auto, required (or any), a function, or some of them. Default: auto.",
+        description="none, auto, required (or any), a tool, or some of them. Default: auto.",
     )
     parallel_tool_calls: bool | None = Field(
         None, description="Whether a reply may call several functions. Default: true."
@@ -141,6 +141,11 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = Field(
         None,
         description="Extension: go on with the content of the final message. Default: false.",
+    )
+    documents: Annotated[list[dict[str, Any]], Size(1, 1024, "documents")] | None = Field(
+        None,
+        description="Extension: what to answer from, for the chat template, or as a system "
+        "message; each with a text, and possibly a title.",
     )
     functions: Annotated[Any, Unsupported(_USE_TOOLS)] = None
     function_call: Annotated[Any, Unsupported(_USE_TOOLS)] = None
@@ -203,6 +208,7 @@ class ChatBody(GenerationBody):
             reasoning_effort=reasoning.effort if effort is None else effort,
             thinking_budget=reasoning.max_tokens if budget is None else budget,
             template_variables=self._variables(reasoning.enabled),
+            documents=[document_of(each) for each in self.documents or ()],
             **self.given("parallel_tool_calls", "add_generation_prompt", "continue_final_message"),
         )
 
@@ -214,6 +220,11 @@ class ChatBody(GenerationBody):
             enabled = self.enable_thinking
         own = {} if enabled is None else {"enable_thinking": enabled}
         return own | (self.chat_template_kwargs or {})
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """The names of tools that take a text."""
+        return frozenset(tool.custom.name for tool in self.tools or () if tool.custom is not None)
 
     @property
     def shows_reasoning(self) -> bool:
@@ -268,8 +279,9 @@ class ChatRenderer(ChoiceRenderer[ChatBody]):
         if reply.reasoning and self._body.shows_reasoning:
             message |= _reasoning(reply.reasoning)
         if reply.tool_calls:
+            calls = CallWriter(self._body.custom_tools)
             message["content"] = reply.content or None
-            message["tool_calls"] = [_tool_call(call) for call in reply.tool_calls]
+            message["tool_calls"] = [calls.whole(call) for call in reply.tool_calls]
         logprobs = None
         if self._body.describes_tokens:
             logprobs = chat_logprobs(text.events, self._speller())
@@ -288,7 +300,8 @@ class ChatRenderer(ChoiceRenderer[ChatBody]):
         while len(self._streams) <= index:
             begun = len(self._streams)
             reader = ReplyReader(self._request, self._prompt, self._model)
-            self._streams.append(_Stream(reader, self._speller()))
+            writer = CallWriter(self._body.custom_tools)
+            self._streams.append(_Stream(reader, writer, self._speller()))
             if begun < index:
                 first = {"role": "assistant", "content": ""}
                 yield begun, {"delta": first, "logprobs": None, "finish_reason": None}
@@ -296,10 +309,17 @@ class ChatRenderer(ChoiceRenderer[ChatBody]):
                 delta = {"role": "assistant"}
         self._follow(index, [event])
         stream = self._streams[index]
+        calls = []
         for part in stream.reader.push(event):
-            if self._body.shows_reasoning or not isinstance(part, ReasoningDelta):
+            if isinstance(part, ToolCallDelta):
+                calls += stream.calls.push(part)
+            elif self._body.shows_reasoning or not isinstance(part, ReasoningDelta):
                 _add(delta, part)
         reason = stream.reader.finish_reason
+        if reason is not None:
+            calls += stream.calls.finish()
+        if calls:
+            delta["tool_calls"] = calls
         if reason is not None and not stream.reader.num_calls:
             delta.setdefault("content", "")  # an empty text is not null, as it is beside calls
         logprobs = None
@@ -332,32 +352,22 @@ class _Stream:
     """A choice that is being streamed."""
 
     reader: ReplyReader
+    calls: CallWriter
     speller: TokenSpeller
 
 
-def _add(delta: dict[str, Any], part: ReplyDelta) -> None:
+def _add(delta: dict[str, Any], part: ContentDelta | ReasoningDelta) -> None:
     """Adds a part of a reply to what a chunk says of it."""
     match part:
         case ContentDelta(text):
             delta["content"] = delta.get("content", "") + text
         case ReasoningDelta(text):
             delta |= _reasoning(text)
-        case ToolCallDelta(call_id=str(call_id), name=str(name)):
-            call = _tool_call(ToolCall(call_id, name, part.arguments))
-            delta.setdefault("tool_calls", []).append({"index": part.index} | call)
-        case ToolCallDelta():
-            more = {"index": part.index, "function": {"arguments": part.arguments}}
-            delta.setdefault("tool_calls", []).append(more)
 
 
 def _reasoning(text: str) -> dict[str, Any]:
     """Clients read one name or the other."""
     return {"reasoning": text, "reasoning_content": text}
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.call_id, "type": "function", "function": function}
 
 
 def _finish_reason(reason: ReplyFinish) -> str:

@@ -94,12 +94,20 @@ class FunctionReply(TypedDict):
     arguments: str
 
 
+class TextReply(TypedDict):
+    """A custom tool, and the text for it."""
+
+    name: str
+    input: str
+
+
 class ToolCallReply(TypedDict):
-    """A call of a function."""
+    """A call of a function, or of a custom tool."""
 
     id: str
-    type: Literal["function"]
-    function: FunctionReply
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionReply]
+    custom: NotRequired[TextReply]
 
 
 class MessageReply(TypedDict):

@@ -1,17 +1,73 @@
 """Tools, calls and the choice between them, as `/v1/chat/completions` has them."""
 
-from typing import Annotated, Literal, Self
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Protocol, Self, TypeVar
 
 import pydantic
 from pydantic import model_validator
 
+from maskdial.bounds import Size
 from maskdial.causal.chat.message import ToolCall
-from maskdial.causal.tools import Tool, ToolChoice
+from maskdial.causal.tools import INPUT, Tool, ToolChoice
 from maskdial.dialects.body import FieldError
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.tools import FunctionBody, left_out
+from maskdial.grammar.source import MAX_TEXT_BYTES
 
+_KINDS = {"function": "function", "custom": "custom"}
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class _Typed(Protocol):
+    @property
+    def type(self) -> str: ...
+
+
+_Body = TypeVar("_Body", bound=_Typed)
+
+
+class GrammarBody(Lenient):
+    """What a text must match."""
+
+    within = "tools.custom.format.grammar"
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Size(1, MAX_TEXT_BYTES, "characters")]
+
+
+class TextFormatBody(Lenient):
+    """What the text for a custom tool must be."""
+
+    within = "tools.custom.format"
+
+    type: Literal["text", "grammar"]
+    grammar: GrammarBody | None = None
+
+    @model_validator(mode="after")
+    def _check_grammar(self) -> Self:
+        return _only(self, {"grammar": "grammar"})
+
+
+class CustomBody(Lenient):
+    """A tool that takes a text. Its grammar is enforced; one in Lark is told to the model, too."""
+
+    within = "tools.custom"
+
+    name: str
+    description: str | None = None
+    format: TextFormatBody | None = None
+
+
+def _only(body: _Body, names: Mapping[str, str]) -> _Body:
+    """Refuses what belongs to another type than the body's.
+
+    ``names`` are the fields that belong to one, by that type.
+    """
+    for kind, name in names.items():
+        if (body.type == kind) != (getattr(body, name) is not None):
+            raise FieldError(name, f"belongs to the type {kind!r}, and only to that")
+    return body
 
 
 class ToolBody(Lenient):
@@ -20,12 +76,24 @@ class ToolBody(Lenient):
     habits = frozenset({"cache_control"})
     within = "tools"
 
-    type: Literal["function"]
-    function: FunctionBody
+    type: Literal["function", "custom"]
+    function: FunctionBody | None = None
+    custom: CustomBody | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.type == "function" and self.function is None:
+            raise FieldError("function", "this field is required")
+        return _only(self, _KINDS)
 
     def to_tool(self) -> Tool:
         """The tool of a dialect-neutral request."""
+        if (custom := self.custom) is not None:
+            grammar = custom.format and custom.format.grammar
+            syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, "")
+            return Tool.of_text(custom.name, custom.description or "", syntax, definition)
         function = self.function
+        assert function is not None
         parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
         return Tool(function.name, parameters, function.description or "")
 
@@ -33,7 +101,7 @@ class ToolBody(Lenient):
 Tools = Annotated[
     list[ToolBody],
     pydantic.BeforeValidator(
-        lambda tools: left_out(tools, ["function"]), json_schema_input_type=list[ToolBody]
+        lambda tools: left_out(tools, _KINDS), json_schema_input_type=list[ToolBody]
     ),
 ]
 
@@ -47,8 +115,20 @@ class FunctionName(Lenient):
 class NamedTool(Lenient):
     """A tool by its name."""
 
-    type: Literal["function"]
-    function: FunctionName
+    type: Literal["function", "custom"]
+    function: FunctionName | None = None
+    custom: FunctionName | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        return _only(self, _KINDS)
+
+    @property
+    def name(self) -> str:
+        """Of the tool."""
+        named = self.function or self.custom
+        assert named is not None
+        return named.name
 
 
 class AllowedTools(Lenient):
@@ -61,23 +141,21 @@ class AllowedTools(Lenient):
 class ToolChoiceBody(Lenient):
     """Whether the model has to call a tool, and which it may call."""
 
-    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"]
     function: FunctionName | None = None
+    custom: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        for name in ("function", "allowed_tools"):
-            if (self.type == name) != (getattr(self, name) is not None):
-                raise FieldError(name, f"belongs to the type {name!r}, and only to that")
-        return self
+        return _only(self, {**_KINDS, "allowed_tools": "allowed_tools"})
 
     def to_choice(self) -> ToolChoice | None:
         """The choice of a dialect-neutral request; None for none."""
-        if self.function is not None:
-            return ToolChoice("required", [self.function.name])
+        if (named := self.function or self.custom) is not None:
+            return ToolChoice("required", [named.name])
         if self.allowed_tools is not None:
-            names = [tool.function.name for tool in self.allowed_tools.tools]
+            names = [tool.name for tool in self.allowed_tools.tools]
             return ToolChoice(self.allowed_tools.mode, names)
         return None if self.type == "none" else ToolChoice(_MODES[self.type])
 
@@ -102,6 +180,13 @@ class CalledFunction(Lenient):
     arguments: str
 
 
+class CalledText(Lenient):
+    """A custom tool that was called with a text."""
+
+    name: str
+    input: str
+
+
 class ToolCallBody(Lenient):
     """A call that the model made before."""
 
@@ -109,9 +194,20 @@ class ToolCallBody(Lenient):
     within = "messages.tool_calls"
 
     id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledText | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.type == "function" and self.function is None:
+            raise FieldError("function", "this field is required")
+        return _only(self, _KINDS)
 
     def to_call(self) -> ToolCall:
         """The call of a dialect-neutral request."""
-        return ToolCall(self.id, self.function.name, self.function.arguments)
+        if self.function is not None:
+            return ToolCall(self.id, self.function.name, self.function.arguments)
+        assert self.custom is not None
+        arguments = json.dumps({INPUT: self.custom.input}, ensure_ascii=False)
+        return ToolCall(self.id, self.custom.name, arguments)

@@ -1,7 +1,9 @@
 """The input items of `/v1/responses`, and the conversation that they become."""
 
+import base64
 import dataclasses
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -9,12 +11,15 @@ import pydantic
 
 from maskdial.bounds import Size
 from maskdial.causal.chat.message import ChatMessage, ToolCall
+from maskdial.causal.tools import INPUT
 from maskdial.dialects.body import IMAGES, without_images
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.responses.tools import INPUT, flat_name
+from maskdial.dialects.openai.responses.tools import flat_name
 from maskdial.http.ignored import note_field, noted
 
 MAX_ITEMS = 16_384
+_OWN = "maskdial."  # what a compaction of this server's begins with
+_SUMMARY = "A summary of the conversation so far:\n\n"
 
 
 class InputText(Lenient):
@@ -157,7 +162,52 @@ class ReasoningItem(Lenient):
         return ChatMessage("assistant", "", reasoning="\n".join(part.text for part in parts))
 
 
-Item = MessageItem | FunctionCallItem | CustomToolCallItem | FunctionCallOutputItem | ReasoningItem
+class CompactionItem(Lenient):
+    """What `/v1/responses/compact` made of the conversation before. Those of others, which are
+    encrypted, are left out.
+    """
+
+    habits = frozenset({"created_by", "id", "status"})
+    within = "input"
+
+    type: Literal["compaction"]
+    encrypted_content: str
+
+    @classmethod
+    def written(cls, summary: str) -> dict[str, Any]:
+        """A summary as an item. It is encoded, not encrypted."""
+        content = _OWN + base64.b64encode(summary.encode()).decode()
+        return {
+            "id": f"cmp_{uuid.uuid4().hex}",
+            "type": "compaction",
+            "encrypted_content": content,
+        }
+
+    @pydantic.field_validator("encrypted_content")
+    @classmethod
+    def _check_content(cls, content: str) -> str:
+        _decoded(content)
+        return content
+
+    def to_message(self) -> ChatMessage:
+        return ChatMessage("user", _SUMMARY + _decoded(self.encrypted_content))
+
+
+def _decoded(content: str) -> str:
+    try:
+        return base64.b64decode(content.removeprefix(_OWN), validate=True).decode()
+    except ValueError as error:
+        raise ValueError("is not as this server wrote it; send the item as it came") from error
+
+
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | FunctionCallOutputItem
+    | ReasoningItem
+    | CompactionItem
+)
 _SCHEMAS: Mapping[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
@@ -165,6 +215,7 @@ _SCHEMAS: Mapping[str, type[Item]] = {
     "function_call_output": FunctionCallOutputItem,
     "custom_tool_call_output": FunctionCallOutputItem,
     "reasoning": ReasoningItem,
+    "compaction": CompactionItem,
 }
 _OTHERS = frozenset(
     {
@@ -182,6 +233,9 @@ _OTHERS = frozenset(
 def _is_other(item: object) -> bool:
     kind = item.get("type") if isinstance(item, dict) else None
     if not isinstance(kind, str) or kind not in _OTHERS or noted() is None:
+        return False
+    assert isinstance(item, dict)
+    if kind == "compaction" and str(item.get("encrypted_content")).startswith(_OWN):
         return False
     note_field(kind, "input")
     return True

@@ -5,15 +5,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
-from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
-from maskdial.dialects.openai.responses.tools import INPUT, Offered
+from maskdial.causal.prompts import Prompt
+from maskdial.causal.tools import (
+    ContentDelta,
+    ReasoningDelta,
+    ReplyDelta,
+    ToolCallDelta,
+    text_of,
+)
+from maskdial.dialects.openai.replies import ResponseUsage
+from maskdial.dialects.openai.responses.tools import Offered
 
 Event = dict[str, Any]
 """A stream event without its sequence number."""
 
 Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def usage(prompt: Prompt, num_generated: int, num_reasoning: int) -> ResponseUsage:
+    """The token counts of a response."""
+    return {
+        "input_tokens": len(prompt.ids),
+        "input_tokens_details": {"cached_tokens": prompt.num_cached, "cache_write_tokens": 0},
+        "output_tokens": num_generated,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "total_tokens": len(prompt.ids) + num_generated,
+    }
 
 
 class ResponseOutput:
@@ -242,7 +259,7 @@ class _CustomToolCall(_FunctionCall):
             "type": "custom_tool_call",
             "status": self.status,
             **self._called(),
-            "input": "" if self.status == "in_progress" else self._input(),
+            "input": "" if self.status == "in_progress" else text_of(self.text),
         }
 
     def extend(self, text: str, logprobs: Sequence[Any]) -> Iterable[Event]:
@@ -250,14 +267,7 @@ class _CustomToolCall(_FunctionCall):
         return ()
 
     def close(self) -> Iterable[Event]:
-        text = self._input()
+        text = text_of(self.text)
         yield self._event("response.custom_tool_call_input.delta", delta=text)
         yield self._event("response.custom_tool_call_input.done", input=text)
         yield self._item_event("response.output_item.done")
-
-    def _input(self) -> str:
-        try:
-            arguments = from_json(self.text or "{}", allow_partial="trailing-strings")
-        except ValueError:
-            return self.text
-        return str(arguments.get(INPUT, "")) if isinstance(arguments, dict) else self.text

@@ -20,12 +20,12 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, openai_route
-from maskdial.dialects.openai.replies import ResponseReply
-from maskdial.dialects.openai.responses import stored
+from maskdial.dialects.openai.replies import ResponseReply, ResponseUsage
+from maskdial.dialects.openai.responses import compact, stored
 from maskdial.dialects.openai.responses.body import ResponsesBody
-from maskdial.dialects.openai.responses.output import Event, ResponseOutput, Status
+from maskdial.dialects.openai.responses.output import Event, ResponseOutput, Status, usage
 from maskdial.dialects.openai.responses.stored import StoredTurn, begin
-from maskdial.dialects.openai.responses.tools import by_model_name, tool_warnings
+from maskdial.dialects.openai.responses.tools import by_model_name
 from maskdial.errors import MaskdialError, OverloadedError, PromptTooLongError, ValidationError
 from maskdial.http.replies import encode_json
 from maskdial.http.sse import named_frame
@@ -132,18 +132,8 @@ class ResponseWriter(Renderer):
             **self._echoed,
         }
 
-    def _usage(self) -> dict[str, Any]:
-        num_prompt = len(self._prompt.ids)
-        return {
-            "input_tokens": num_prompt,
-            "input_tokens_details": {
-                "cached_tokens": self._prompt.num_cached,
-                "cache_write_tokens": 0,
-            },
-            "output_tokens": self._num_generated,
-            "output_tokens_details": {"reasoning_tokens": self._reader.num_reasoning},
-            "total_tokens": num_prompt + self._num_generated,
-        }
+    def _usage(self) -> ResponseUsage:
+        return usage(self._prompt, self._num_generated, self._reader.num_reasoning)
 
 
 def _error_code(error: MaskdialError) -> str:
@@ -166,12 +156,11 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
     generation = await call.generation(chat.generation_for(model), model)
     (prompt,) = generation.prompts
     writer = ResponseWriter(body, chat, prompt, model, turn)
-    return await write(
-        call, generation, writer, streams=bool(body.stream), warnings=tool_warnings(body.tools)
-    )
+    return await write(call, generation, writer, streams=bool(body.stream))
 
 
 ROUTES = (
     openai_route("/v1/responses", create_response, ResponsesBody, ResponseReply, streams=True),
+    *compact.ROUTES,  # before those of responses by their ids
     *stored.ROUTES,
 )

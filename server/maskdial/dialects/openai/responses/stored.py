@@ -79,23 +79,7 @@ class StoredTurn:
         Raises:
             ValidationError: the previous response is not there, or not finished.
         """
-        previous = call.body.previous_response_id
-        if previous is None:
-            return cls(call, ())
-        if call.server.responses is None:
-            raise BodyError(NO_STORE, field="previous_response_id")
-        found = await call.server.responses.find(previous, owner_of(call.request))
-        if found is None:
-            raise BodyError(
-                _NOT_HERE.format(name=repr(shortened(previous))),
-                field="previous_response_id",
-            )
-        if found.status not in _FINISHED:
-            raise BodyError(
-                f"response {previous!r} has no answer to go on from; it is {found.status}",
-                field="previous_response_id",
-            )
-        return cls(call, read_items([*found.items, *found.response["output"]]))
+        return cls(call, await items_before(call, call.body.previous_response_id))
 
     async def save(self, response: dict[str, Any]) -> None:
         """Stores the response, if it is to be.
@@ -122,6 +106,29 @@ class StoredTurn:
                 raise
             _log.warning("response %s is not stored: %s", self.id, error.message)
             response["store"] = False
+
+
+async def items_before(call: Call[Any], previous: str | None) -> Sequence[Item]:
+    """The items of the conversation up to a stored response, and its output; none without one.
+
+    Raises:
+        ValidationError: the response is not there, or not finished.
+    """
+    if previous is None:
+        return ()
+    if call.server.responses is None:
+        raise BodyError(NO_STORE, field="previous_response_id")
+    found = await call.server.responses.find(previous, owner_of(call.request))
+    if found is None:
+        raise BodyError(
+            _NOT_HERE.format(name=repr(shortened(previous))), field="previous_response_id"
+        )
+    if found.status not in _FINISHED:
+        raise BodyError(
+            f"response {previous!r} has no answer to go on from; it is {found.status}",
+            field="previous_response_id",
+        )
+    return read_items([*found.items, *found.response["output"]])
 
 
 async def begin(call: Call[ResponsesBody], turn: StoredTurn) -> Response:

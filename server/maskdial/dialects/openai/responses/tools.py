@@ -2,21 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field
 
 from maskdial.bounds import Size
 from maskdial.causal.tools import Tool, ToolChoice
+from maskdial.dialects.body import FieldError
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.tools import left_out
 from maskdial.errors import shortened
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _SERVED = ("function", "custom", "namespace")
-INPUT = "input"
-"""The only argument of the function that stands for a custom tool."""
 
 
 class FunctionTool(Lenient):
@@ -50,11 +49,16 @@ class CustomFormat(Lenient):
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
+    @pydantic.model_validator(mode="after")
+    def _check_grammar(self) -> Self:
+        for name in ("syntax", "definition"):
+            if (self.type == "grammar") != bool(getattr(self, name)):
+                raise FieldError(name, "belongs to the type grammar, and only to that")
+        return self
+
 
 class CustomTool(Lenient):
-    """A tool that takes a text. A regular expression is enforced; a Lark grammar is described to
-    the model, not enforced: within a JSON text, it would be another one.
-    """
+    """A tool that takes a text. Its grammar is enforced; one in Lark is told to the model, too."""
 
     habits = frozenset({"allowed_callers", "defer_loading"})
     within = "tools"
@@ -64,32 +68,11 @@ class CustomTool(Lenient):
     description: str | None = None
     format: CustomFormat | None = None
 
-    @property
-    def _is_lark(self) -> bool:
-        return self.format is not None and self.format.syntax == "lark"
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """A sentence if its grammar is not enforced."""
-        told = f"the Lark grammar of the custom tool {shortened(self.name)!r} is not enforced"
-        return (told,) if self._is_lark else ()
-
     def to_tool(self, name: str, about: str = "") -> Tool:
         """As a function of one text."""
-        text: dict[str, Any] = {"type": "string"}
+        form = self.format or CustomFormat(type="text")
         about += self.description or ""
-        if self.format is not None and self.format.definition is not None:
-            if self._is_lark:
-                about += f"\n\n{INPUT} must match this grammar:\n{self.format.definition}"
-            elif self.format.syntax == "regex":
-                text["pattern"] = f"^(?:{self.format.definition})$"
-        schema = {
-            "type": "object",
-            "properties": {INPUT: text},
-            "required": [INPUT],
-            "additionalProperties": False,
-        }
-        return Tool(name, schema, about)
+        return Tool.of_text(name, about, form.syntax, form.definition or "")
 
 
 def _read_single(value: object) -> FunctionTool | CustomTool:
@@ -168,12 +151,6 @@ def offered(tools: Sequence[FunctionTool | CustomTool | Namespace]) -> list[Offe
         )
         for each, namespace, about in _flat(tools)
     ]
-
-
-def tool_warnings(tools: Sequence[FunctionTool | CustomTool | Namespace]) -> list[str]:
-    """A sentence for each grammar that is not enforced."""
-    singles = (each for each, _, _ in _flat(tools))
-    return [each for tool in singles if isinstance(tool, CustomTool) for each in tool.warnings]
 
 
 def _flat(
