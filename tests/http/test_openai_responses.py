@@ -8,7 +8,6 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
-from maskdial.dialects.responses import compact
 from openai.types.responses import (
     Response,
     ResponseOutputMessage,
@@ -17,6 +16,7 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel, TypeAdapter
 
+from maskdial.dialects.openai.responses import compact
 from tests.held import HOUR, HeldTimers, held
 from tests.servers import engine_of
 
