@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from maskdial.causal.tools import ToolFormat
-from maskdial.dialects.ollama.errors import error_line
+from maskdial.dialects.ollama.errors import error_content, line
 from maskdial.dialects.ollama.messages import MessageBody, conversation
 from maskdial.errors import DeadlineError
 from maskdial.registry.catalog import STARTER_FOLDER
@@ -446,6 +446,6 @@ def test_an_error_ends_a_stream(server: Any, http: httpx.Client) -> None:
 
 
 def test_line_ends_of_unicode_do_not_end_lines() -> None:
-    content = error_line(DeadlineError("a\u2028b\u0085c"))
+    content = line(error_content(DeadlineError("a\u2028b\u0085c")))
     assert len(content.decode().splitlines()) == 1
     assert json.loads(content) == {"error": "a\u2028b\u0085c"}

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from maskdial import errors
-from maskdial.dialects.openai.errors import error_reply
+from maskdial.dialects.openai.errors import FORM
 from tests.held import HOUR, HeldTimers, held
 from tests.servers import engine_of, metric, wait_for
 
@@ -297,7 +297,7 @@ def test_replies_that_would_be_too_large(openai_http: httpx.Client) -> None:
 def test_every_error_has_its_form(
     error: errors.MaskdialError, status: int, kind: str, code: str | None, headers: dict[str, str]
 ) -> None:
-    reply = error_reply(error)
+    reply = FORM.reply(error)
     assert reply.status_code == status
     content = json.loads(bytes(reply.body))["error"]
     assert (content["message"], content["type"], content["code"]) == ("m", kind, code)

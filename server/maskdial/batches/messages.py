@@ -21,7 +21,7 @@ from maskdial.batches.output import write_whole
 from maskdial.batches.routes import read_number
 from maskdial.batches.service import BatchService, owner_of, service_of
 from maskdial.bounds import Size
-from maskdial.dialects.anthropic.errors import error_reply
+from maskdial.dialects.anthropic.errors import FORM
 from maskdial.dialects.anthropic.replies import AnthropicError
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import read_lenient
@@ -361,7 +361,7 @@ def _post(path: str, endpoint: Any, **options: Any) -> TaskRoute:
         endpoint,
         reply=MessageBatch,
         error=AnthropicError,
-        error_reply=error_reply,
+        error_reply=FORM.reply,
         invalid_status=400,
         tags=["anthropic"],
         **options,

@@ -18,7 +18,7 @@ from maskdial.bounds import Range
 from maskdial.dialects.body import example, read_body
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.base import Metadata
-from maskdial.dialects.openai.errors import error_reply
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import NotFoundError, ValidationError, shortened
 from maskdial.http.context import server_context
@@ -339,7 +339,7 @@ def _post(path: str, endpoint: Any, reply: Any, **options: Any) -> TaskRoute:
         endpoint,
         reply=reply,
         error=OpenAIError,
-        error_reply=error_reply,
+        error_reply=FORM.reply,
         invalid_status=400,
         tags=["openai"],
         **options,

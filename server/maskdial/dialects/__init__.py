@@ -1,7 +1,7 @@
 """The wire formats that the server speaks. A dialect parses and renders; it knows no model logic.
 
 A new one is a module with its ``ROUTES``, listed here. If its errors have a form of their own,
-its errors module is listed in ``_ERRORS`` as well.
+their form is listed in ``_ERRORS`` as well.
 """
 
 import functools
@@ -106,15 +106,15 @@ ROUTES = (
     *page.ROUTES,
 )
 
-_ERRORS = (anthropic_errors, ollama_errors, openai_errors)
+_ERRORS = (anthropic_errors.FORM, ollama_errors.FORM, openai_errors.FORM)
 
 ROUTING_ERRORS: tuple[tuple[str, Callable[[int, str, dict[str, str]], Response]], ...] = tuple(
-    (errors.PREFIX, errors.http_error_reply) for errors in _ERRORS
+    (form.prefix, form.routing_reply) for form in _ERRORS
 )
 """How errors at unknown paths are written: by the first dialect with that prefix, if one has it."""
 
 ERROR_REPLIES: tuple[tuple[str, ErrorReply], ...] = (
     ("/api/v0/", error_reply),  # LM Studio's, below Ollama's prefix
-    *((errors.PREFIX, errors.error_reply) for errors in _ERRORS),
+    *((form.prefix, form.reply) for form in _ERRORS),
 )
 """The same for our own errors, where a path's route is not known."""

@@ -18,7 +18,7 @@ from maskdial.dialects.body import BodyError, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.masked_body import TruncationParameters
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.engine.questions import Content, Option, Probabilities, Question, as_text
 from maskdial.errors import ValidationError, shortened
 from maskdial.http.replies import json_reply, timing_headers
@@ -234,4 +234,4 @@ async def systemone(call: Call[SystemOneBody]) -> Response:
     return json_reply(content, headers=timing_headers(found.timings))
 
 
-ROUTES = (openai_route("/v1/systemone", systemone, SystemOneBody, SystemOneReply),)
+ROUTES = (FORM.route("/v1/systemone", systemone, SystemOneBody, SystemOneReply),)

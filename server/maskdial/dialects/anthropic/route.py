@@ -13,11 +13,7 @@ from maskdial.causal.model import WritingModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.anthropic.blocks import Envelope, EventWriter, whole_message
 from maskdial.dialects.anthropic.body import CountBody, MessagesBody
-from maskdial.dialects.anthropic.errors import (
-    anthropic_route,
-    error_frame,
-    event_frame,
-)
+from maskdial.dialects.anthropic.errors import FORM, error_frame, event_frame
 from maskdial.dialects.anthropic.replies import AssistantMessage, TokenCount
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
@@ -84,6 +80,6 @@ async def _count(chat: ChatRequest, model: WritingModel) -> int:
 
 
 ROUTES = (
-    anthropic_route("/v1/messages", messages, MessagesBody, AssistantMessage, streams=True),
-    anthropic_route("/v1/messages/count_tokens", count_tokens, CountBody, TokenCount),
+    FORM.route("/v1/messages", messages, MessagesBody, AssistantMessage, streams=True),
+    FORM.route("/v1/messages/count_tokens", count_tokens, CountBody, TokenCount),
 )

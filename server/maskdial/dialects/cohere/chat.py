@@ -17,7 +17,7 @@ from maskdial.causal.sampling.params import Count, Penalty, Share
 from maskdial.causal.tools import ToolChoice
 from maskdial.dialects.body import MAX_MESSAGES, TaskBody, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.cohere.errors import cohere_route
+from maskdial.dialects.cohere.errors import FORM
 from maskdial.dialects.cohere.events import CohereChatReply, ReplyRenderer
 from maskdial.dialects.cohere.messages import CohereMessage, ToolBody
 from maskdial.dialects.flow import write
@@ -168,4 +168,4 @@ async def cohere_chat(call: Call[CohereChatBody]) -> Response:
     return await write(call, generation, renderer, streams=bool(body.stream))
 
 
-ROUTES = (cohere_route("/v2/chat", cohere_chat, CohereChatBody, CohereChatReply, streams=True),)
+ROUTES = (FORM.route("/v2/chat", cohere_chat, CohereChatBody, CohereChatReply, streams=True),)

@@ -15,7 +15,7 @@ from maskdial.ask.embed import embed_all
 from maskdial.bounds import Range, Size
 from maskdial.dialects.body import AT_LEAST_ONE, AnyText, FieldError, TaskBody, example
 from maskdial.dialects.call import Call
-from maskdial.dialects.cohere.errors import cohere_route
+from maskdial.dialects.cohere.errors import FORM
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.unsupported import Unsupported
 from maskdial.dialects.vectors import SECONDS_PER_VALUE, base64_of
@@ -293,8 +293,6 @@ def _values(vectors: NDArray[np.float32], wanted: CohereType) -> list[Any]:
 
 
 ROUTES = (
-    cohere_route("/v2/embed", cohere_embed, CohereEmbedBody, CohereEmbedReply),
-    cohere_route(
-        "/v1/embed", cohere_embed_v1, CohereEmbedBody, CohereFloatsReply | CohereEmbedReply
-    ),
+    FORM.route("/v2/embed", cohere_embed, CohereEmbedBody, CohereEmbedReply),
+    FORM.route("/v1/embed", cohere_embed_v1, CohereEmbedBody, CohereFloatsReply | CohereEmbedReply),
 )

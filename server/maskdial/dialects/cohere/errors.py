@@ -1,15 +1,13 @@
-"""How Cohere's dialect writes errors, and the routes that write them so."""
+"""How Cohere's dialect writes errors."""
 
 import uuid
 from typing import Any
 
-from fastapi import Response
 from typing_extensions import TypedDict
 
-from maskdial.dialects.call import Answerer, BodyT, task_route
+from maskdial.dialects.errors import ErrorForm
 from maskdial.errors import MaskdialError
-from maskdial.http.replies import encode_json, sdk_error_reply
-from maskdial.http.route import TaskRoute
+from maskdial.http.replies import encode_json
 from maskdial.http.sse import named_frame
 
 
@@ -18,23 +16,6 @@ class CohereError(TypedDict):
 
     id: str
     message: str
-
-
-def cohere_route(
-    path: str, answer: Answerer[BodyT], body: type[BodyT], reply: Any, *, streams: bool = False
-) -> TaskRoute:
-    """A task route whose errors are Cohere's."""
-    return task_route(
-        path,
-        answer,
-        body,
-        reply,
-        streams=streams,
-        error=CohereError,
-        error_reply=error_reply,
-        invalid_status=400,
-        tags=["cohere"],
-    )
 
 
 def event_frame(content: dict[str, Any]) -> bytes:
@@ -48,7 +29,9 @@ def error_frame(error: MaskdialError) -> bytes:
     return event_frame({"type": "message-end", "delta": delta})
 
 
-def error_reply(error: MaskdialError) -> Response:
-    """An error as a response of Cohere's API."""
-    content: CohereError = {"id": uuid.uuid4().hex, "message": error.message}
-    return sdk_error_reply(error, content)
+def error_content(error: MaskdialError) -> CohereError:
+    """An error as Cohere's API writes it."""
+    return {"id": uuid.uuid4().hex, "message": error.message}
+
+
+FORM = ErrorForm("cohere", error_content, CohereError)

@@ -20,7 +20,7 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.ollama.body import TextBody
-from maskdial.dialects.ollama.errors import LINES, error_line, line
+from maskdial.dialects.ollama.errors import LINES, error_content, line
 from maskdial.errors import ForbiddenError, MaskdialError, UnauthorizedError, ValidationError
 from maskdial.http.replies import json_reply
 from maskdial.http.sse import StreamForm
@@ -165,7 +165,7 @@ class LineRenderer(Renderer):
         return frames
 
     def error_frame(self, error: MaskdialError) -> bytes:
-        return error_line(error)
+        return line(error_content(error))
 
     def _line(self, part: Part) -> dict[str, Any]:
         logprobs = {"logprobs": part.logprobs} if part.logprobs else {}

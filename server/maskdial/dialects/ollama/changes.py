@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from maskdial.dialects.body import Wire
 from maskdial.dialects.call import Call
-from maskdial.dialects.ollama.errors import LINES, error_reply, line
+from maskdial.dialects.ollama.errors import FORM, LINES, line
 from maskdial.dialects.ollama.models import NameBody
 from maskdial.errors import ForbiddenError, NotFoundError
 from maskdial.http.replies import json_reply
@@ -71,4 +71,4 @@ async def upload(request: Request) -> Response:
 
 async def delete(request: Request) -> Response:
     """Refused: files stay, and the owner has models unloaded."""
-    return error_reply(ForbiddenError(f"{_SERVER}, and removes no files; {_LOAD}"))
+    return FORM.reply(ForbiddenError(f"{_SERVER}, and removes no files; {_LOAD}"))

@@ -3,7 +3,7 @@
 from maskdial.dialects.ollama import changes, models
 from maskdial.dialects.ollama.chat import OllamaChatBody, chat
 from maskdial.dialects.ollama.embed import EmbedBody, EmbeddingsBody, embed, embeddings
-from maskdial.dialects.ollama.errors import error_reply, ollama_route
+from maskdial.dialects.ollama.errors import FORM
 from maskdial.dialects.ollama.generate import OllamaGenerateBody, generate
 from maskdial.dialects.ollama.replies import (
     ChatLine,
@@ -20,12 +20,12 @@ from maskdial.dialects.ollama.replies import (
 from maskdial.http.route import Route, TaskRoute
 
 ROUTES = (
-    ollama_route("/api/chat", chat, OllamaChatBody, ChatLine, streams=True),
-    ollama_route("/api/generate", generate, OllamaGenerateBody, GenerateLine, streams=True),
-    ollama_route("/api/embed", embed, EmbedBody, EmbedReply),
-    ollama_route("/api/embeddings", embeddings, EmbeddingsBody, EmbeddingReply),
-    ollama_route("/api/show", models.show, models.ShowBody, ShownModel),
-    ollama_route("/api/pull", changes.pull, changes.PullBody, Status, streams=True),
+    FORM.route("/api/chat", chat, OllamaChatBody, ChatLine, streams=True),
+    FORM.route("/api/generate", generate, OllamaGenerateBody, GenerateLine, streams=True),
+    FORM.route("/api/embed", embed, EmbedBody, EmbedReply),
+    FORM.route("/api/embeddings", embeddings, EmbeddingsBody, EmbeddingReply),
+    FORM.route("/api/show", models.show, models.ShowBody, ShownModel),
+    FORM.route("/api/pull", changes.pull, changes.PullBody, Status, streams=True),
     *(
         TaskRoute(
             path,
@@ -33,7 +33,7 @@ ROUTES = (
             body=changes.AnyBody,
             reply=Status,
             error=OllamaError,
-            error_reply=error_reply,
+            error_reply=FORM.reply,
             invalid_status=400,
             statuses=(403,),
             tags=["ollama"],

@@ -9,7 +9,7 @@ from pydantic import Field
 from maskdial.bounds import Size
 from maskdial.dialects.body import read_body
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.openai.errors import error_reply
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import NotFoundError, ValidationError
 from maskdial.http.context import server_context
@@ -74,7 +74,7 @@ ROUTES = tuple(
         reply=str,
         media_type="text/plain",
         error=OpenAIError,
-        error_reply=error_reply,
+        error_reply=FORM.reply,
         invalid_status=400,
         statuses=(403,),
         tags=["openai"],

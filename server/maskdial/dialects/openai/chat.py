@@ -28,7 +28,7 @@ from maskdial.dialects.flow import write
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.calls import CallWriter
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
 from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
 from maskdial.dialects.openai.replies import ChatReply
@@ -387,7 +387,7 @@ async def chat_completions(call: Call[ChatBody]) -> Response:
 # InferenceClient names a model that does not exist where the path names it; llama.cpp has its paths
 # also without a version.
 ROUTES = tuple(
-    openai_route(path, chat_completions, ChatBody, ChatReply, streams=True)
+    FORM.route(path, chat_completions, ChatBody, ChatReply, streams=True)
     for path in (
         "/v1/chat/completions",
         "/chat/completions",

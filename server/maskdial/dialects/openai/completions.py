@@ -23,7 +23,7 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.flow import write
 from maskdial.dialects.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.base import AnyInput, TextsOrIds, check_input, inputs_of, is_batch
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
@@ -224,5 +224,5 @@ async def answer(call: Call[Any], make_renderer: MakeRenderer) -> Response:
 
 
 ROUTES = (
-    openai_route("/v1/completions", completions, CompletionsBody, CompletionReply, streams=True),
+    FORM.route("/v1/completions", completions, CompletionsBody, CompletionReply, streams=True),
 )

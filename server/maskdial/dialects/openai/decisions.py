@@ -16,7 +16,7 @@ from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.masked_body import Text, TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.decisions_input import Item, Parts, joined
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import DecisionsReply
 from maskdial.engine.questions import Option, Probabilities, Question
 from maskdial.http.replies import json_reply, timing_headers
@@ -213,4 +213,4 @@ def _usage(found: Decisions) -> dict[str, Any]:
     }
 
 
-ROUTES = (openai_route("/v1/decisions", decisions, DecisionsBody, DecisionsReply),)
+ROUTES = (FORM.route("/v1/decisions", decisions, DecisionsBody, DecisionsReply),)

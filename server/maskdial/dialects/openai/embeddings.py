@@ -23,7 +23,7 @@ from maskdial.dialects.openai.base import (
     inputs_of,
     is_batch,
 )
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import EmbeddingsReply, PromptUsage
 from maskdial.dialects.vectors import (
     INSTRUCTION_IN_PROMPT,
@@ -131,6 +131,6 @@ def prompt_usage(num_tokens: int) -> PromptUsage:
 
 
 ROUTES = tuple(
-    openai_route(path, embeddings, EmbeddingsBody, EmbeddingsReply)
+    FORM.route(path, embeddings, EmbeddingsBody, EmbeddingsReply)
     for path in ("/v1/embeddings", "/embeddings")
 )

@@ -1,10 +1,6 @@
-"""How the OpenAI dialect writes errors, and the routes that write them so."""
+"""How the OpenAI dialect writes errors."""
 
-from typing import Any
-
-from fastapi import Response
-
-from maskdial.dialects.call import Answerer, BodyT, task_route
+from maskdial.dialects.errors import ErrorForm
 from maskdial.dialects.openai.replies import OpenAIError
 from maskdial.errors import (
     DeadlineError,
@@ -18,12 +14,8 @@ from maskdial.errors import (
     UnauthorizedError,
     ValidationError,
 )
-from maskdial.http.replies import encode_json, json_reply, sdk_error_reply
-from maskdial.http.route import TaskRoute
+from maskdial.http.replies import encode_json
 from maskdial.http.sse import data_frame
-
-PREFIX = "/v1/"
-"""Below it, every failure has this form, also that of a route that does not exist."""
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 """The code of a prompt that does not fit the context."""
@@ -37,28 +29,6 @@ _FAULTS = (
     SlowBodyError,
     TooLargeError,
 )
-
-
-def openai_route(
-    path: str, answer: Answerer[BodyT], body: type[BodyT], reply: Any, *, streams: bool = False
-) -> TaskRoute:
-    """A task route whose errors are OpenAI's."""
-    return task_route(
-        path,
-        answer,
-        body,
-        reply,
-        streams=streams,
-        error=OpenAIError,
-        error_reply=error_reply,
-        invalid_status=400,
-        tags=["openai"],
-    )
-
-
-def error_reply(error: MaskdialError) -> Response:
-    """An error as a response of the OpenAI API."""
-    return sdk_error_reply(error, error_content(error))
 
 
 def error_frame(error: MaskdialError) -> bytes:
@@ -76,12 +46,7 @@ def error_content(error: MaskdialError) -> OpenAIError:
         param, code = error.field, "model_not_found" if error.field == "model" else None
     if isinstance(error, UnauthorizedError):
         code = "invalid_api_key"
-    return _content(error.message, _type(error), param, code)
-
-
-def http_error_reply(status: int, message: str, headers: dict[str, str]) -> Response:
-    """A routing error (no such path, wrong method) as a response of the OpenAI API."""
-    return json_reply(_content(message, _INVALID, None, None), status=status, headers=headers)
+    return {"error": {"message": error.message, "type": _type(error), "param": param, "code": code}}
 
 
 def _type(error: MaskdialError) -> str:
@@ -92,5 +57,4 @@ def _type(error: MaskdialError) -> str:
     return "timeout_error" if isinstance(error, DeadlineError) else "server_error"
 
 
-def _content(message: str, kind: str, param: str | None, code: str | None) -> OpenAIError:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+FORM = ErrorForm("openai", error_content, OpenAIError, prefix="/v1/")

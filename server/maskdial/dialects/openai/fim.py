@@ -15,7 +15,7 @@ from maskdial.dialects.body import example
 from maskdial.dialects.call import Call
 from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.completions import CompletionsBody, CompletionsRenderer, answer
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import ChatReply
 
 
@@ -89,4 +89,4 @@ async def fim_completions(call: Call[FimBody]) -> Response:
     return await answer(call, FimRenderer)
 
 
-ROUTES = (openai_route("/v1/fim/completions", fim_completions, FimBody, ChatReply, streams=True),)
+ROUTES = (FORM.route("/v1/fim/completions", fim_completions, FimBody, ChatReply, streams=True),)

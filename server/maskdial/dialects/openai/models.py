@@ -5,7 +5,7 @@ import time
 from fastapi import Request, Response
 
 from maskdial.config import Config
-from maskdial.dialects.openai.errors import error_reply
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import ModelReply, ModelsReply, OpenAIError
 from maskdial.engine.model import max_length
 from maskdial.errors import NotFoundError
@@ -35,7 +35,7 @@ async def retrieve_model(request: Request) -> Response:
         assert name is not None, "the path has one"
         entry = server.models.entry(name)
     except NotFoundError as error:
-        return error_reply(error)
+        return FORM.reply(error)
     return json_reply(_describe(entry, server.config))
 
 

@@ -21,7 +21,7 @@ from maskdial.dialects.call import Call
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.masked_body import TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody, check_items
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import ModerationReply, ModerationResult
 from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
@@ -130,4 +130,4 @@ def is_harmless(label: str) -> bool:
     return _HARMLESS.fullmatch(re.sub(r"[\W_]", "", label).lower()) is not None
 
 
-ROUTES = (openai_route("/v1/moderations", moderations, ModerationsBody, ModerationReply),)
+ROUTES = (FORM.route("/v1/moderations", moderations, ModerationsBody, ModerationReply),)

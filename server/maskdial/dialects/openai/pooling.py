@@ -24,7 +24,7 @@ from maskdial.dialects.openai.base import (
     is_batch,
 )
 from maskdial.dialects.openai.embeddings import prompt_usage
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import PoolingReply
 from maskdial.dialects.openai.scores import PoolingParameters
 from maskdial.dialects.unsupported import Unsupported
@@ -189,4 +189,4 @@ def _written(body: PoolingBody, values: NDArray[Any]) -> list[Any] | str:
     return written
 
 
-ROUTES = (openai_route("/pooling", pooling, PoolingBody, PoolingReply),)
+ROUTES = (FORM.route("/pooling", pooling, PoolingBody, PoolingReply),)

@@ -14,7 +14,7 @@ from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.masked_body import Text, TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.embeddings import prompt_usage
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import RankedDocument, RankReply
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.dialects.vectors import INSTRUCTION_IN_TEMPLATE
@@ -98,5 +98,5 @@ SHARER = Sharer(endpoint(rerank, RankBody), RankBody, RankReply, ("documents",))
 """Its part of `/rerank`."""
 
 ROUTES = tuple(
-    openai_route(path, rerank, RankBody, RankReply) for path in ("/v1/rerank", "/v2/rerank")
+    FORM.route(path, rerank, RankBody, RankReply) for path in ("/v1/rerank", "/v2/rerank")
 )

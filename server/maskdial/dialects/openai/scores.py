@@ -15,7 +15,7 @@ from maskdial.dialects.call import Call, endpoint
 from maskdial.dialects.masked_body import TruncationParameters
 from maskdial.dialects.openai.base import OpenAIBody, check_items
 from maskdial.dialects.openai.embeddings import prompt_usage
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import ScoreListReply
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.http.replies import json_reply, timing_headers
@@ -135,4 +135,4 @@ SHARER = Sharer(
 )
 """Its part of `/score`."""
 
-ROUTES = (openai_route("/v1/score", score_pairs, ScoresBody, ScoreListReply),)
+ROUTES = (FORM.route("/v1/score", score_pairs, ScoresBody, ScoreListReply),)

@@ -23,7 +23,7 @@ from maskdial.causal.prompts import Prompt
 from maskdial.dialects.body import FieldError, example
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
-from maskdial.dialects.openai.errors import openai_route
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import ResponseUsage
 from maskdial.dialects.openai.responses.items import (
     CompactionItem,
@@ -167,4 +167,4 @@ async def compact_response(call: Call[CompactBody]) -> Response:
     return await write(call, generation, writer, streams=False)
 
 
-ROUTES = (openai_route("/v1/responses/compact", compact_response, CompactBody, CompactionReply),)
+ROUTES = (FORM.route("/v1/responses/compact", compact_response, CompactBody, CompactionReply),)

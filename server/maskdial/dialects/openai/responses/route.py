@@ -19,7 +19,7 @@ from maskdial.causal.prompts import Prompt
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.logprobs import chat_logprobs
-from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, openai_route
+from maskdial.dialects.openai.errors import CONTEXT_LENGTH_EXCEEDED, FORM
 from maskdial.dialects.openai.replies import ResponseReply, ResponseUsage
 from maskdial.dialects.openai.responses import compact, stored
 from maskdial.dialects.openai.responses.body import ResponsesBody
@@ -160,7 +160,7 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
 
 
 ROUTES = (
-    openai_route("/v1/responses", create_response, ResponsesBody, ResponseReply, streams=True),
+    FORM.route("/v1/responses", create_response, ResponsesBody, ResponseReply, streams=True),
     *compact.ROUTES,  # before those of responses by their ids
     *stored.ROUTES,
 )

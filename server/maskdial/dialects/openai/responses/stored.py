@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 from maskdial.dialects.body import BodyError, Wire, read_body
 from maskdial.dialects.call import Call
-from maskdial.dialects.openai.errors import error_reply, http_error_reply
+from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import OpenAIError, ResponseReply
 from maskdial.dialects.openai.responses.body import ResponsesBody
 from maskdial.dialects.openai.responses.items import Item, dumped, read_items
@@ -226,7 +226,7 @@ async def cancel_response(request: Request) -> Response:
         return _missing(request)
     if not found.response["background"] and found.status in _FINISHED:
         message = "only a response in the background can be cancelled"
-        return http_error_reply(400, message, {})
+        return FORM.routing_reply(400, message, {})
     await _cancel(store, request.path_params["id"])
     return json_reply((await _find(request) or found).response)
 
@@ -248,9 +248,9 @@ async def _find(request: Request) -> StoredResponse | None:
 
 def _missing(request: Request) -> Response:
     if server_context(request).responses is None:
-        return http_error_reply(404, "responses are not stored; there is none to retrieve", {})
+        return FORM.routing_reply(404, "responses are not stored; there is none to retrieve", {})
     name = repr(shortened(request.path_params["id"]))
-    return http_error_reply(404, _NOT_HERE.format(name=name), {})
+    return FORM.routing_reply(404, _NOT_HERE.format(name=name), {})
 
 
 ROUTES = (
@@ -276,7 +276,7 @@ ROUTES = (
         body_is_optional=True,
         reply=ResponseReply,
         error=OpenAIError,
-        error_reply=error_reply,
+        error_reply=FORM.reply,
         invalid_status=400,
         tags=["openai"],
     ),
