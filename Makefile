@@ -210,9 +210,12 @@ $(RAY): $(PROJECTS) constraints.txt
 		.venv-agents/$$name/bin/python -m pip install -r tests/agents/$$name.txt || exit 1; done
 	touch $@
 
+# Of this one, the cases are read; what it would install runs models.
+BFCL := bfcl-eval==2026.3.23
 .venv-conformance/.installed: tests/conformance/requirements.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install -r $<
+	$(@D)/bin/python -m pip install --no-deps $(BFCL)
 	touch $@
 
 # pip, not python, marks a usable environment: where Debian's python3-venv is missing, venv fails

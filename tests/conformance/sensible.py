@@ -60,7 +60,7 @@ def sensible() -> Iterator[None]:
         prompt = model.tokenizer.decode(start[0], skip_special_tokens=False)
         for text in replies(prompt):
             ids = model.tokenizer.encode(text, add_special_tokens=False).ids
-            if grammar is None or _accepts(grammar, ids):
+            if grammar is None or accepts(grammar, ids):
                 forced: Any = Forced(ids, model.manifest.vocab_size)
                 return make(request, start, params, forced, *others)
         raise AssertionError(f"the grammar accepts no sensible reply to {prompt}")
@@ -69,7 +69,7 @@ def sensible() -> Iterator[None]:
         yield
 
 
-def _accepts(grammar: Any, ids: Sequence[int]) -> bool:
+def accepts(grammar: Any, ids: Sequence[int]) -> bool:
     """Whether a grammar accepts all tokens but the last, which ends the text, and lets it end."""
     matcher = grammar.matcher(first=True)
     for token_id in ids:

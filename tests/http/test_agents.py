@@ -436,6 +436,40 @@ class TestCustomTools:
         assert message == "tool_choice: custom: belongs to the type 'custom', and only to that"
 
 
+class TestChatInterfaces:
+    """What LibreChat's documentation says that it sends, and Page Assist's client for Ollama."""
+
+    def test_librechat(self, http: httpx.Client) -> None:
+        body = {
+            "temperature": 1,
+            "top_p": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "user": "65b1f2",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 4,
+            "messages": [USER],
+        }
+        reply = ask(http, "/v1/chat/completions", **body)
+        assert reply.text.endswith("data: [DONE]\n\n")
+        assert '"usage":{' in reply.text
+        assert IGNORED not in reply.headers
+
+    @pytest.mark.parametrize(
+        "origin", [None, "chrome-extension://jfgfiigpkhlkbnfnbobbkinehhfdhndo"]
+    )
+    def test_page_assist(self, http: httpx.Client, origin: str | None) -> None:
+        options = {"temperature": 0.5, "top_k": 5, "num_ctx": 2048, "num_gpu": 1, "seed": 1}
+        options |= {"use_mmap": True, "numa": False, "num_predict": 4, "repeat_last_n": 64}
+        body = {"model": "hermes:latest", "messages": [{**USER, "images": []}], "stream": True}
+        body |= {"keep_alive": "5m", "options": options, "think": False, "format": ""}
+        headers = {} if origin is None else {"origin": origin}
+        reply = http.post("/api/chat", json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+        assert json.loads(reply.text.splitlines()[-1])["done"]
+
+
 class TestEditors:
     """What gateways and editors keep of other providers in `/v1/chat/completions`."""
 

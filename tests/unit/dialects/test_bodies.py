@@ -60,6 +60,7 @@ from maskdial.dialects.openai import (
 )
 from maskdial.dialects.openai import tokens as openai_tokens
 from maskdial.dialects.openai.responses import body as openai_responses_body
+from maskdial.dialects.openai.responses import compact as responses_compact
 from maskdial.dialects.openai.responses import stored as responses_stored
 from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.errors import ValidationError
@@ -97,6 +98,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     openai_chat.ChatBody: {"messages": [{"role": "user", "content": "a"}]},
     embeddings.EmbeddingsBody: {"input": "a"},
     openai_responses_body.ResponsesBody: {"input": "a"},
+    responses_compact.CompactBody: {"input": "a"},
     openai_tokens.PromptBody: {"prompt": "a"},
     completion.TemplateBody: {"messages": [{"role": "user", "content": "a"}]},
     openai_tokens.ContentBody: {"content": "a"},
