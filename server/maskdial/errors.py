@@ -118,12 +118,12 @@ class ForbiddenError(MaskdialError):
 
 
 class NotFoundError(MaskdialError):
-    """No such model, route, file or batch; ``field`` is what named it."""
+    """No such model, route, file or batch; ``field`` is what named it, if a field did."""
 
     status = 404
     error_type = "not_found"
 
-    def __init__(self, message: str, *, field: str = "model") -> None:
+    def __init__(self, message: str, *, field: str | None = "model") -> None:
         super().__init__(message)
         self.field = field
 

@@ -39,8 +39,8 @@ class ErrorForm:
 
     def routing_reply(self, status: int, message: str, headers: dict[str, str]) -> Response:
         """A routing error (no such path, wrong method) as a response."""
-        kind = NotFoundError if status == 404 else ValidationError
-        return json_reply(self.content(kind(message)), status=status, headers=headers)
+        error = NotFoundError(message, field=None) if status == 404 else ValidationError(message)
+        return json_reply(self.content(error), status=status, headers=headers)
 
     def route(
         self,
