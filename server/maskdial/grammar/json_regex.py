@@ -20,6 +20,7 @@ ESCAPED = [*map(chr, range(32)), '"', "\\"]
 """The characters that a JSON string cannot have as themselves."""
 _PLAIN = r'[^"\\\x00-\x1f]'
 _ANY = (1 << 256) - 1
+_MAX_TEXT = 128 * 1024
 
 # One sign of a regular expression, but for a class.
 _SIGNS = re.compile(
@@ -75,6 +76,10 @@ class Item:
     def escapes(self) -> str:
         """A lexeme for the escapes of a set."""
         return f"/{'|'.join(re.escape(spelled(each)) for each in self.escaped)}/"
+
+    def __post_init__(self) -> None:
+        if len(self.text) > _MAX_TEXT:  # terminals that have each other twice double it each time
+            raise NotTranslatableError
 
 
 Sign = tuple[SignKind, str | Item]

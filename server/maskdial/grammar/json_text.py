@@ -63,6 +63,8 @@ _COMMON: Mapping[str, str] = {
     "NEWLINE": r"(?:\r?\n)+",
 }
 """Terminals that llguidance imports from ``common``, as Lark's library has them."""
+_MAX_SETS = 256
+_SETS = re.compile(r"\[(?:\\.|[^]\\])*+|\\.(?:\{[^}]*\}|\w{1,4})?", re.DOTALL)
 _LINES = frozenset(_COMMON) - {"WS", "NEWLINE"}
 _NO_ESCAPES = frozenset({"DECIMAL", "FLOAT", "SIGNED_FLOAT", "NUMBER", "SIGNED_NUMBER", "_EXP"})
 
@@ -81,6 +83,8 @@ def json_text(lark: str) -> str | None:
         ValidationError: it names special tokens or other grammars, which no text contains.
     """
     check_text(lark)
+    if _has_many_sets(lark):
+        return None
     try:
         return _Translation(lark).grammar
     except (NotTranslatableError, RecursionError):
@@ -99,6 +103,20 @@ def check_text(lark: str) -> None:
                 f"a Lark grammar of a text cannot have {sign[0][:64]!r}: special tokens and other "
                 "grammars are not part of a text"
             )
+
+
+def _has_many_sets(lark: str) -> bool:
+    """Whether a grammar has so many sets of characters that it takes long to ask llguidance what is
+    in each of them: it takes about a millisecond.
+    """
+    found: set[str] = set()
+    for sign in _SIGNS.finditer(lark):
+        if sign["regex"]:
+            found.update(_SETS.findall(sign[0]))
+        last = sign[0].rpartition("/")[2] if sign["regex"] else sign[0][-1:]
+        if (sign["regex"] or sign["string"]) and "i" in last:
+            found.update(sign[0])
+    return len(found) > _MAX_SETS
 
 
 @dataclass(slots=True)
@@ -127,6 +145,8 @@ class _Definition:
 
 def within_lines(lark: str) -> bool:
     """Whether every lexeme of a Lark grammar ends at a line feed, or is one."""
+    if _has_many_sets(lark):
+        return False
     for sign in _SIGNS.finditer(lark):
         if sign["other"] or (sign["import"] and sign["name"] not in _LINES):
             return False

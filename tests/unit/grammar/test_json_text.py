@@ -145,6 +145,11 @@ def test_what_a_grammar_may_have(lark: str, right: list[str], wrong: list[str]) 
         'start: A\nA: /[^x]*/ /[a"]+/',
         'start: A\nA: "b" | "b\\n"',
         "start: S\n%import common.ESCAPED_STRING -> S",
+        # These would take long.
+        "start: /" + "".join(f"[{chr(0x4E00 + each)}b]" for each in range(300)) + "/",
+        "start: /" + "".join(chr(0x4E00 + each) for each in range(300)) + "/i",
+        "\n".join(["start: A0", *(f"A{n}: A{n + 1} A{n + 1}" for n in range(40)), r'A40: "\n"']),
+        "start: A\nA: " + "(" * 3000 + r'"\n"' + ")" * 3000,
     ],
 )
 def test_what_is_not_translated(lark: str) -> None:
