@@ -114,7 +114,7 @@ def test_completions_that_cannot_be_served(
         ({"logprobs": 3}, "logprobs", "boolean"),
         ({"max_tokens": "9"}, "max_tokens", "valid integer"),
         ({"grammar": "root ::= x"}, "grammar", "grammars in GBNF are not supported"),
-        ({"documents": ["a"]}, "documents[0]", "valid dictionary"),
+        ({"documents": ["a"]}, "documents[0]", "should be an object"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "this field is required"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools to call"),
         ({"functions": [{"name": "f"}]}, "functions", "send tools and tool_choice"),

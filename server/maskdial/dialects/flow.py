@@ -88,7 +88,6 @@ async def write(
     renderer: Renderer,
     *,
     streams: bool,
-    warnings: Sequence[str] = (),
 ) -> Response:
     """Runs an admitted request, and answers it whole or as a stream.
 
@@ -97,7 +96,6 @@ async def write(
         generation: is admitted.
         renderer: writes the reply.
         streams: whether the reply is a stream.
-        warnings: sentences for the headers, beside those of the generation.
 
     Raises:
         ValidationError: a reply that is not streamed is to show what each pass unmasks.
@@ -106,7 +104,7 @@ async def write(
         raise ValidationError(
             "only a stream shows what a pass unmasks; set stream", field="stream_unmasking"
         )
-    headers = warnings_header([*generation.warnings, *warnings])
+    headers = warnings_header(generation.warnings)
     if streams:
         headers |= truncation_header(sum(prompt.num_truncated for prompt in generation.prompts))
         frames = _frames(generation, renderer)
