@@ -415,7 +415,12 @@ class Quantizer:
             texts = evenly(self._calibration_texts(), _CALIBRATION_TEXTS)
             with phase(self.console, "Reading for calibration") as show:
                 self._moments = observe_moments(
-                    self.checkpoint.model, self.projections, texts, show
+                    self.checkpoint.model,
+                    self.projections,
+                    texts,
+                    self.checkpoint.answer,
+                    self.checkpoint.predicts_tokens,
+                    show,
                 )
             self._check_finite({name: float(each.sum()) for name, each in self._moments.items()})
         return self._moments
