@@ -1,4 +1,4 @@
-"""Second moments of what layers read: rows count by the Fisher information of what is made of them."""
+"""Second moments of what layers read, in which rows count by the Fisher information."""
 
 from collections.abc import Callable
 from pathlib import Path

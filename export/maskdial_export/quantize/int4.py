@@ -1,7 +1,8 @@
 """Weights of 4 bits in blocks: each has a scale and, with int4, a zero of its own.
 
 A weight is ``scale * (integer - zero)``. Scales and zeros are searched for the least squared
-error, weighted by how large the inputs are (as llama.cpp's importance matrix does). With the
+error, weighted by how large the inputs are where they matter (as llama.cpp's importance matrix
+does, where all tokens count alike). With the
 inputs' second moments the integers are chosen by GPTQ (Frantar et al. 2022, arXiv:2210.17323): the
 error of each input's weights is made up for by those of the inputs that follow. Inputs of large
 moments come first, but the blocks stay as they are, so that no index of groups is needed.
@@ -32,9 +33,6 @@ _COLUMNS = 128
 _SEARCHED = 2**17
 """Weights whose scales are searched at once: the intermediate results stay in the processor's
 cache, which makes the search 2 to 3 times as fast."""
-_ROUNDS = 2
-"""Of scales and integers that are improved in turns, after GPTQ."""
-_RIDGE = 1e-6
 _TINY = 1e-30
 
 
@@ -86,10 +84,12 @@ def to_blocks(weight: NDArray[np.float32], kind: Int4, moments: Tensor | None = 
     if moments is None or not kind.zeros:
         integers = (blocks / scale + zero).round().clamp(0, _LARGEST)
     else:
-        chosen, scale = _choose(
-            rows, scale[..., 0], zero[..., 0], kind.block_size, _damped(moments)
+        steps, zeros = (
+            each.expand_as(blocks).flatten(1)[:, :num_inputs].T.contiguous()
+            for each in (scale, zero)
         )
-        integers, scale = _blocks(chosen, kind.block_size), scale[..., None]
+        chosen = _make_up(rows.T.contiguous(), steps, zeros, _damped(moments))
+        integers = _blocks(chosen.T, kind.block_size)
     shape = num_outputs, -1
     return Blocks(
         integers.to(torch.uint8).numpy(),
@@ -148,94 +148,24 @@ def _damped(moments: Tensor) -> Tensor:
     return moments + share * torch.eye(len(moments))
 
 
-def _choose(
-    rows: Tensor, scale: Tensor, zero: Tensor, size: int, moments: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Integers (outputs, inputs) and scales (outputs, num_blocks) of the least error of outputs.
-
-    The integers are GPTQ's first. Then scales and integers are improved in turns, each for what the
-    others are: GPTQ makes up for an error by the inputs that follow alone, with the scales of
-    weights that it has since changed.
-    """
-    num_inputs = rows.shape[1]
-
-    def of_inputs(values: Tensor) -> Tensor:
-        return values.repeat_interleave(size, dim=1)[:, :num_inputs].T.contiguous()
-
-    weight, zeros = rows.T.contiguous(), of_inputs(zero)
-    steps = _make_up(weight, of_inputs(scale), zeros, moments)
-    for _ in range(_ROUNDS):
-        scale = _best_scales(rows, _blocks(steps.T, size), scale, moments)
-        steps = _improve(weight, steps, of_inputs(scale), zeros, moments)
-    scale = as_halves(_best_scales(rows, _blocks(steps.T, size), scale, moments))
-    return (steps + zeros).T.contiguous(), scale
-
-
 def _make_up(weight: Tensor, scale: Tensor, zero: Tensor, moments: Tensor) -> Tensor:
-    """Integers less their zeros by GPTQ; all but the moments are (inputs, outputs)."""
+    """Integers by GPTQ; all but the moments are (inputs, outputs), so that a column is one run of
+    memory."""
     order = moments.diagonal().argsort(descending=True)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(moments[order][:, order]))
     factor = torch.linalg.cholesky(inverse, upper=True)
     left, scale, zero = weight[order], scale[order], zero[order]
-    steps = torch.empty_like(left)
+    integers = torch.empty_like(left)
     for start in range(0, len(order), _COLUMNS):
         stop = min(start + _COLUMNS, len(order))
         errors = torch.empty_like(left[start:stop])
         for row in range(start, stop):
             exact, step, offset = left[row], scale[row], zero[row]
-            steps[row] = (exact / step + offset).round_().clamp_(0, _LARGEST).sub_(offset)
-            error = (exact - steps[row] * step) / factor[row, row]
+            integers[row] = (exact / step + offset).round_().clamp_(0, _LARGEST)
+            error = (exact - (integers[row] - offset) * step) / factor[row, row]
             errors[row - start] = error
             left[row:stop].addr_(factor[row, row:stop], error, alpha=-1)
         left[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
-    chosen = torch.empty_like(steps)
-    chosen[order] = steps
+    chosen = torch.empty_like(integers)
+    chosen[order] = integers
     return chosen
-
-
-def _best_scales(rows: Tensor, steps: Tensor, scale: Tensor, moments: Tensor) -> Tensor:
-    """The scales (outputs, num_blocks) of the least error for given integers.
-
-    Args:
-        rows: weights (outputs, inputs).
-        steps: integers less their zeros (outputs, num_blocks, size).
-        scale: those until now; at most half or twice as large ones are returned.
-        moments: (inputs, inputs).
-    """
-    num_blocks, size = steps.shape[1:]
-    padding = 0, num_blocks * size - rows.shape[1]
-    padded = nn.functional.pad(moments, padding * 2)
-    target = (_blocks(rows @ moments, size) * steps).sum(dim=2)
-    by_block = steps.transpose(0, 1).contiguous()
-    products = torch.empty(len(rows), num_blocks, num_blocks)
-    for index, columns in enumerate(padded.split(size, dim=1)):
-        read = torch.bmm(by_block, columns.reshape(num_blocks, size, size))
-        products[:, :, index] = (read * by_block[index]).sum(dim=2).T
-    own = products.diagonal(dim1=1, dim2=2)
-    unused = own == 0  # all integers of the block are zeros
-    own += torch.where(unused, 1, own * _RIDGE)
-    target = torch.where(unused, scale, target)
-    best = torch.linalg.solve(products, target)
-    return torch.where(best.isfinite(), best, scale).clamp(scale / 2, scale * 2)
-
-
-def _improve(weight: Tensor, steps: Tensor, scale: Tensor, zero: Tensor, moments: Tensor) -> Tensor:
-    """Integers less their zeros of a lower error: each the best for all others, one after another.
-
-    All but the moments are (inputs, outputs).
-    """
-    smallest, largest = -zero, _LARGEST - zero
-    steps, own = steps.clone(), moments.diagonal().tolist()
-    pull = moments @ (weight - steps * scale)
-    for start in range(0, len(steps), _COLUMNS):
-        stop = min(start + _COLUMNS, len(steps))
-        near = pull[start:stop].clone()
-        changes = torch.empty_like(near)
-        for row in range(start, stop):
-            better = (steps[row] + near[row - start] / (scale[row] * own[row])).round_()
-            better = better.clamp_(smallest[row], largest[row])
-            changes[row - start] = (better - steps[row]) * scale[row]
-            near.addr_(moments[start:stop, row], changes[row - start], alpha=-1)
-            steps[row] = better
-        pull.addmm_(moments[:, start:stop], changes, alpha=-1)
-    return steps
