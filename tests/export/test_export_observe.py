@@ -51,3 +51,19 @@ def test_rows_count_by_the_fisher_information(
     off = (found[LAYER] - expected).norm() / expected.norm()
     assert off < 0.1
     assert off < 0.3 * (plain - expected).norm() / expected.norm()
+
+
+def test_rows_count_alike_where_there_are_no_gradients(checkpoint: Callable[[str], Path]) -> None:
+    source = find(str(checkpoint("llama")), "auto", revision=None, allow_pickle=False)
+    llama = load_checkpoint(source)
+    text = np.arange(5, 17)
+    read: list[torch.Tensor] = []
+    layer = llama.model.get_submodule(LAYER)
+    layer.register_forward_hook(lambda _module, arguments, _output: read.append(arguments[0]))
+
+    def answer(output: object) -> torch.Tensor:
+        return llama.answer(output).detach()
+
+    found = observe_moments(llama.model, [LAYER], [text], answer, of_tokens=True)
+    rows = read[0][0].detach()
+    torch.testing.assert_close(found[LAYER], rows.T @ rows / len(rows))

@@ -80,7 +80,7 @@ def observe_moments(
     squared gradient of the answer's log-likelihood, of tokens that are drawn from the model's own
     distributions (the Fisher information; of other answers, of a random direction, by the Gauss-
     Newton matrix). A plain mean would be that of a few large rows, or of many that attention
-    hardly looks at.
+    hardly looks at. Where the model's code cannot be differentiated, all rows count alike.
 
     They are float32 (inputs, inputs), in files without names, since those of a large model take as
     much memory as its weights. Layers of one input share its moments.
@@ -113,7 +113,12 @@ def observe_moments(
         for index, text in enumerate(texts):
             show(index, len(texts), "texts")
             inputs.clear()
-            _depend(answer(_read(model, text)), of_tokens, generator)
+            try:
+                _depend(answer(_read(model, text)), of_tokens, generator)
+            except RuntimeError:  # a model whose own code has no gradients
+                inputs.clear()
+                with torch.no_grad():
+                    _read(model, text)
             for each in inputs:
                 rows = each.source.detach().flatten(0, -2)
                 weights = each.weights(len(rows))
@@ -175,12 +180,14 @@ def _differentiable(model: PreTrainedModel) -> Iterator[None]:
     trained = [each for each in model.parameters() if each.requires_grad]
     for each in trained:
         each.requires_grad_(False)
-    handle = model.get_input_embeddings().register_forward_hook(begin)
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    handles = [table.register_forward_hook(begin) for table in tables]
     try:
         with torch.enable_grad():
             yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         for each in trained:
             each.requires_grad_(True)
 
