@@ -107,7 +107,7 @@ def observe_moments(
             inputs.append(_Input(owners.setdefault(name, name), source))
         owners.setdefault(name, inputs[-1].owner)
         if output.requires_grad:
-            output.register_hook(inputs[-1].weigh)
+            output.register_hook(inputs[-1].weigh)  # type: ignore[no-untyped-call]
 
     with _differentiable(model), _observed(model, names, keep):
         for index, text in enumerate(texts):
