@@ -325,6 +325,16 @@ def test_a_calibration_text_of_one_word(
         quantize(traced("bert-classify"), Gate(calibration_text=text), precision="int4")
 
 
+def test_a_calibration_text_in_a_script_that_the_tokenizer_does_not_know(
+    traced: Callable[[str], Traced], quantize: Quantize, tmp_path: Path
+) -> None:
+    text = tmp_path / "script.txt"
+    text.write_text("𐎀𐎁 𐎂𐎃𐎄 𐎅\n" * 300, encoding="utf-8")
+    why = r"knows 0 of the 900 tokens of the calibration text script.txt, and at least 64"
+    with pytest.raises(ExportError, match=why):
+        quantize(traced("bert-classify"), Gate(calibration_text=text), precision="int4")
+
+
 def test_a_calibration_text_on_which_layers_read_nan(
     traced: Callable[[str], Traced], quantize: Quantize
 ) -> None:

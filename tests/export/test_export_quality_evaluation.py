@@ -130,9 +130,10 @@ def test_a_full_disk_is_an_error_and_no_signal(
     with pytest.raises(OSError, match="No space left"):
         evaluate("llama").answers(bundle("llama") / "model.onnx")
     monkeypatch.setattr(tempfile, "TemporaryFile", small)
-    model, text = load(checkpoint("llama")).model, np.arange(5, 20)
+    llama, text = load(checkpoint("llama")), np.arange(5, 20)
+    names = projections(llama.model)
     with pytest.raises(OSError, match="No space left"):
-        observe_moments(model, projections(model), [text])
+        observe_moments(llama.model, names, [text], llama.answer, of_tokens=True)
     assert len(opened) == 2
 
 

@@ -169,6 +169,9 @@ def test_tokenizer_without_letters(tmp_path: Path) -> None:
     source = make_source(tmp_path, "bert", tokenizer__json=empty.to_str())
     with pytest.raises(ExportError, match=r"knows 0 of \d+ words"):
         load_tokenizer(source, 61, SAMPLE)
+    foreign = Sample("mine", "", "𐎀𐎁 𐎂𐎃𐎄 日本語")
+    with pytest.raises(ExportError, match=r"knows 0 of 3 words of mine; .* with --quality-text"):
+        load_tokenizer(source, 61, foreign)
     known = Sample("mine", "", "word1 word2")
     assert load_tokenizer(source, 61, known).backend.encode("word2").ids == [2]
 

@@ -299,9 +299,14 @@ def _check_size(source: Source, tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
+def unknown_ids(tokenizer: Tokenizer) -> set[int]:
+    """The tokens of what a tokenizer does not know: one, or those of single bytes."""
+    return set(tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids)
+
+
 def _check_words(source: Source, tokenizer: Tokenizer, sample: Sample) -> None:
     try:
-        unknown = set(tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids)
+        unknown = unknown_ids(tokenizer)
     except Exception as error:  # the library has no error class of its own
         raise ExportError(
             f"the tokenizer that transformers makes of {source.name} reads no text "

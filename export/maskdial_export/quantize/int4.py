@@ -1,7 +1,8 @@
 """Weights of 4 bits in blocks: each has a scale and, with int4, a zero of its own.
 
 A weight is ``scale * (integer - zero)``. Scales and zeros are searched for the least squared
-error, weighted by how large the inputs are (as llama.cpp's importance matrix does). With the
+error, weighted by how large the inputs are where they matter (as llama.cpp's importance matrix
+does, where all tokens count alike). With the
 inputs' second moments the integers are chosen by GPTQ (Frantar et al. 2022, arXiv:2210.17323): the
 error of each input's weights is made up for by those of the inputs that follow. Inputs of large
 moments come first, but the blocks stay as they are, so that no index of groups is needed.
@@ -83,8 +84,12 @@ def to_blocks(weight: NDArray[np.float32], kind: Int4, moments: Tensor | None = 
     if moments is None or not kind.zeros:
         integers = (blocks / scale + zero).round().clamp(0, _LARGEST)
     else:
-        steps, zeros = (each.expand_as(blocks).flatten(1)[:, :num_inputs] for each in (scale, zero))
-        integers = _blocks(_make_up(rows, steps, zeros, moments), kind.block_size)
+        steps, zeros = (
+            each.expand_as(blocks).flatten(1)[:, :num_inputs].T.contiguous()
+            for each in (scale, zero)
+        )
+        chosen = _make_up(rows.T.contiguous(), steps, zeros, _damped(moments))
+        integers = _blocks(chosen.T, kind.block_size)
     shape = num_outputs, -1
     return Blocks(
         integers.to(torch.uint8).numpy(),
@@ -114,25 +119,26 @@ def _search(blocks: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
     """
     low = blocks.amin(dim=2, keepdim=True).clamp_max(0)
     high = blocks.amax(dim=2, keepdim=True).clamp_min(0)
-    best_error = torch.full_like(low, torch.inf)
+    weighted = importance * blocks
+    most = torch.full_like(low, -1)
     best_scale, best_zero = torch.ones_like(low), torch.full_like(low, NIBBLE_CENTER)
     for shrink in _SHRINKS:
         first = torch.where(high > low, (high - low) * (shrink / _LARGEST), 1)
         nearest = (-low * shrink / first).round()
+        exact = blocks / first
         for shift in (-1, 0, 1):
             zero = (nearest + shift).clamp(0, _LARGEST)
-            steps = (blocks / first + zero).round().clamp(0, _LARGEST) - zero
-            squares = (importance * steps * steps).sum(dim=2, keepdim=True)
-            products = (importance * steps * blocks).sum(dim=2, keepdim=True)
-            scale = torch.where(products > 0, products / squares.clamp_min(_TINY), first)
-            scale = as_halves(scale)
-            steps = (blocks / scale + zero).round().clamp(0, _LARGEST) - zero
-            error = (importance * (steps * scale - blocks).square()).sum(dim=2, keepdim=True)
-            better = error < best_error
-            best_error = torch.where(better, error, best_error)
+            steps = (exact + zero).round_().clamp_(0, _LARGEST).sub_(zero)
+            products = (weighted * steps).sum(dim=2, keepdim=True)
+            squares = steps.square_().mul_(importance).sum(dim=2, keepdim=True).clamp_min_(_TINY)
+            # By how much the scale that is best for these integers lowers the error
+            gain = torch.where(products > 0, products * products / squares, 0)
+            better = gain > most
+            most = torch.where(better, gain, most)
+            scale = torch.where(products > 0, products / squares, first)
             best_scale = torch.where(better, scale, best_scale)
             best_zero = torch.where(better, zero, best_zero)
-    return best_scale, best_zero
+    return as_halves(best_scale), best_zero
 
 
 def _damped(moments: Tensor) -> Tensor:
@@ -142,24 +148,24 @@ def _damped(moments: Tensor) -> Tensor:
     return moments + share * torch.eye(len(moments))
 
 
-def _make_up(rows: Tensor, scale: Tensor, zero: Tensor, moments: Tensor) -> Tensor:
-    """Integers (outputs, inputs) by GPTQ; all but the moments have that shape."""
+def _make_up(weight: Tensor, scale: Tensor, zero: Tensor, moments: Tensor) -> Tensor:
+    """Integers by GPTQ; all but the moments are (inputs, outputs), so that a column is one run of
+    memory."""
     order = moments.diagonal().argsort(descending=True)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(_damped(moments)[order][:, order]))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(moments[order][:, order]))
     factor = torch.linalg.cholesky(inverse, upper=True)
-    left, scale, zero = rows[:, order], scale[:, order], zero[:, order]
+    left, scale, zero = weight[order], scale[order], zero[order]
     integers = torch.empty_like(left)
     for start in range(0, len(order), _COLUMNS):
         stop = min(start + _COLUMNS, len(order))
-        errors = torch.empty_like(left[:, start:stop])
-        for column in range(start, stop):
-            exact, step, offset = left[:, column], scale[:, column], zero[:, column]
-            integer = (exact / step + offset).round().clamp(0, _LARGEST)
-            integers[:, column] = integer
-            error = (exact - (integer - offset) * step) / factor[column, column]
-            errors[:, column - start] = error
-            left[:, column:stop] -= error[:, None] * factor[column, column:stop]
-        left[:, stop:] -= errors @ factor[start:stop, stop:]
+        errors = torch.empty_like(left[start:stop])
+        for row in range(start, stop):
+            exact, step, offset = left[row], scale[row], zero[row]
+            integers[row] = (exact / step + offset).round_().clamp_(0, _LARGEST)
+            error = (exact - (integers[row] - offset) * step) / factor[row, row]
+            errors[row - start] = error
+            left[row:stop].addr_(factor[row, row:stop], error, alpha=-1)
+        left[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
     chosen = torch.empty_like(integers)
-    chosen[:, order] = integers
+    chosen[order] = integers
     return chosen

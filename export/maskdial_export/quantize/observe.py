@@ -1,8 +1,10 @@
 """Observing what the layers of a torch model read while it runs over texts."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,9 @@ from transformers import PreTrainedModel
 from maskdial_export.phase import Progress, silent
 from maskdial_export.session import Ids
 
+_DRAWS = 2  # of an answer, for each text
+_SEED = 20240229
+_TINY = 1e-30
 _ROWS = 64  # per text; comparing all of them takes longer than the model itself
 
 
@@ -46,14 +51,18 @@ def observe_layers(
     observations: dict[str, Observation] = {}
     last: tuple[Tensor, Tensor] | None = None  # layers of one input share its rows
 
-    def keep(name: str, module: nn.Module, source: Tensor) -> None:
+    def keep(name: str, module: nn.Module, read: Tensor, output: Tensor) -> None:
         nonlocal last
+        source = output if isinstance(module, nn.Embedding) else read
         if last is None or last[0] is not source:
             last = source, some_rows(source).clone()
         seen = observations.setdefault(name, Observation(module))
         seen.parts.append(last[1])
 
-    _run(model, names, texts, keep, show)
+    with torch.no_grad(), _observed(model, names, keep):
+        for index, text in enumerate(texts):
+            show(index, len(texts), "texts")
+            _read(model, text)
     return observations
 
 
@@ -61,38 +70,126 @@ def observe_moments(
     model: PreTrainedModel,
     names: Sequence[str],
     texts: Sequence[Ids],
+    answer: Callable[[Any], Tensor],
+    of_tokens: bool,
     show: Progress = silent,
 ) -> dict[str, Tensor]:
     """The second moments of what layers read: the mean of its rows' products with themselves.
 
+    A row counts by how much the model's answer depends on what the layers make of it: by the
+    squared gradient of the answer's log-likelihood, of tokens that are drawn from the model's own
+    distributions (the Fisher information; of other answers, of a random direction, by the Gauss-
+    Newton matrix). A plain mean would be that of a few large rows, or of many that attention
+    hardly looks at. Where the model's code cannot be differentiated, all rows count alike.
+
     They are float32 (inputs, inputs), in files without names, since those of a large model take as
     much memory as its weights. Layers of one input share its moments.
 
-    Args and what is observed are those of `observe_layers`.
+    Args:
+        model: a torch model, whose parameters get no gradients.
+        names: the layers to observe, by module name.
+        texts: token ids, (length,) each.
+        answer: the tensor that counts, of what the model returns.
+        of_tokens: whether that has the logits of distributions.
+        show: shows the progress.
+
+    Returns:
+        The moments of each layer that was called.
     """
     moments: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
+    totals: dict[str, float] = {}
     owners: dict[str, str] = {}
-    last: tuple[Tensor, str] | None = None
+    generator = torch.Generator().manual_seed(_SEED)
+    inputs: list[_Input] = []
 
-    def add(name: str, _module: nn.Module, source: Tensor) -> None:
-        nonlocal last
-        if last is not None and last[0] is source:
-            owner = owners.setdefault(name, last[1])
-            if owner == last[1]:
-                return
-        owner = owners.setdefault(name, name)
-        rows = source.flatten(0, -2)
-        if owner not in moments:
-            moments[owner] = _in_file(rows.shape[1])
-        moments[owner].addmm_(rows.T, rows)
-        counts[owner] = counts.get(owner, 0) + len(rows)
-        last = source, owner
+    def keep(name: str, _module: nn.Module, source: Tensor, output: Tensor) -> None:
+        if not inputs or inputs[-1].source is not source:
+            inputs.append(_Input(owners.setdefault(name, name), source))
+        owners.setdefault(name, inputs[-1].owner)
+        if output.requires_grad:
+            output.register_hook(inputs[-1].weigh)  # type: ignore[no-untyped-call]
 
-    _run(model, names, texts, add, show)
-    for owner, count in counts.items():
-        moments[owner].div_(max(count, 1))
+    with _differentiable(model), _observed(model, names, keep):
+        for index, text in enumerate(texts):
+            show(index, len(texts), "texts")
+            inputs.clear()
+            try:
+                _depend(answer(_read(model, text)), of_tokens, generator)
+            except RuntimeError:  # a model whose own code has no gradients
+                inputs.clear()
+                with torch.no_grad():
+                    _read(model, text)
+            for each in inputs:
+                rows = each.source.detach().flatten(0, -2)
+                weights = each.weights(len(rows))
+                if each.owner not in moments:
+                    moments[each.owner] = _in_file(rows.shape[1])
+                moments[each.owner].addmm_(rows.T * weights, rows)
+                totals[each.owner] = totals.get(each.owner, 0.0) + float(weights.sum())
+    for owner, total in totals.items():
+        moments[owner].div_(total or 1.0)
     return {name: moments[owner] for name, owner in owners.items()}
+
+
+@dataclass(slots=True, eq=False)
+class _Input:
+    """What layers of one input read in a pass.
+
+    Attributes:
+        owner: the first of them.
+        source: (..., columns).
+        squares: of the gradients of what they return, (num_rows,), added up.
+    """
+
+    owner: str
+    source: Tensor
+    squares: Tensor | None = None
+
+    def weigh(self, gradient: Tensor) -> None:
+        squares = gradient.flatten(0, -2).square().sum(dim=1)
+        self.squares = squares if self.squares is None else self.squares + squares
+
+    def weights(self, num_rows: int) -> Tensor:
+        """By how much each row counts, (num_rows,); equal where no gradient tells."""
+        if self.squares is None or not bool(self.squares.any()):
+            return torch.full((num_rows,), _TINY)
+        return self.squares
+
+
+def _depend(answer: Tensor, of_tokens: bool, generator: torch.Generator) -> None:
+    """Sends gradients back from an answer, as `observe_moments` says."""
+    for draw in range(_DRAWS):
+        if of_tokens:
+            logits = answer.flatten(0, -2)
+            noise = torch.empty_like(logits).exponential_(generator=generator).log_()
+            drawn = (logits.detach() - noise).argmax(dim=1)
+            depends = nn.functional.cross_entropy(logits, drawn, reduction="sum")
+        else:
+            depends = (answer * torch.randn(answer.shape, generator=generator)).sum()
+        depends.backward(retain_graph=draw + 1 < _DRAWS)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _differentiable(model: PreTrainedModel) -> Iterator[None]:
+    """Gradients reach what layers return, and are kept of no parameter."""
+
+    def begin(_module: nn.Module, _arguments: Any, output: Tensor) -> Tensor:
+        # A copy, which a model may write to, unlike a leaf
+        return output.detach().requires_grad_().clone()
+
+    trained = [each for each in model.parameters() if each.requires_grad]
+    for each in trained:
+        each.requires_grad_(False)
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    handles = [table.register_forward_hook(begin) for table in tables]
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for each in trained:
+            each.requires_grad_(True)
 
 
 def _in_file(size: int) -> Tensor:
@@ -113,34 +210,33 @@ def _in_file(size: int) -> Tensor:
         return torch.from_numpy(np.memmap(file, dtype=np.float32, mode="r+", shape=shape))
 
 
-def _run(
-    model: PreTrainedModel,
-    names: Sequence[str],
-    texts: Sequence[Ids],
-    observe: Callable[[str, nn.Module, Tensor], None],
-    show: Progress,
-) -> None:
-    """Calls ``observe`` with what each of some layers reads (an embedding: returns)."""
-    modules = dict(model.named_modules())
+@contextmanager
+def _observed(
+    model: PreTrainedModel, names: Sequence[str], observe: Callable[..., None]
+) -> Iterator[None]:
+    """Calls ``observe`` with a layer's name, the layer, what it reads and what it returns."""
 
     def hook(name: str) -> Callable[..., None]:
         def call(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            observe(name, module, output if isinstance(module, nn.Embedding) else arguments[0])
+            observe(name, module, arguments[0], output)
 
         return call
 
+    modules = dict(model.named_modules())
     handles = [modules[name].register_forward_hook(hook(name)) for name in names]
     try:
-        with torch.no_grad():
-            for index, text in enumerate(texts):
-                show(index, len(texts), "texts")
-                ids = torch.from_numpy(text[None])
-                # A decoder writes what its encoder reads: layers get tokens of real text
-                more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-                model(input_ids=ids, **more)
+        yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _read(model: PreTrainedModel, text: Ids) -> Any:
+    """What the model returns for a text."""
+    ids = torch.from_numpy(text[None])
+    # A decoder writes what its encoder reads: layers get tokens of real text
+    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    return model(input_ids=ids, **more)
 
 
 def some_rows(values: Tensor) -> Tensor:

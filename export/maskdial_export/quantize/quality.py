@@ -13,6 +13,7 @@ from torch import Tensor
 
 from maskdial.bundle.manifest import GRAPH, QualityReport, loss_in_words, with_unit
 from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checkpoint.tokenization import unknown_ids
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError
@@ -405,6 +406,16 @@ class Quantizer:
                 f"tokens, and at least {_MIN_CALIBRATION} are needed; pass a longer one with "
                 "--calibration-text, or --no-calibrate"
             )
+        tokenizer = self.checkpoint.tokenizer
+        unknown = unknown_ids(tokenizer)
+        ids = tokenizer.encode(self.calibration.text, add_special_tokens=False).ids
+        known = sum(each not in unknown for each in ids)
+        if known < _MIN_CALIBRATION:
+            raise ExportError(
+                f"the tokenizer knows {known} of the {len(ids)} tokens of the calibration text "
+                f"{self.calibration.name}, and at least {_MIN_CALIBRATION} are needed; pass one of "
+                "the kind that the model reads with --calibration-text, or --no-calibrate"
+            )
         return texts
 
     def _moments_read(self) -> Mapping[str, Tensor]:
@@ -415,7 +426,12 @@ class Quantizer:
             texts = evenly(self._calibration_texts(), _CALIBRATION_TEXTS)
             with phase(self.console, "Reading for calibration") as show:
                 self._moments = observe_moments(
-                    self.checkpoint.model, self.projections, texts, show
+                    self.checkpoint.model,
+                    self.projections,
+                    texts,
+                    self.checkpoint.answer,
+                    self.checkpoint.predicts_tokens,
+                    show,
                 )
             self._check_finite({name: float(each.sum()) for name, each in self._moments.items()})
         return self._moments
