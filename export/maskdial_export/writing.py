@@ -45,7 +45,8 @@ from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
 from maskdial_export.choices import Precision
 from maskdial_export.errors import ExportError, first_line
-from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
+from maskdial_export.golden import Golden
+from maskdial_export.golden_check import SLACK, half_tolerance, quantized_tolerance
 from maskdial_export.join import share_weights
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.phase import finding, phase

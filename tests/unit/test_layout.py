@@ -63,6 +63,7 @@ EXPORT = (
         "writing",
         "join",
         "golden",
+        "golden_check",
         "quantize",
         "model",
         "checks",

@@ -16,8 +16,10 @@ from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle, text_class
 from maskdial_export.checkpoint.config import check_config
-from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
+from maskdial_export.checkpoint.gguf.contents import gguf_files
+from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
@@ -123,23 +125,6 @@ class Source:
         for file in (*(self.gguf or own), *sorted(beside)):
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
         return digest.hexdigest()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if the file is missing.
-
-    Raises:
-        ExportError: the file is not a JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ExportError(f"{path} is not a JSON object")
-    return content
 
 
 def find(

@@ -46,6 +46,15 @@ class Piece:
             return len(range(self.tensor.num_rows)[self.rows])
         return len(self.rows)
 
+    def part(self, start: int, stop: int) -> "Piece":
+        """Some of these rows."""
+        if self.rows is None:
+            return replace(self, rows=slice(start, stop))
+        if isinstance(self.rows, slice):
+            offset = self.rows.start or 0
+            return replace(self, rows=slice(offset + start, offset + stop))
+        return replace(self, rows=self.rows[start:stop])
+
     def stored(self) -> StoredTensor:
         """A tensor of these rows alone."""
         if self.rows is None:
@@ -87,6 +96,29 @@ class Weight:
         """The most that an integer of a piece has; None if a piece has no integers."""
         kinds = {piece.tensor.type.name for piece in self.pieces}
         return max(BITS[kind] for kind in kinds) if kinds <= BITS.keys() else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight in transformers."""
+        num_rows = self.padding + sum(piece.num_rows for piece in self.pieces)
+        if self.is_vector:
+            return (num_rows,)
+        columns = self.pieces[0].tensor.shape[-1]
+        if self.squeezed:
+            return (num_rows, 1, columns)
+        return (columns, num_rows) if self.transposed else (num_rows, columns)
+
+    def part(self, start: int, stop: int) -> "Weight":
+        """Some of the rows, of a weight whose rows are those of its pieces."""
+        changed = self.transposed or self.padding or self.squeezed
+        assert not changed, "the rows are others"
+        pieces, first = [], 0
+        for piece in self.pieces:
+            last = first + piece.num_rows
+            if start < last and first < stop:
+                pieces.append(piece.part(max(start, first) - first, min(stop, last) - first))
+            first = last
+        return replace(self, pieces=tuple(pieces))
 
     def values(self) -> Floats:
         """In float32, of the model's shape."""
