@@ -58,11 +58,13 @@ SERVER = (
 EXPORT = (
     *(
         "cli",
+        "route",
         "export",
         "adapting",
         "writing",
         "join",
         "golden",
+        "direct",
         "golden_check",
         "quantize",
         "model",

@@ -1,14 +1,16 @@
 """A bundle's small files: tokenizer, chat template, generation defaults; and special tokens."""
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import huggingface_hub
 from tokenizers import Tokenizer
 
+from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
@@ -41,6 +43,14 @@ class Files(Protocol):
     @property
     def task(self) -> TaskName: ...
     def read_json(self, file_name: str) -> dict[str, Any]: ...
+
+
+def files_sha256(files: Iterable[Path]) -> str:
+    """One SHA-256 over the names and contents of files."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
 
 
 def special_tokens(source: Files, config: Any, tokenizer: Tokenizer) -> SpecialTokens:

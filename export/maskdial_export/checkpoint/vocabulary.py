@@ -13,6 +13,21 @@ VOCABULARY_FILES = (
 )
 """Patterns of the files that older checkpoints have in place of tokenizer.json."""
 
+OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+    "clean_text": "clean_text",
+}
+LANGUAGES = ("src_lang", "legacy_behaviour")
+SETTINGS = frozenset(
+    {*OF_BERT, *LANGUAGES, "keep_accents", "split_by_punct", "add_prefix_space", "trim_offsets"}
+)
+"""Every setting of transformers' classes that changes how a text is split.
+
+Llama's ``legacy`` is none: it chose how a sentencepiece model becomes a tokenizer.json.
+"""
+
 _MIN_FILLED = 0.5  # part of the embedding's rows that have a token; a few may pad the table
 _MIN_KNOWN = 0.1  # part of the text's words
 _MAX_WORDS = 500

@@ -140,6 +140,12 @@ class Weight:
                 values = np.log(-values)
         return np.ascontiguousarray(values)
 
+    @property
+    def has_blocks(self) -> bool:
+        """Whether `blocks` returns integers, by the first row of each piece."""
+        first = tuple(piece.part(0, 1) for piece in self.pieces)
+        return replace(self, pieces=first).blocks() is not None
+
     def blocks(self) -> StoredBlocks | None:
         """The integers, if its rows are stored as such and alike; otherwise None."""
         changed = self.shift or self.transposed or self.padding or self.columns is not None
