@@ -34,7 +34,7 @@ from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import BlockProducts, FloatProducts
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
-from maskdial_export.direct.weights import check_weights
+from maskdial_export.direct.weights import RoundedWeights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.golden_check import TEXT
 from maskdial_export.phase import finding, phase
@@ -102,15 +102,19 @@ def _write(
     texts = read_files(checkpoint, tokenizer)
     layout = KVLayout(layers=(Heads(decoder.num_kv_heads, decoder.head_dim),) * len(decoder.layers))
     with phase(console, "Writing"):
-        model = _write_graph(checkpoint, decoder, folder, precision, console)
+        model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
+    original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
+    if rounded is not None and rounded.rounds_products:
+        original = Reference(checkpoint.config, checkpoint.weights)
     with phase(console, "Checking"):
         checked = _check(
             model,
             folder,
             layout,
-            Reference(checkpoint.config, checkpoint.weights),
+            reference,
+            original,
             [*ids, *further][: decoder.max_length],
             len(ids),
             tolerance,
@@ -174,8 +178,9 @@ def _write_graph(
     folder: Path,
     precision: DirectPrecision,
     console: Console,
-) -> onnx.ModelProto:
-    weights, nodes = checkpoint.weights, Nodes()
+) -> tuple[onnx.ModelProto, RoundedWeights | None]:
+    """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
+    weights, nodes, rounded = checkpoint.weights, Nodes(), None
     with DataFile(folder / f"{GRAPH}.data") as data:
         if precision == "fp32":
             floats = FloatProducts(decoder, weights, nodes, data)
@@ -189,8 +194,10 @@ def _write_graph(
                     f"{blocks.num_kept} of {blocks.num_products} layers keep the integers of the "
                     "file; others are int8",
                 )
+            if blocks.rounded or blocks.by_row:
+                rounded = RoundedWeights(weights, blocks.rounded, blocks.by_row)
     (folder / GRAPH).write_bytes(model.SerializeToString())
-    return model
+    return model, rounded
 
 
 def _check(*arguments: object) -> Checked:

@@ -114,6 +114,12 @@ class BlockProducts:
 
     The embedding table is that of the output layer, if that is tied to it, and otherwise 8 bits
     with a scale for each row.
+
+    Attributes:
+        num_products: how many modules have products.
+        num_kept: of how many of them the integers are those of the file.
+        rounded: the names of matrices that were rounded to 8 bits in blocks.
+        by_row: the names of those with a scale for each row.
     """
 
     def __init__(
@@ -132,6 +138,8 @@ class BlockProducts:
         self._bits = bits
         self._heads: _Matrix | None = None
         self.num_kept, self.num_products = 0, 0
+        self.rounded: set[str] = set()
+        self.by_row: set[str] = set()
 
     def project(self, source: str, modules: Sequence[str]) -> str:
         return self._multiply(source, self._write(modules, [f"{each}.weight" for each in modules]))
@@ -162,7 +170,10 @@ class BlockProducts:
         blocks = first if first is not None else self._rounded(names, kept=False)
         assert blocks is not None, "floats can be rounded"
         self.num_products += len(modules)
-        self.num_kept += len(modules) if first is not None else 0
+        if first is not None:
+            self.num_kept += len(modules)
+        else:
+            self.rounded.update(names)
         name = ",".join(modules)
         shapes = [self._weights.shapes()[each] for each in names]
         num_outputs, num_inputs = sum(each[0] for each in shapes), shapes[0][1]
@@ -278,6 +289,7 @@ class BlockProducts:
     def _look_up_rows(self) -> str:
         """Rows of integers with one scale each."""
         name = f"{TABLE}.weight"
+        self.by_row.add(name)
         num_rows, num_columns = self._weights.shapes()[name]
         scales: list[Floats] = []
 

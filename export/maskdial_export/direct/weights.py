@@ -3,7 +3,7 @@
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
 from maskdial_export.errors import ExportError
+from maskdial_export.quantize.blocks import to_bytes
 
 _CHUNK = 2**24
 """Weights of a part of a matrix: 64 MiB in float32."""
@@ -50,9 +51,10 @@ class GGUFWeights:
     def __init__(self, name: str, weights: Sequence[Weight]) -> None:
         self.name = name
         self._weights = {each.name: each for each in weights}
+        self._shapes = {each.name: each.shape for each in weights}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: weight.shape for name, weight in self._weights.items()}
+        return self._shapes
 
     def values(self, name: str, rows: slice | None = None) -> Floats:
         return self._part(name, rows).values()
@@ -73,6 +75,39 @@ class GGUFWeights:
     def _part(self, name: str, rows: slice | None) -> Weight:
         weight = self._weights[name]
         return weight if rows is None else weight.part(rows.start, rows.stop)
+
+
+class RoundedWeights:
+    """Weights of which some are what the integers stand for that they were rounded to."""
+
+    def __init__(self, weights: Weights, rounded: Set[str], by_row: Set[str]) -> None:
+        """``rounded`` have 8 bits in blocks, ``by_row`` 8 bits with a scale for each row."""
+        self.name = weights.name
+        self._weights = weights
+        self._rounded = rounded
+        self._by_row = by_row
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether matrices of products are among them, and not the embedding table alone."""
+        return bool(self._rounded)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._weights.shapes()
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        values = self._weights.values(name, rows)
+        if name in self._by_row:
+            step = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+            step[step == 0] = 1
+            return np.rint(values / step) * step
+        return to_bytes(values.T).weight().T if name in self._rounded else values
+
+    def bits(self, name: str) -> int | None:
+        return None
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +132,15 @@ class SafetensorsWeights:
         """
         self.name = name
         self._tensors: dict[str, _Stored] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for file in files:
             for key, stored in _read_header(file):
                 if key in self._tensors:
                     raise ExportError(f"{file} has {key} again, which another file has")
-                self._tensors[key] = stored
+                self._tensors[key], self._shapes[key] = stored, stored.shape
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: stored.shape for name, stored in self._tensors.items()}
+        return self._shapes
 
     def values(self, name: str, rows: slice | None = None) -> Floats:
         stored = self._tensors[name]

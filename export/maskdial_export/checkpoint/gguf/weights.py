@@ -27,6 +27,8 @@ _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _EXPERTS = re.compile(r"_exps$")
 _QUERY, _KEY, _VALUE = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
+_AT_ONCE = 2**18
+"""Values that are restored at once: their intermediate results stay in the processor's cache."""
 # Tables that the configuration describes
 _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])\.weight$")
 
@@ -175,8 +177,15 @@ def read_values(tensor: StoredTensor) -> Floats:
         ExportError: the reference does not know the type.
     """
     kind = gguf.GGMLQuantizationType(tensor.type.number)
+    rows = tensor.rows()
+    values = np.empty((len(rows), tensor.shape[-1]), np.float32)
+    step = max(1, _AT_ONCE // tensor.shape[-1])
     with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
-        values: Floats = gguf.quants.dequantize(tensor.rows(), kind).astype(np.float32, copy=False)
+        for start in range(0, len(rows), step):
+            # As one long row, or the package would take 16 at a time
+            part = rows[start : start + step].reshape(1, -1)
+            found = gguf.quants.dequantize(part, kind)
+            values[start : start + step] = found.reshape(-1, tensor.shape[-1])
     return values[0] if tensor.is_vector else values
 
 
