@@ -96,7 +96,10 @@ def _option(gate: Gate, options: dict[str, Any]) -> str | None:
 
 
 def _can_trace() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+    except ImportError:
+        return False
 
 
 def load_tracer() -> Callable[..., Manifest]:
