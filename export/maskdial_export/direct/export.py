@@ -40,7 +40,7 @@ from maskdial_export.golden_check import TEXT
 from maskdial_export.phase import finding, phase
 
 DirectPrecision = Literal["fp32", "int8", "int4"]
-_TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
+_TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "tokenizers")
 
 
 def export_direct(
