@@ -111,6 +111,6 @@ def load_tracer() -> Callable[..., Manifest]:
         from maskdial_export.export import export
     except ImportError as error:
         raise ExportError(
-            f"tracing needs torch and transformers ({error}): {how_to_install('export')}"
+            f"this needs torch and transformers ({error}): {how_to_install('export')}"
         ) from error
     return export
