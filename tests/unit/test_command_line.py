@@ -94,7 +94,7 @@ def test_a_command_line_that_is_wrong_is_one_sentence(
         (
             "--model hybrd",
             "setting 'model': 'hybrd' is neither NAME=PATH, nor a name of the Hub, ORG/NAME, nor a "
-            "starter model (hybrid, sentiment)",
+            "GGUF file, nor a starter model (hybrid, sentiment)",
         ),
         (
             "--cors-allow-origin here",

@@ -89,7 +89,7 @@ class Config:
         value = self.take(key, default)
         if not isinstance(value, bool):
             self.refuse(key)
-        return value
+        return bool(value)
 
     def one_of(self, key: str, choices: Sequence[str], default: str) -> str:
         """Raises: NotDirectError: it is another one."""

@@ -48,7 +48,7 @@ class DataFile:
         """Writes an array of which the parts are rows one below the other."""
         tensor = self._reserve(name, np.dtype(dtype), shape)
         for part in parts:
-            self._file.write(memoryview(np.ascontiguousarray(part, dtype)).cast("B"))
+            self._file.write(np.ascontiguousarray(part, dtype).data.cast("B"))
         assert self._file.tell() == self._end, f"{name} has other rows than its shape says"
         return tensor
 

@@ -162,10 +162,12 @@ def _precision(checkpoint: DirectCheckpoint, asked: str | None) -> DirectPrecisi
     if checkpoint.bits:
         of_file = "int4" if 4 in checkpoint.bits else "int8"
     chosen = of_file if asked is None else asked
-    if chosen == "fp32" or chosen == "int8":
-        return chosen
-    if chosen == "int4" and of_file == "int4":
-        return chosen
+    if chosen == "fp32":
+        return "fp32"
+    if chosen == "int8":
+        return "int8"
+    if chosen == of_file == "int4":
+        return "int4"
     raise NotDirectError(
         f"the direct path does not round to {chosen}: it keeps integers of a GGUF file, and rounds "
         "to int8"

@@ -380,7 +380,7 @@ def _gemma_biases(config: Config) -> Biases:
 
 
 def _root_of_width(config: Config) -> float:
-    return float(config.count("hidden_size")) ** 0.5
+    return float(config.count("hidden_size") ** 0.5)
 
 
 def _cap(config: Config, key: str, default: float | None) -> float | None:

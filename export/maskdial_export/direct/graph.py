@@ -6,6 +6,7 @@ unless they have norms of their own, and rotation is the attention's.
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import onnx
@@ -135,7 +136,7 @@ class GraphWriter:
     def _attend(self, index: int, source: str) -> str:
         decoder, attention = self._decoder, f"model.layers.{index}.self_attn"
         layer = decoder.layers[index]
-        attributes: dict[str, float] = {
+        attributes: dict[str, Any] = {
             "num_heads": decoder.num_heads,
             "kv_num_heads": decoder.num_kv_heads,
             "scale": decoder.attention_scale,

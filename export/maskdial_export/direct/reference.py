@@ -87,7 +87,9 @@ class Reference:
         weight = self._weights.values(f"{name}.weight")
         weight = weight + np.float32(1) if self._is_gemma else weight
         squares = np.mean(np.square(values), axis=-1, keepdims=True)
-        return values / np.sqrt(squares + np.float32(self._config["rms_norm_eps"])) * weight
+        roots = np.sqrt(squares + np.float32(self._config["rms_norm_eps"]))
+        normalized: Floats = values / roots * weight
+        return normalized
 
     def _linear(self, values: Floats, name: str) -> Floats:
         product = values @ self._weights.values(f"{name}.weight").T
@@ -149,8 +151,8 @@ class Reference:
         if self._kind == "granite":
             return float(self._config.get("attention_multiplier", 1.0))
         if self._kind in ("gemma2", "gemma3_text"):
-            return float(self._config.get("query_pre_attn_scalar", 256)) ** -0.5
-        return float(self._size) ** -0.5
+            return 1 / math.sqrt(self._config.get("query_pre_attn_scalar", 256))
+        return 1 / math.sqrt(self._size)
 
     def _slides(self, index: int) -> bool:
         """Whether a layer attends within a window."""

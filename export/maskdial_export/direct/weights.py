@@ -151,7 +151,8 @@ class SafetensorsWeights:
         part = flat.reshape(stored.shape)
         part = part if rows is None else part[rows]
         if stored.dtype == "BF16":
-            return (part.astype(np.uint32) << 16).view(np.float32)
+            widened: Floats = (part.astype(np.uint32) << 16).view(np.float32)
+            return widened
         if stored.dtype == "F16":
             return part.view(np.float16).astype(np.float32)
         return part.astype(np.float32, copy=False)
@@ -235,7 +236,7 @@ def _is_the_table(decoder: Decoder, weights: Weights) -> bool:
     if weights.shapes()[names[1]] != weights.shapes()[names[0]]:
         return False
     return all(
-        np.array_equal(*(weights.values(name, rows) for name in names))
+        np.array_equal(weights.values(names[0], rows), weights.values(names[1], rows))
         for rows in row_chunks(decoder.vocab_size, decoder.hidden_size)
     )
 
