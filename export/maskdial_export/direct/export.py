@@ -15,7 +15,6 @@ import maskdial
 from maskdial.bundle.bundle import hash_files, write_manifest
 from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import GRAPH, Heads, KVLayout, Manifest
-from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.files import (
     read_files,
     response_template,
@@ -24,7 +23,7 @@ from maskdial_export.checkpoint.files import (
 )
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.destination import new_folder
-from maskdial_export.direct.check import Checked, check_graph
+from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, NotDirectError
@@ -35,7 +34,7 @@ from maskdial_export.direct.products import BlockProducts, FloatProducts
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, check_weights
-from maskdial_export.errors import ExportError, first_line, io_reason
+from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.golden_check import TEXT
 from maskdial_export.phase import finding, phase
 
@@ -108,8 +107,8 @@ def _write(
     original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
     if rounded is not None and rounded.rounds_products:
         original = Reference(checkpoint.config, checkpoint.weights)
-    with phase(console, "Checking"):
-        checked = _check(
+    with phase(console, "Checking"), onnxruntime_errors():
+        checked = check_graph(
             model,
             folder,
             layout,
@@ -200,16 +199,3 @@ def _write_graph(
                 rounded = RoundedWeights(weights, blocks.rounded, blocks.by_row)
     (folder / GRAPH).write_bytes(model.SerializeToString())
     return model, rounded
-
-
-def _check(*arguments: object) -> Checked:
-    """`check_graph`, with ONNX Runtime's errors as ours."""
-    try:
-        return check_graph(*arguments)  # type: ignore[arg-type]
-    except (MaskdialError, OSError):
-        raise
-    except Exception as error:  # onnxruntime has no common error class
-        raise ExportError(f"ONNX Runtime cannot run the graph: {first_line(error)}") from error
-
-
-__all__ = ["NotDirectError", "export_direct"]

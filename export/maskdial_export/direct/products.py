@@ -5,6 +5,7 @@ The operators, the names of the initializers and the order of the arithmetic are
 graph; the server knows its matrices by them.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -109,6 +110,32 @@ class _Matrix:
         return f"{self.name}.int{self.bits}"
 
 
+class _Parts:
+    """A matrix in parts of its rows: what is small of them is kept, integers pass through."""
+
+    def __init__(self, blocks: Iterator[Blocks]) -> None:
+        self._first = next(blocks)
+        self._others = blocks
+        self.bits = self._first.bits
+        _, self.num_blocks, self.block_size = self._first.integers.shape
+        self.has_minima = self._first.minimum is not None
+        self.scales: list[Floats] = []
+        self.zeros: list[NDArray[np.uint8]] = []
+        self.minima: list[Floats] = []
+        self.centers: list[NDArray[np.uint8]] = []
+
+    def integers(self) -> Iterator[NDArray[np.uint8]]:
+        """The integers of each part, those of 4 bits in pairs."""
+        for part in itertools.chain([self._first], self._others):
+            self.scales.append(part.scale)
+            self.zeros.append(part.zero)
+            if part.minimum is not None:
+                self.minima.append(part.minimum)
+            if part.center is not None:
+                self.centers.append(part.center)
+            yield _pairs(part.integers) if part.bits == 4 else part.integers
+
+
 class BlockProducts:
     """Products of integers in blocks: those of a file, or weights rounded to 8 bits.
 
@@ -174,49 +201,31 @@ class BlockProducts:
             self.num_kept += len(modules)
         else:
             self.rounded.update(names)
-        name = ",".join(modules)
+        name, parts = ",".join(modules), _Parts(blocks)
         shapes = [self._weights.shapes()[each] for each in names]
         num_outputs, num_inputs = sum(each[0] for each in shapes), shapes[0][1]
-        scales, zeros, minima, centers = [], [], [], []
-        some = next(blocks)
-
-        def integers() -> Iterator[NDArray[np.uint8]]:
-            nonlocal some
-            while True:
-                scales.append(some.scale)
-                zeros.append(some.zero)
-                minima.append(some.minimum)
-                centers.append(some.center)
-                yield _pairs(some.integers) if some.bits == 4 else some.integers
-                following = next(blocks, None)
-                if following is None:
-                    return
-                some = following
-
-        _, num_blocks, size = some.integers.shape
-        stored = size // 2 if some.bits == 4 else size
-        shape = num_outputs, num_blocks, stored
+        bits, num_blocks, size = parts.bits, parts.num_blocks, parts.block_size
+        shape = num_outputs, num_blocks, size // 2 if bits == 4 else size
         keep, write = self._nodes.keep, self._data.write
-        keep(self._data.write_rows(f"{name}.int{some.bits}", np.uint8, shape, integers()))
-        keep(write(f"{name}.scale", np.concatenate(scales)))
-        zero = np.concatenate(zeros)
-        if some.minimum is not None:
-            least = np.concatenate([each for each in minima if each is not None])
-            keep(write(f"{name}.minimum", np.ascontiguousarray(least.T)))
-            if some.bits == 8:
-                center = np.concatenate([each for each in centers if each is not None])
+        keep(self._data.write_rows(f"{name}.int{bits}", np.uint8, shape, parts.integers()))
+        keep(write(f"{name}.scale", np.concatenate(parts.scales)))
+        zero = np.concatenate(parts.zeros)
+        if parts.has_minima:
+            keep(write(f"{name}.minimum", np.concatenate(parts.minima).T))
+            if bits == 8:
+                center = np.concatenate(parts.centers)
                 keep(write(f"{name}.center", center.astype(np.float32)[None]))
                 keep(write(f"{name}.zero", (center + BYTE_ZERO).astype(np.uint8)[:, None]))
-        elif some.bits == 4:
+        elif bits == 4:
             keep(write(f"{name}.zero", _pairs(zero)))
         return _Matrix(
             name,
-            some.bits,
+            bits,
             num_inputs,
             num_outputs,
             num_blocks,
             size,
-            some.minimum is not None,
+            parts.has_minima,
             float(zero[0, 0]) if (zero == zero[0, 0]).all() else None,
         )
 

@@ -100,7 +100,8 @@ class RoundedWeights:
         if name in self._by_row:
             step = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
             step[step == 0] = 1
-            return np.rint(values / step) * step
+            restored: Floats = np.rint(values / step) * step
+            return restored
         return to_bytes(values.T).weight().T if name in self._rounded else values
 
     def bits(self, name: str) -> int | None:
