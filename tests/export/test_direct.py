@@ -275,7 +275,8 @@ def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None
     }
     read_decoder("mine", config)
     key = next(iter(entry))
-    with pytest.raises(NotDirectError, match=f"({key}|use_sliding).*(not known|cannot go on)|heads of 24"):
+    told = f"({key}|use_sliding).*(not known|cannot go on)|heads of 24"
+    with pytest.raises(NotDirectError, match=told):
         read_decoder("mine", config | entry)
 
 
