@@ -211,6 +211,19 @@ def test_parts_of_matrices_are_written_as_wholes(
         assert parts.files == whole.files
 
 
+def test_a_file_in_parts(tmp_path: Path) -> None:
+    write("llama", tmp_path / "whole.gguf", quantize=TYPES)
+    (tmp_path / "parts").mkdir()
+    write("llama", tmp_path / "parts" / "model.gguf", quantize=TYPES, max_tensors=9)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert len(parts) == 3
+    whole = direct(tmp_path / "whole.gguf", tmp_path / "a")
+    for source, name in ((parts[1], "b"), (tmp_path / "parts", "c")):
+        found = direct(source, tmp_path / name)
+        assert found.source == parts[0].name
+        assert found.golden == whole.golden
+
+
 BLOCKED = """
 import sys
 class Blocked:
