@@ -45,8 +45,9 @@ from maskdial.runtime.head import Head
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 from maskdial_export.checkpoint.adapter import check_adapter
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sample import read_sample
-from maskdial_export.checkpoint.source import Source, find, read_json
+from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checkpoint.task_adapters import TaskAdapters
 from maskdial_export.checks.parity import expected_output
 from maskdial_export.destination import new_folder

@@ -5,12 +5,9 @@ Only a run needs torch, so that the help is there without it.
 
 import argparse
 import math
-import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -21,9 +18,8 @@ from maskdial.extras import how_to_install
 from maskdial_export.choices import LONGEST, MASKS, MAX_LOSS, PRECISIONS, TASKS, TOLERANCE
 from maskdial_export.errors import ExportError
 from maskdial_export.phase import say
-
-if TYPE_CHECKING:
-    from maskdial_export.quantize.gate import Gate
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.route import export_any_way, load_tracer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "CPUs with VNNI, int4 is the smallest; for CUDA, fp16, or int4-fp16, which reads about a "
         "quarter of fp16's weight bytes per token (default: fp32; for a GGUF file of integers int4 "
         "or int8, which keeps them)",
+    )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="trace the model with torch, as is done of families that the direct path does not "
+        "know: takes minutes, and compares with torch; the options of quality need it (default: "
+        "write the graph from the file, where the family is known)",
     )
     _add_gate_arguments(parser)
     parser.add_argument("--revision", help="branch, tag or commit of a Hub repository")
@@ -214,14 +217,14 @@ def run(args: argparse.Namespace) -> int:
     console = Console(file=sys.stderr)  # torch's own output to stderr is caught while it traces
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
-        export, gate_of = _exporter()
-        export(
+        export_any_way(
             args.source,
             args.dest,
+            trace=args.trace,
             task=args.task,
             mask=args.mask,
             precision=args.precision,
-            gate=gate_of(
+            gate=Gate(
                 text=args.quality_text,
                 calibration_text=args.calibration_text,
                 max_loss=args.max_loss,
@@ -252,25 +255,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _exporter() -> "tuple[Callable[..., Manifest], type[Gate]]":
-    """What `run` needs of the rest of the package.
-
-    Raises:
-        ExportError: a package is missing.
-    """
-    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
-    # takes several times as long as the export's own work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        from maskdial_export.export import export
-        from maskdial_export.quantize.gate import Gate
-    except ImportError as error:
-        raise ExportError(
-            f"export needs torch and transformers ({error}): {how_to_install('export')}"
-        ) from error
-    return export, Gate
-
-
 def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial export-adapter`` to a parser."""
     parser.add_argument(
@@ -299,7 +283,7 @@ def run_adapter(args: argparse.Namespace) -> int:
     console = Console(file=sys.stderr)
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
-        _exporter()
+        load_tracer()
         try:
             from maskdial_export.adapting import export_adapter
         except ImportError as error:
@@ -330,12 +314,16 @@ def _exit(number: int, _frame: object) -> None:
 
 
 def _summary(manifest: Manifest) -> str:
-    figures = manifest.parity.model_dump(exclude={"tolerance", "doubt"}, exclude_none=True)
-    close = f"within {max(figures.values()):.1e} of torch"
+    unmeasured = {"reference", "tolerance", "doubt"}
+    figures = manifest.parity.model_dump(exclude=unmeasured, exclude_none=True)
+    than = "NumPy" if manifest.parity.reference == "numpy" else "torch"
+    close = f"within {max(figures.values()):.1e} of {than}"
     if manifest.parity.doubt is not None:
         close = f"not compared with the original model: {manifest.parity.doubt}"
     if manifest.quality is not None:
         loss = loss_in_words(manifest.quality.loss, manifest.quality.figures)
         close += f" in fp32, {manifest.precision} {loss}"
+    elif manifest.precision != "fp32":
+        close += f" before activations are rounded, as {manifest.precision} does"
     invariant = "batch-invariant" if manifest.batch_invariant else "not batch-invariant"
     return f"{manifest.architecture} for {manifest.task}, {close}, {invariant}"

@@ -2,6 +2,8 @@
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pydantic
 
@@ -36,3 +38,14 @@ def io_reason(error: OSError) -> str:
     if error.errno in _FULL or (error.errno is None and _NUMPY.search(str(error))):
         return "the disk is full"
     return error.strerror or first_line(error)
+
+
+@contextmanager
+def onnxruntime_errors() -> Iterator[None]:
+    """Turns ONNX Runtime's errors into ExportError."""
+    try:
+        yield
+    except (MaskdialError, OSError):
+        raise
+    except Exception as error:  # onnxruntime has no common error class
+        raise ExportError(f"ONNX Runtime cannot run the graph: {first_line(error)}") from error

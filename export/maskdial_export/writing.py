@@ -1,8 +1,7 @@
 """Writes one bundle: a checkpoint under one attention mask, checked on the way."""
 
 import importlib.metadata
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from maskdial.bundle.manifest import (
     ParityReport,
     QualityReport,
 )
-from maskdial.errors import MaskdialError
 from maskdial_export.checkpoint.decision import read_decision
 from maskdial_export.checkpoint.eagle import load_eagle
 from maskdial_export.checkpoint.files import read_files, response_template, write_files
@@ -44,8 +42,9 @@ from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checks.kernels import kernel_check
 from maskdial_export.choices import Precision
-from maskdial_export.errors import ExportError, first_line
-from maskdial_export.golden import SLACK, Golden, half_tolerance, quantized_tolerance
+from maskdial_export.errors import ExportError, onnxruntime_errors
+from maskdial_export.golden import Golden
+from maskdial_export.golden_check import SLACK, half_tolerance, quantized_tolerance
 from maskdial_export.join import share_weights
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.phase import finding, phase
@@ -185,7 +184,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
         quantizer = _quantizer(source, checkpoint, settings)
     golden = Golden(checkpoint)
     graphs = _write_graphs(checkpoint, folder, settings)
-    with _onnxruntime_errors():
+    with onnxruntime_errors():
         # As it is served, or a reference that need not be fast but must not take much memory
         fp32, whole = Loaded(folder / GRAPH, prepack=quantizer is None), None
         try:
@@ -358,7 +357,7 @@ def _write_field_head(checkpoint: Checkpoint, folder: Path, settings: Settings) 
         return []
     path = folder / checkpoint.extraction.graph
     files = save(optimize(graph), path)
-    with _onnxruntime_errors():
+    with onnxruntime_errors():
         checkpoint.check_field_head(path, settings.tolerance)
     return files
 
@@ -419,7 +418,7 @@ def _write_graphs(checkpoint: Checkpoint, folder: Path, settings: Settings) -> G
 
 def _check(checkpoint: Checkpoint, graph: Loaded, golden: Golden, settings: Settings) -> _Checked:
     """Compares the fp32 graphs with torch."""
-    with phase(settings.console, "Checking parity"), _onnxruntime_errors():
+    with phase(settings.console, "Checking parity"), onnxruntime_errors():
         measured = checkpoint.parity(graph).measure(settings.tolerance)
         if checkpoint.draft_head is not None and checkpoint.kv is not None:
             own = graph.path.parent / DRAFT_GRAPH
@@ -454,17 +453,6 @@ def _check_quantized(
             tolerance = quantized_tolerance(before, [plain, served], allowed, centered=centered)
             check = golden.check(plain, tolerance, served, centered=centered)
     return _Checked(fp32.parity, batch_invariant, check, quality)
-
-
-@contextmanager
-def _onnxruntime_errors() -> Iterator[None]:
-    """Turns ONNX Runtime's errors into ExportError."""
-    try:
-        yield
-    except (MaskdialError, OSError):
-        raise
-    except Exception as error:  # onnxruntime has no common error class
-        raise ExportError(f"ONNX Runtime cannot run the graph: {first_line(error)}") from error
 
 
 def _classification(source: Source, config: Any) -> dict[str, Any]:

@@ -14,6 +14,10 @@ def main() -> int:
         if hasattr(signal, "SIGHUP"):
             # It means that files are to be read again, and they have not been read yet.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if sys.argv[1:2] == ["export"]:
+        # Read when NumPy is imported. Its idle threads wait in loops, which on a busy machine takes
+        # several times as long as the export's own products.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from maskdial import cli
 
     return cli.main()

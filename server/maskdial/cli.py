@@ -25,7 +25,15 @@ from maskdial.config import (
 )
 from maskdial.errors import ConfigError, MaskdialError, printable
 from maskdial.extras import how_to_install
-from maskdial.model_cache import VARIABLE, bundle_folder, cache_folder, cached_models, remove
+from maskdial.model_cache import (
+    GGUF,
+    VARIABLE,
+    bundle_folder,
+    cache_folder,
+    cached_models,
+    file_bundle,
+    remove,
+)
 from maskdial.runtime.host_limits import reservable_bytes
 
 if TYPE_CHECKING:
@@ -256,7 +264,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     config = load_config(given_settings(options), options.config)
     logs.configure(config.log_level, config.log_format)
-    _export_missing(config)
+    config = _export_missing(config)
     server = Server(config, ends_process=True)
     server.run()
     if server.failure is not None or not server.started:
@@ -264,22 +272,31 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _export_missing(config: Config) -> None:
-    """Exports the models that are named as on the Hub, and are not in the cache yet.
+def _export_missing(config: Config) -> Config:
+    """Exports the models that are named as on the Hub, and GGUF files, unless the cache has them.
 
-    In a process of its own: torch would stay in this one's memory, and write into its log.
+    In a process of its own: what it needs would stay in this one's memory, and write into its log.
+
+    Returns:
+        The settings, with the folders of bundles in place of files.
     """
-    for name, folder in config.models.items():
-        if folder != bundle_folder(name) or folder.exists():
+    models = dict(config.models)
+    for name, path in config.models.items():
+        is_file = path.suffix == GGUF and not path.is_dir()
+        folder = file_bundle(path) if is_file else path
+        models[name] = folder
+        if not (is_file or folder == bundle_folder(name)) or folder.exists():
             continue
-        print(f"maskdial: exporting {name} to {folder}", file=sys.stderr)
+        source = str(path) if is_file else name
+        print(f"maskdial: exporting {source} to {folder}", file=sys.stderr)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "maskdial", "export", name, str(folder)]
+        command = [sys.executable, "-m", "maskdial", "export", source, str(folder)]
         if subprocess.run(command, check=False).returncode:
             raise ConfigError(
                 f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
                 "line above says why; a bundle of your own is --model NAME=PATH"
             )
+    return config.model_copy(update={"models": models})
 
 
 def _add_models_arguments(parser: argparse.ArgumentParser) -> None:

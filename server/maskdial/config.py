@@ -29,7 +29,7 @@ from maskdial import settings
 from maskdial.bundle.starters import starters
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
-from maskdial.model_cache import bundle_folder, is_hub_name
+from maskdial.model_cache import GGUF, bundle_folder, is_hub_name
 from maskdial.runtime import providers
 
 
@@ -152,8 +152,8 @@ def _model_fault(given: str) -> str:
         return f"say what the bundle is called: NAME={given}"
     known = ", ".join(starters()) or "none are installed"
     return (
-        f"{shown!r} is neither NAME=PATH, nor a name of the Hub, ORG/NAME, nor a starter model "
-        f"({known})"
+        f"{shown!r} is neither NAME=PATH, nor a name of the Hub, ORG/NAME, nor a GGUF file, nor a "
+        f"starter model ({known})"
     )
 
 
@@ -214,11 +214,12 @@ class Config(BaseModel):
         "without a dot, and those below .localhost and .internal, which no web page has; *: any. "
         "Default: none for one that listens on this machine alone, else any",
     )
-    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|ORG/NAME")] = Field(
+    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|FILE.gguf|ORG/NAME")] = Field(
         {},
-        description="models to serve, by name, loaded at the start. A name of the Hub is exported "
-        "into the cache (MASKDIAL_CACHE) the first time; that of a starter model is enough, too. "
-        "None, and no --model-dir: the starter models",
+        description="models to serve, by name, loaded at the start. A name of the Hub, or a GGUF "
+        "file (also as NAME=FILE.gguf), is exported into the cache (MASKDIAL_CACHE) the first "
+        "time; that of a starter model is enough, too. None, and no --model-dir: the starter "
+        "models",
     )
     model_dir: Annotated[Path | None, _None] = Field(
         None,
@@ -563,8 +564,9 @@ class Config(BaseModel):
     @field_validator("models", mode="before")
     @classmethod
     def _parse_models(cls, value: object) -> object:
-        """Accepts NAME=PATH pairs, names of starter models, and names of the Hub, whose bundles are
-        in the cache: a list (flags) or a comma-separated string (variables).
+        """Accepts NAME=PATH pairs, GGUF files, which are called as they are without their suffix,
+        names of starter models, and names of the Hub, whose bundles are in the cache: a list
+        (flags) or a comma-separated string (variables).
         """
         if isinstance(value, str):
             value = value.split(",")
@@ -573,7 +575,9 @@ class Config(BaseModel):
         models: dict[str, str] = {}
         for pair in value:
             name, equals, path = str(pair).strip().partition("=")
-            if not equals and name in starters():
+            if not equals and name.endswith(GGUF):
+                name, path = Path(name).stem, name
+            elif not equals and name in starters():
                 path = str(starters()[name])
             elif not equals and is_hub_name(name):
                 path = str(bundle_folder(name))

@@ -159,6 +159,9 @@ def _figures(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
 
 
+_REFERENCES = {"torch": "torch", "numpy": "NumPy"}
+
+
 def _parity(parity: ParityReport) -> str:
     differences = {
         "a ragged batch": parity.ragged_batch,
@@ -170,7 +173,8 @@ def _parity(parity: ParityReport) -> str:
         f"{value:.1e} for {what}" for what, value in differences.items() if value is not None
     )
     doubt = f"; {parity.doubt}" if parity.doubt else ""
-    return f"fp32 against torch {measured} (at most {parity.tolerance:.1e}){doubt}"
+    reference = _REFERENCES[parity.reference]
+    return f"fp32 against {reference} {measured} (at most {parity.tolerance:.1e}){doubt}"
 
 
 def _json(value: object) -> str:

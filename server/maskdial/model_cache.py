@@ -1,8 +1,11 @@
-"""The cache of bundles that were exported of the Hub's repositories, each at ORG/NAME.
+"""The cache of bundles that were exported to be served.
+
+Those of the Hub's repositories are at ORG/NAME, those of GGUF files at files/NAME-DIGEST.
 
 It has the form of ``--model-dir``.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -16,6 +19,10 @@ from maskdial.errors import ConfigError, shortened
 VARIABLE = "MASKDIAL_CACHE"
 """The environment variable that says where it is."""
 
+GGUF = ".gguf"
+"""How the names of files end whose bundles are in the cache."""
+
+_FILES = "files"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -24,7 +31,7 @@ class CachedModel:
     """A bundle in the cache.
 
     Attributes:
-        name: of the repository.
+        name: of the repository, or files/NAME-DIGEST of a file.
         folder: of the bundle.
         num_bytes: of its files.
     """
@@ -59,6 +66,21 @@ def is_hub_name(text: str) -> bool:
 def bundle_folder(name: str) -> Path:
     """Where a repository's bundle is, or would be."""
     return cache_folder() / name
+
+
+def file_bundle(file: Path) -> Path:
+    """Where a GGUF file's bundle is, or would be; another place once the file has changed.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise ConfigError(f"there is no file {file}: {error.strerror}") from error
+    told = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:12]
+    return cache_folder() / _FILES / f"{file.stem}-{digest}"
 
 
 def cached_models() -> list[CachedModel]:

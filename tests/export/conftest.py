@@ -186,7 +186,7 @@ def export_by_command(capsys: pytest.CaptureFixture[str]) -> Command:
 def run_export(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    code = cli.run(parser.parse_args(arguments))
+    code = cli.run(parser.parse_args(["--trace", *arguments]))
     return code, capsys.readouterr().err.strip().splitlines()
 
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from maskdial.bundle.bundle import file_sha256, load_bundle
 from maskdial.causal.generation_config import read_generation_defaults
 from maskdial_export.checkpoint.embedding import read_pooler
-from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
+from maskdial_export.checkpoint.gguf.contents import gguf_files
+from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
 from tests.export.gguf_files import (

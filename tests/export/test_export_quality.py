@@ -387,7 +387,7 @@ def export_by_command(
     """The exit code of ``maskdial export`` and the lines that it wrote."""
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    code = cli.run(parser.parse_args([str(argument) for argument in arguments]))
+    code = cli.run(parser.parse_args(["--trace", *map(str, arguments)]))
     return code, capsys.readouterr().err.strip().splitlines()
 
 

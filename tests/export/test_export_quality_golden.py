@@ -30,7 +30,7 @@ from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.export import export
-from maskdial_export.golden import half_tolerance, quantized_tolerance
+from maskdial_export.golden_check import half_tolerance, quantized_tolerance
 from maskdial_export.model import load_checkpoint
 from maskdial_export.quantize import quality as quality_module
 from maskdial_export.quantize.gate import Gate

@@ -19,7 +19,7 @@ from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
-from maskdial_export.checkpoint.gguf.convert import read_contents
+from maskdial_export.checkpoint.gguf.contents import read_contents
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize import gate as gate_module

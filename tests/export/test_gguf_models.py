@@ -10,7 +10,8 @@ import pytest
 import torch
 import transformers
 
-from maskdial_export.checkpoint.gguf.convert import convert, read_contents
+from maskdial_export.checkpoint.gguf.contents import read_contents
+from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.source import find
 from maskdial_export.checks.parity import expected_output
 from maskdial_export.errors import ExportError

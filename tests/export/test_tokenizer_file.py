@@ -35,7 +35,7 @@ from maskdial.bundle.manifest import SpecialTokens
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenization import LoadedTokenizer, load_tokenizer
-from maskdial_export.checkpoint.tokenizer_file import SETTINGS
+from maskdial_export.checkpoint.vocabulary import SETTINGS
 from maskdial_export.checks.probes import probes
 from maskdial_export.checks.tokenizer_parity import check_tokenizer, show_overruled
 

@@ -45,13 +45,13 @@ def test_the_help_of_an_export_needs_no_torch(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("export", "a", "b"), ("export-adapter", "a", "b", "--base=c")]
+    "arguments", [("export", "a", "b", "--trace"), ("export-adapter", "a", "b", "--base=c")]
 )
 def test_an_export_without_torch_says_what_to_install(arguments: tuple[str, ...]) -> None:
     refused = without_torch(*arguments)
     assert refused.returncode == 1
     (told,) = refused.stderr.splitlines()
-    assert "export needs torch and transformers (No module named" in told
+    assert "this needs torch and transformers (No module named" in told
     assert "[export]'" in told
 
 
@@ -94,7 +94,7 @@ def test_a_command_line_that_is_wrong_is_one_sentence(
         (
             "--model hybrd",
             "setting 'model': 'hybrd' is neither NAME=PATH, nor a name of the Hub, ORG/NAME, nor a "
-            "starter model (hybrid, sentiment)",
+            "GGUF file, nor a starter model (hybrid, sentiment)",
         ),
         (
             "--cors-allow-origin here",

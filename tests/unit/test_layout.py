@@ -57,11 +57,14 @@ SERVER = (
 EXPORT = (
     *(
         "cli",
+        "route",
         "export",
         "adapting",
         "writing",
         "join",
         "golden",
+        "direct",
+        "golden_check",
         "quantize",
         "model",
         "checks",

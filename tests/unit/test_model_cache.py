@@ -90,6 +90,15 @@ def test_without_the_extra_it_says_what_to_install(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('there is none')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "models--acme--taste"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc", encoding="utf-8")
+    snapshot = folder / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
+    (snapshot / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert cli.main(["serve", "--model", NAME]) == 1
     exporting, why, then = capfd.readouterr().err.splitlines()
     assert exporting == f"maskdial: exporting {NAME} to {cache / NAME}"
@@ -97,6 +106,32 @@ def test_without_the_extra_it_says_what_to_install(
     assert how_to_install("export") in why
     assert f"model {NAME} is not in the cache {cache}, and its export failed" in then
     assert served == []
+
+
+def test_a_file_is_exported_until_it_changes(
+    cache: Path,
+    served: list[dict[str, Path]],
+    exported: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "some.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for _ in range(2):
+        assert cli.main(["serve", "--model", str(file), "--model", f"mine={file}"]) == 0
+    assert exported == [str(file)]
+    (folder,) = {*served[0].values(), *served[1].values()}
+    assert served == [{"some.Q4_K_M": folder, "mine": folder}] * 2
+    assert folder.parent == cache / "files"
+    capsys.readouterr()
+    assert cli.main(["models"]) == 0
+    assert f"files/{folder.name}" in capsys.readouterr().out
+    file.write_bytes(b"GGUF, and more")
+    assert cli.main(["serve", "--model", str(file)]) == 0
+    assert exported == [str(file)] * 2
+    assert served[2]["some.Q4_K_M"] != folder
+    assert cli.main(["serve", "--model", str(tmp_path / "none.gguf")]) == 1
+    assert "there is no file" in capsys.readouterr().err
 
 
 def test_what_is_no_name_of_the_hub(

@@ -9,7 +9,7 @@ import safetensors
 from transformers import PreTrainedModel
 
 from maskdial.extras import how_to_install
-from maskdial_export.checkpoint.source import read_json
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.errors import ExportError, first_line
 
 _CONFIG = "adapter_config.json"

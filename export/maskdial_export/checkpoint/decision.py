@@ -19,7 +19,8 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Decision
 from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.files import check_link
-from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")

@@ -25,7 +25,7 @@ from maskdial_export.checkpoint.eagle_head import (
     layers_of,
 )
 from maskdial_export.checkpoint.hub import download
-from maskdial_export.checkpoint.source import read_json
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.errors import ExportError, first_line
 
 _QUERY = "layers.0.self_attn.q_proj.weight"

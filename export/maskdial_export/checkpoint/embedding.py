@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from maskdial.bundle.manifest import Embedding
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.pooling import (
     POOLINGS,
     Dense,
@@ -21,7 +22,7 @@ from maskdial_export.checkpoint.pooling import (
     SpladePooling,
     TokenPooling,
 )
-from maskdial_export.checkpoint.source import MODULES, SENTENCE_CONFIG, Source, read_json
+from maskdial_export.checkpoint.source import MODULES, SENTENCE_CONFIG, Source
 from maskdial_export.errors import ExportError, first_line
 
 _POOLINGS = {

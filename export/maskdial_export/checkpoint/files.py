@@ -1,22 +1,26 @@
 """A bundle's small files: tokenizer, chat template, generation defaults; and special tokens."""
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import huggingface_hub
 from tokenizers import Tokenizer
 
+from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     CHAT_TEMPLATE,
     GENERATION_CONFIG,
     TOKENIZER,
+    Family,
     SpecialTokens,
+    TaskName,
 )
-from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.errors import ExportError
 
 _PROCESSOR_TEMPLATE = "chat_template.json"  # of older versions of transformers
@@ -27,7 +31,29 @@ _DEFAULT = "default"
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*")  # of a template, which becomes a file's
 
 
-def special_tokens(source: Source, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
+class Files(Protocol):
+    """A checkpoint, as far as its small files are concerned: `Source` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def family(self) -> Family: ...
+    @property
+    def task(self) -> TaskName: ...
+    def read_json(self, file_name: str) -> dict[str, Any]: ...
+
+
+def files_sha256(files: Iterable[Path]) -> str:
+    """One SHA-256 over the names and contents of files."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def special_tokens(source: Files, config: Any, tokenizer: Tokenizer) -> SpecialTokens:
     """The ids of special tokens, by role, from the checkpoint's files.
 
     Raises:
@@ -69,7 +95,7 @@ def _checked_ids(where: str, given: Any, vocab_size: int) -> tuple[int, ...]:
     return tuple(each for each in ids if each != -1)
 
 
-def _named_token(source: Source, role: str, tokenizer: Tokenizer) -> int | None:
+def _named_token(source: Files, role: str, tokenizer: Tokenizer) -> int | None:
     for file_name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = source.read_json(file_name).get(role)
         if isinstance(token, dict):
@@ -79,7 +105,7 @@ def _named_token(source: Source, role: str, tokenizer: Tokenizer) -> int | None:
     return None
 
 
-def _mask_token(source: Source, tokenizer: Tokenizer) -> int | None:
+def _mask_token(source: Files, tokenizer: Tokenizer) -> int | None:
     named = _named_token(source, "mask_token", tokenizer)
     usual = [tokenizer.token_to_id(token) for token in _MASK_TOKENS]
     mask = next((token for token in (named, *usual) if token is not None), None)
@@ -88,7 +114,7 @@ def _mask_token(source: Source, tokenizer: Tokenizer) -> int | None:
     return mask
 
 
-def read_files(source: Source, tokenizer: Tokenizer) -> dict[str, str]:
+def read_files(source: Files, tokenizer: Tokenizer) -> dict[str, str]:
     """The contents of the bundle's small files, by name.
 
     Raises:
@@ -120,7 +146,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[str]:
     return list(texts)
 
 
-def check_link(source: Source, path: Path) -> None:
+def check_link(source: Files, path: Path) -> None:
     """Refuses a link by which a checkpoint would bring a file of this machine into the bundle.
 
     In the Hub's cache every file is a link, from ``models--X/snapshots/COMMIT`` to
@@ -139,12 +165,12 @@ def check_link(source: Source, path: Path) -> None:
         )
 
 
-def chat_template(source: Source) -> str | None:
+def chat_template(source: Files) -> str | None:
     """The one that is used where no other is named; None if there is none."""
     return chat_templates(source).get(_DEFAULT)
 
 
-def chat_templates(source: Source) -> dict[str, str]:
+def chat_templates(source: Files) -> dict[str, str]:
     """All of them by name, from where transformers finds them: files first, then settings.
 
     Raises:
@@ -170,7 +196,7 @@ def chat_templates(source: Source) -> dict[str, str]:
     return found
 
 
-def _template_files(source: Source) -> dict[str, str]:
+def _template_files(source: Files) -> dict[str, str]:
     paths = {
         path.stem: path for path in sorted(source.path.glob(f"{ADDITIONAL_TEMPLATES}/*.jinja"))
     }
@@ -186,7 +212,7 @@ def _template_files(source: Source) -> dict[str, str]:
     return texts
 
 
-def response_template(source: Source) -> dict[str, Any] | None:
+def response_template(source: Files) -> dict[str, Any] | None:
     """How transformers parses the replies of a model that chats, where the checkpoint says so."""
     spec = source.read_json("tokenizer_config.json").get("response_template")
     return spec if isinstance(spec, dict) and source.family == "causal" else None

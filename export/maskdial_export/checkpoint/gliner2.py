@@ -19,7 +19,8 @@ from maskdial_export.checkpoint.boundary_head import BoundaryHead, BoundarySetti
 from maskdial_export.checkpoint.count_head import COUNTING_LAYERS, CountHead
 from maskdial_export.checkpoint.entity_heads import Weights, WordContext, WordHead
 from maskdial_export.checkpoint.gliner import as_finder, load_body, stored_linear, stored_weights
-from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenizer_file import let_file_rule
 from maskdial_export.errors import ExportError, first_line
 

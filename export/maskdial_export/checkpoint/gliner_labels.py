@@ -19,8 +19,9 @@ from maskdial_export.checkpoint.gliner import (
     stored_weights,
 )
 from maskdial_export.checkpoint.hub import download
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.pooling import Pooler, TokenPooling
-from maskdial_export.checkpoint.source import GLINER_CONFIG, Source, read_json
+from maskdial_export.checkpoint.source import GLINER_CONFIG, Source
 from maskdial_export.errors import ExportError
 
 _BODY = "token_rep_layer.labels_encoder.model."

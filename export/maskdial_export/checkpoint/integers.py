@@ -11,7 +11,7 @@ import safetensors
 from maskdial_export.checkpoint import hqq
 from maskdial_export.checkpoint.blocks import StoredBlocks, StoredMatrix
 from maskdial_export.checkpoint.dequantize import by_module, read_integers
-from maskdial_export.checkpoint.gguf.convert import read_contents
+from maskdial_export.checkpoint.gguf.contents import read_contents
 from maskdial_export.checkpoint.source import Source
 
 

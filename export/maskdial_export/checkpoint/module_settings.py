@@ -13,7 +13,8 @@ from maskdial_export.checkpoint.embedding import (
     module_folders,
     transformer_settings,
 )
-from maskdial_export.checkpoint.source import SENTENCE_CONFIG, Source, read_json
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.source import SENTENCE_CONFIG, Source
 from maskdial_export.errors import ExportError
 
 _OLDER = "sbert_ce_default_activation_function"  # in config.json, before version 4

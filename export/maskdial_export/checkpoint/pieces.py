@@ -16,8 +16,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers.convert_slow_tokenizer import generate_merges
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sample import Sample
-from maskdial_export.checkpoint.source import Source, read_json
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 
 _MARIAN, _M2M = "source.spm", "sentencepiece.bpe.model"

@@ -1,6 +1,5 @@
 """Hugging Face checkpoints: finding and checking them without running their code."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -12,12 +11,14 @@ from rich.console import Console
 from transformers import JevForDecision
 from transformers.models.auto.modeling_auto import MODEL_FOR_DECISION_MAPPING_NAMES
 
-from maskdial.bundle.bundle import file_sha256
 from maskdial.bundle.manifest import Family, TaskName
 from maskdial_export.checkpoint.architectures import has_two_parts, settle, text_class
 from maskdial_export.checkpoint.config import check_config
-from maskdial_export.checkpoint.gguf.convert import convert, gguf_files
+from maskdial_export.checkpoint.files import files_sha256
+from maskdial_export.checkpoint.gguf.contents import gguf_files
+from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
@@ -113,33 +114,13 @@ class Source:
 
         A GGUF file has the first two.
         """
-        digest = hashlib.sha256()
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
         folder = self.finder or self.path
         configs = (folder / name for name in ("config.json", GLINER_CONFIG))
         own = (*(each for each in configs if each.is_file()), *self.weight_files())
-        for file in (*(self.gguf or own), *sorted(beside)):
-            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
-        return digest.hexdigest()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if the file is missing.
-
-    Raises:
-        ExportError: the file is not a JSON object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ExportError(f"{path} is not a JSON object")
-    return content
+        return files_sha256((*(self.gguf or own), *sorted(beside)))
 
 
 def find(

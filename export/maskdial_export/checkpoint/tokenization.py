@@ -26,19 +26,14 @@ from maskdial_export.checkpoint.pieces import read_pieces
 from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenizer_file import let_file_rule
+from maskdial_export.checkpoint.vocabulary import VOCABULARY_FILES, check_size, check_words
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
 
 _VOCABULARY = "vocab.txt"  # WordPiece: a token per line
-_VOCABULARY_FILES = (_VOCABULARY, "vocab.json", "merges.txt", "bpe.codes", "*.model", "*.tiktoken")
 # Others split texts in a way of their own before, such as BertJapaneseTokenizer
 _WORDPIECE = frozenset({"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"})
-_MIN_FILLED = 0.5  # part of the embedding's rows that have a token; a few may pad the table
-_MIN_KNOWN = 0.1  # part of the text's words
-_MAX_WORDS = 500
 _MIN_ALIKE = 0.9  # part of the lines or sentences; a few may be treated in a special way
-_UNKNOWN = "\U00010380\U00010381"  # Ugaritic
-_WORD_MARKS = "▁Ġ#"
 _TYPES = "token_type_ids"
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
@@ -97,8 +92,8 @@ def load_tokenizer(
     backend = _without_strangers(source, loaded.backend, vocab_size)
     backend.no_padding()
     backend.no_truncation()
-    _check_size(source, backend, vocab_size)
-    _check_words(source, backend, sample)
+    check_size(source, backend, vocab_size)
+    check_words(source, backend, sample)
     return replace(loaded, backend=backend)
 
 
@@ -220,7 +215,7 @@ def _convert(source: Source, sample: Sample) -> LoadedTokenizer:
     """Builds the tokenizer from the vocabulary files of an older checkpoint."""
     with _quiet():
         made = list(_conversions(source))
-    files = sorted({path.name for name in _VOCABULARY_FILES for path in source.path.glob(name)})
+    files = sorted({path.name for name in VOCABULARY_FILES for path in source.path.glob(name)})
     if not files:
         expected = [name for each in made[:1] for name in each.vocab_files_names.values()]
         others = " and ".join(name for name in expected if name != TOKENIZER)
@@ -282,50 +277,3 @@ def _is_whole(source: Source, tokenizer: Tokenizer, sample: Sample) -> bool:
         if texts and sum(alike) < _MIN_ALIKE * len(texts):
             return False
     return tokenizer.get_vocab_size(with_added_tokens=False) > 0
-
-
-def _check_size(source: Source, tokenizer: Tokenizer, vocab_size: int) -> None:
-    ids = tokenizer.get_vocab(with_added_tokens=True).values()
-    largest = max([*ids, *tokenizer.encode("").ids], default=-1)
-    if largest >= vocab_size:
-        raise ExportError(
-            f"the tokenizer of {source.name} produces ids up to {largest}, but the model has only "
-            f"{vocab_size}; they do not belong together"
-        )
-    if len(ids) < _MIN_FILLED * vocab_size:
-        raise ExportError(
-            f"the tokenizer of {source.name} has {len(ids)} tokens, but the model's embedding has "
-            f"{vocab_size} rows; {_file(source)} is incomplete or another model's"
-        )
-
-
-def unknown_ids(tokenizer: Tokenizer) -> set[int]:
-    """The tokens of what a tokenizer does not know: one, or those of single bytes."""
-    return set(tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids)
-
-
-def _check_words(source: Source, tokenizer: Tokenizer, sample: Sample) -> None:
-    try:
-        unknown = unknown_ids(tokenizer)
-    except Exception as error:  # the library has no error class of its own
-        raise ExportError(
-            f"the tokenizer that transformers makes of {source.name} reads no text "
-            f"({first_line(error)}); name its class in tokenizer_config.json (tokenizer_class)"
-        ) from error
-    words = list(dict.fromkeys(sample.text.split()))[:_MAX_WORDS]
-    known = 0
-    for encoding in tokenizer.encode_batch(words, add_special_tokens=False):
-        pairs = zip(encoding.ids, encoding.tokens, strict=True)
-        known += any(each not in unknown and token.strip(_WORD_MARKS) for each, token in pairs)
-    if known < _MIN_KNOWN * len(words):
-        raise ExportError(
-            f"the tokenizer of {source.name} knows {known} of {len(words)} words of {sample.name}; "
-            f"{_file(source)} is damaged or another model's, unless the model reads texts of "
-            "another kind: then pass one with --quality-text"
-        )
-
-
-def _file(source: Source) -> str:
-    """The file that the tokenizer comes from."""
-    names = (path.name for name in _VOCABULARY_FILES for path in source.path.glob(name))
-    return TOKENIZER if (source.path / TOKENIZER).is_file() else " or ".join(names)

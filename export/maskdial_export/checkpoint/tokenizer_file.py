@@ -18,6 +18,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
 from maskdial.bundle.manifest import TOKENIZER
+from maskdial_export.checkpoint.vocabulary import LANGUAGES, OF_BERT, SETTINGS
 
 _Stage = dict[str, Any]
 
@@ -28,21 +29,6 @@ _PARTS = {
     "post_processor": "processors",
     "decoder": "decoders",
 }
-_OF_BERT = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-    "clean_text": "clean_text",
-}
-_LANGUAGES = ("src_lang", "legacy_behaviour")
-SETTINGS = frozenset(
-    {*_OF_BERT, *_LANGUAGES, "keep_accents", "split_by_punct", "add_prefix_space", "trim_offsets"}
-)
-"""Every setting of transformers' classes that changes how a text is split.
-
-Llama's ``legacy`` is none: it chose how a sentencepiece model becomes a tokenizer.json.
-"""
-
 _PREPEND: _Stage = {"type": "Prepend", "prepend": "▁"}
 _PUNCTUATION: _Stage = {"type": "Punctuation", "behavior": "Isolated"}
 _FIRST_SPACE: _Stage = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -117,7 +103,7 @@ def _changed(file: Tokenizer, by_class: Tokenizer, stated: Mapping[str, Any]) ->
         if stage["type"] == "RobertaProcessing":
             names = ("add_prefix_space", "trim_offsets")
             stage |= {name: stated[name] for name in names if name in stated}
-    if any(name in stated for name in _LANGUAGES):
+    if any(name in stated for name in LANGUAGES):
         parts["post_processor"] = _of_class(by_class, "post_processor")
         for stage in parts["post_processor"]:
             for token in stage["special_tokens"].values():
@@ -147,7 +133,7 @@ def _normalize(stages: list[_Stage], stated: Mapping[str, Any]) -> None:
     """Lets a normalizer lower-case and strip accents, or not."""
     of_bert = [stage for stage in stages if stage["type"] == "BertNormalizer"]
     for stage in of_bert:
-        stage |= {field: stated[name] for name, field in _OF_BERT.items() if name in stated}
+        stage |= {field: stated[name] for name, field in OF_BERT.items() if name in stated}
     # Classes without a BertNormalizer decompose and strip, then lower-case, then map characters
     strips = stated.get("strip_accents")
     if "keep_accents" in stated:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 NIBBLE_CENTER, BYTE_ZERO = 8, 128
 """What ``MatMulNBits`` takes as zero, of integers of 4 and of 8 bits."""
@@ -65,28 +63,29 @@ class Blocks:
 def to_bytes(weight: NDArray[np.float32]) -> Blocks:
     """A matrix float32 (inputs, outputs) as 8-bit integers, each weight the nearest one."""
     num_inputs, num_outputs = weight.shape
-    rows = torch.from_numpy(np.ascontiguousarray(weight.T))
-    blocks = nn.functional.pad(rows, (0, -num_inputs % BYTE_BLOCK))
-    blocks = blocks.reshape(num_outputs, -1, BYTE_BLOCK)
-    peak = blocks.abs().amax(dim=2, keepdim=True)
-    exact = peak / _LARGEST
-    halves = exact.half().float()
+    size = num_inputs + -num_inputs % BYTE_BLOCK
+    rows = np.zeros((num_outputs, size), np.float32)
+    rows[:, :num_inputs] = weight.T
+    blocks = rows.reshape(num_outputs, -1, BYTE_BLOCK)
+    peak = np.abs(blocks).max(axis=2, keepdims=True)
+    exact = peak / np.float32(_LARGEST)
+    with np.errstate(over="ignore"):
+        halves = exact.astype(np.float16).astype(np.float32)
     # Rounded down, a small scale would leave its block's largest weight out of reach
-    halves += torch.where(peak >= (_LARGEST + 0.5) * halves, _SPACING, 0.0)
-    scale = torch.where(torch.isfinite(halves) & (halves >= _SMALLEST_STEP), halves, exact)
-    scale = torch.where(scale == 0, 1, scale)
-    integers = (blocks / scale).round_().clamp_(-_LARGEST, _LARGEST).add_(BYTE_ZERO)
+    unreachable = peak >= np.float32(_LARGEST + 0.5) * halves
+    halves += np.where(unreachable, np.float32(_SPACING), np.float32(0))
+    scale = np.where(np.isfinite(halves) & (halves >= _SMALLEST_STEP), halves, exact)
+    scale[scale == 0] = 1
+    blocks /= scale
+    np.rint(blocks, out=blocks)
+    np.clip(blocks, -_LARGEST, _LARGEST, out=blocks)
+    blocks += BYTE_ZERO
+    with np.errstate(invalid="ignore"):  # damaged weights; found later
+        integers = blocks.astype(np.uint8)
     return Blocks(
-        integers.to(torch.uint8).numpy(),
-        scale[..., 0].numpy(),
+        integers,
+        scale[..., 0],
         np.full(scale.shape[:2], BYTE_ZERO, np.uint8),
         num_inputs,
         bits=8,
     )
-
-
-def as_halves(scale: Tensor) -> Tensor:
-    """Scales as numbers of 16 bits, where those are as exact as any."""
-    halves = scale.half().float()
-    normal = torch.isfinite(halves) & (halves >= torch.finfo(torch.float16).smallest_normal)
-    return torch.where(normal, halves, scale)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from maskdial_export.quantize.blocks import NIBBLE_CENTER, Blocks, as_halves
+from maskdial_export.quantize.blocks import NIBBLE_CENTER, Blocks
 
 # MatMulNBits' accuracy levels. CUDA ignores them; on the CPU the second one rounds activations to
 # int8.
@@ -103,6 +103,13 @@ def _blocks(rows: Tensor, size: int) -> Tensor:
     """(num_rows, inputs) as (num_rows, num_blocks, size), padded with zeros."""
     padded = nn.functional.pad(rows, (0, -rows.shape[1] % size))
     return padded.reshape(len(rows), -1, size)
+
+
+def as_halves(scale: Tensor) -> Tensor:
+    """Scales as numbers of 16 bits, where those are as exact as any."""
+    halves = scale.half().float()
+    normal = torch.isfinite(halves) & (halves >= torch.finfo(torch.float16).smallest_normal)
+    return torch.where(normal, halves, scale)
 
 
 def _symmetric(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maskdial.bundle.manifest import GRAPH, QualityReport, loss_in_words, with_unit
 from maskdial_export.checkpoint.sample import Sample
-from maskdial_export.checkpoint.tokenization import unknown_ids
+from maskdial_export.checkpoint.vocabulary import unknown_ids
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.checks.kernels import exact_here
 from maskdial_export.errors import ExportError

@@ -192,6 +192,8 @@ def _part_factor(graph: ir.Graph, node: ir.Node) -> None:
 def _insert_after(graph: ir.Graph, node: ir.Node, op_type: str, operand: ir.Value) -> None:
     after = ir.node(op_type, [node.outputs[0], operand])
     replace_value(node.outputs[0], after.outputs[0])
+    if node.outputs[0].name is None:  # the graph's output is called by it
+        node.outputs[0].name = f"{after.outputs[0].name}.part"
     after.replace_input_with(0, node.outputs[0])
     graph.insert_after(node, [after])
 

@@ -62,27 +62,38 @@ class StoredIntegers:
         found = [part for part in parts if part is not None]
         if len(found) < len(modules):
             return None
-        size = min(part.block_size for part in found)
-        minima = any(part.minimum is not None for part in found)
-        nibbles = self._bits == 4 and all(part.bits <= 4 for part in found) and size % 32 == 0
-        if not nibbles:
-            size = next((each for each in reversed(_SIZES) if size % each == 0), 0)
-        if size == 0 or any(part.block_size % size for part in found):
+        blocks = joined(found, self._bits)
+        if blocks is None:
             return None
-        pieces = [as_blocks(part, 4 if nibbles else 8, size, minima=minima) for part in found]
-        blocks = Blocks(
-            np.concatenate([piece.integers for piece in pieces]),
-            np.concatenate([piece.scale for piece in pieces]),
-            np.concatenate([piece.zero for piece in pieces]),
-            len(weight),
-            _joined([piece.minimum for piece in pieces]),
-            pieces[0].bits,
-            _joined([piece.center for piece in pieces]),
-        )
         if not np.array_equal(blocks.weight(), weight):
             return None
         self.kept.update(modules)
         return blocks
+
+
+def joined(parts: Sequence[StoredBlocks], bits: Literal[4, 8]) -> Blocks | None:
+    """Matrices of the same inputs as one, whose outputs follow each other.
+
+    With ``bits`` 4 it has integers of 4 bits if all of theirs fit. None if their blocks have no
+    common size of which there are products.
+    """
+    size = min(part.block_size for part in parts)
+    minima = any(part.minimum is not None for part in parts)
+    nibbles = bits == 4 and all(part.bits <= 4 for part in parts) and size % 32 == 0
+    if not nibbles:
+        size = next((each for each in reversed(_SIZES) if size % each == 0), 0)
+    if size == 0 or any(part.block_size % size for part in parts):
+        return None
+    pieces = [as_blocks(part, 4 if nibbles else 8, size, minima=minima) for part in parts]
+    return Blocks(
+        np.concatenate([piece.integers for piece in pieces]),
+        np.concatenate([piece.scale for piece in pieces]),
+        np.concatenate([piece.zero for piece in pieces]),
+        parts[0].values.shape[1],
+        _joined([piece.minimum for piece in pieces]),
+        pieces[0].bits,
+        _joined([piece.center for piece in pieces]),
+    )
 
 
 def _joined(parts: Sequence[NDArray[Value] | None]) -> NDArray[Value] | None:

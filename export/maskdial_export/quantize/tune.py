@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from maskdial_export.phase import Progress, silent
-from maskdial_export.quantize.blocks import Blocks, as_halves
+from maskdial_export.quantize.blocks import Blocks
+from maskdial_export.quantize.int4 import as_halves
 from maskdial_export.quantize.sensitivity import input_major
 from maskdial_export.session import Ids
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from maskdial.bundle.manifest import ProblemType
-from maskdial_export.checkpoint.source import read_json
+from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.errors import ExportError
 from maskdial_export.tracing.graph import optimize, to_onnx_ir
 from maskdial_export.tracing.masked import head_logits

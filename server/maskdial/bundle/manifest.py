@@ -519,11 +519,14 @@ class GoldenCheck(_Frozen):
 
 
 class ParityReport(_Frozen):
-    """The largest absolute difference between ONNX Runtime's logits and torch's.
+    """The largest absolute difference between ONNX Runtime's logits and those of a reference.
 
-    It is measured in fp32. A lower precision is applied afterwards and has a quality report.
+    It is measured in fp32: of a traced graph against torch, before a lower precision is applied,
+    which has a quality report; of one that was written directly against a decoder in NumPy, with
+    the integers that the graph has, and activations that are not rounded.
     """
 
+    reference: Literal["torch", "numpy"] = "torch"
     tolerance: float
     ragged_batch: float
     chunked_prompt: float | None = None

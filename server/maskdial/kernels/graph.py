@@ -96,7 +96,7 @@ class Graph:
         self._initializers = {each.name: each for each in self.proto.initializer}
         self._users: dict[str, list[NodeProto]] = {}
         for node in self.nodes:
-            for name in node.input:
+            for name in filter(None, node.input):  # an input that is left out has no name
                 self._users.setdefault(name, []).append(node)
 
     @property

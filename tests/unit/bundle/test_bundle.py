@@ -46,7 +46,8 @@ def test_starter_bundles_are_intact_and_passed_parity(name: str, tasks: list[str
     assert [manifest.task for manifest in manifests] == tasks
     for manifest in manifests:
         assert manifest.batch_invariant
-        figures = manifest.parity.model_dump(exclude={"tolerance"}, exclude_none=True)
+        assert manifest.parity.reference == "torch"
+        figures = manifest.parity.model_dump(exclude={"reference", "tolerance"}, exclude_none=True)
         assert max(figures.values()) <= 1e-4
         assert (manifest.kv is not None) == (manifest.family == "causal")
 

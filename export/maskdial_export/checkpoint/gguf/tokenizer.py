@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers.convert_slow_tokenizer import generate_merges
 
 from maskdial_export.checkpoint.gguf.settings import Settings
 from maskdial_export.checkpoint.gguf.splits import SPLITS
@@ -269,7 +268,7 @@ def _sentencepiece(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer
         if vocabulary.kinds[index] not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE)
     }
     scores = {token: vocabulary.scores[index] for token, index in pieces.items()}
-    merges = generate_merges(pieces, scores)
+    merges = _merges(pieces, scores)
     prefix = settings.flag("tokenizer.ggml.add_space_prefix", True)
     vocabulary = _with_symbols(settings, vocabulary, pieces, merges, prefix)
     roles = _roles(settings, vocabulary, _SENTENCEPIECE)
@@ -290,6 +289,23 @@ def _sentencepiece(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer
     stages = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*stages, decoders.Strip(" ", 1, 0)] if prefix else stages)
     return _finish(settings, vocabulary, backend, roles, begins=True, ends=False)
+
+
+def _merges(pieces: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The pairs of pieces that make up another one, in the order in which they are joined.
+
+    sentencepiece joins by the score of the result. What it leaves open is settled as transformers
+    does (``convert_slow_tokenizer.generate_merges``): the longest first part first, then the
+    longest second one, then by the order of the results, then by the ids of the parts.
+    """
+    found: list[tuple[float, str, str]] = []
+    for piece, score in scores.items():
+        cuts = (cut for cut in range(1, len(piece)) if piece[:cut] in pieces)
+        pairs = [(piece[:cut], piece[cut:]) for cut in cuts if piece[cut:] in pieces]
+        pairs.sort(key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
+        found += [(score, *pair) for pair in pairs]
+    found.sort(key=lambda each: (-each[0], -len(each[1]), -len(each[2])))
+    return [(left, right) for _, left, right in found]
 
 
 def _with_symbols(

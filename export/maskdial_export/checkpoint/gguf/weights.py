@@ -27,6 +27,8 @@ _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _EXPERTS = re.compile(r"_exps$")
 _QUERY, _KEY, _VALUE = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
+_AT_ONCE = 2**18
+"""Values that are restored at once: their intermediate results stay in the processor's cache."""
 # Tables that the configuration describes
 _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])\.weight$")
 
@@ -45,6 +47,15 @@ class Piece:
         if isinstance(self.rows, slice):
             return len(range(self.tensor.num_rows)[self.rows])
         return len(self.rows)
+
+    def part(self, start: int, stop: int) -> "Piece":
+        """Some of these rows."""
+        if self.rows is None:
+            return replace(self, rows=slice(start, stop))
+        if isinstance(self.rows, slice):
+            offset = self.rows.start or 0
+            return replace(self, rows=slice(offset + start, offset + stop))
+        return replace(self, rows=self.rows[start:stop])
 
     def stored(self) -> StoredTensor:
         """A tensor of these rows alone."""
@@ -88,6 +99,29 @@ class Weight:
         kinds = {piece.tensor.type.name for piece in self.pieces}
         return max(BITS[kind] for kind in kinds) if kinds <= BITS.keys() else None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight in transformers."""
+        num_rows = self.padding + sum(piece.num_rows for piece in self.pieces)
+        if self.is_vector:
+            return (num_rows,)
+        columns = self.pieces[0].tensor.shape[-1]
+        if self.squeezed:
+            return (num_rows, 1, columns)
+        return (columns, num_rows) if self.transposed else (num_rows, columns)
+
+    def part(self, start: int, stop: int) -> "Weight":
+        """Some of the rows, of a weight whose rows are those of its pieces."""
+        changed = self.transposed or self.padding or self.squeezed
+        assert not changed, "the rows are others"
+        pieces, first = [], 0
+        for piece in self.pieces:
+            last = first + piece.num_rows
+            if start < last and first < stop:
+                pieces.append(piece.part(max(start, first) - first, min(stop, last) - first))
+            first = last
+        return replace(self, pieces=tuple(pieces))
+
     def values(self) -> Floats:
         """In float32, of the model's shape."""
         parts = [read_values(piece.stored()) for piece in self.pieces]
@@ -107,6 +141,12 @@ class Weight:
             with np.errstate(invalid="ignore", divide="ignore"):
                 values = np.log(-values)
         return np.ascontiguousarray(values)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether `blocks` returns integers, by the first row of each piece."""
+        first = tuple(piece.part(0, 1) for piece in self.pieces)
+        return replace(self, pieces=first).blocks() is not None
 
     def blocks(self) -> StoredBlocks | None:
         """The integers, if its rows are stored as such and alike; otherwise None."""
@@ -137,8 +177,15 @@ def read_values(tensor: StoredTensor) -> Floats:
         ExportError: the reference does not know the type.
     """
     kind = gguf.GGMLQuantizationType(tensor.type.number)
+    rows = tensor.rows()
+    values = np.empty((len(rows), tensor.shape[-1]), np.float32)
+    step = max(1, _AT_ONCE // tensor.shape[-1])
     with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
-        values: Floats = gguf.quants.dequantize(tensor.rows(), kind).astype(np.float32, copy=False)
+        for start in range(0, len(rows), step):
+            # As one long row, or the package would take 16 at a time
+            part = rows[start : start + step].reshape(1, -1)
+            found = gguf.quants.dequantize(part, kind)
+            values[start : start + step] = found.reshape(-1, tensor.shape[-1])
     return values[0] if tensor.is_vector else values
 
 

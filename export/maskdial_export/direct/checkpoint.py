@@ -1,0 +1,115 @@
+"""The checkpoints that the direct path reads: a GGUF file, or a folder with safetensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from maskdial.bundle.manifest import DECISION_TEMPLATE, Family, TaskName
+from maskdial_export.checkpoint.files import files_sha256
+from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, write_settings
+from maskdial_export.checkpoint.hub import download
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
+from maskdial_export.errors import ExportError
+
+_CONFIG = "config.json"
+# What a model that writes may bring beside its weights, and only the tracer exports
+_BESIDE = (DECISION_TEMPLATE, "decision.json", "modules.json", "gliner_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class DirectCheckpoint:
+    """A causal model's files and weights.
+
+    Attributes:
+        name: what it was asked for by.
+        path: the folder of its small files; of a GGUF file, those that it was restored to.
+        config: config.json.
+        weights: by transformers' names.
+        sources: the files that it consists of.
+        provenance: for the manifest.
+        bits: how many the integers of its matrices have, each at most.
+    """
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+    weights: Weights
+    sources: tuple[Path, ...]
+    provenance: str
+    bits: frozenset[int] = frozenset()
+    family: Family = "causal"
+    task: TaskName = "generate"
+
+    def read_json(self, file_name: str) -> dict[str, Any]:
+        """A JSON object next to the weights; empty if the file is missing."""
+        return read_json(self.path / file_name)
+
+    def sha256(self) -> str:
+        """One SHA-256 over the names and contents of what it consists of."""
+        return files_sha256(self.sources)
+
+
+def open_checkpoint(source: str, revision: str | None, restored: Path) -> DirectCheckpoint:
+    """Finds a checkpoint, and downloads it if ``source`` is a Hub id.
+
+    Args:
+        source: a GGUF file, a checkpoint folder, or a Hub id.
+        revision: of the Hub id.
+        restored: an empty folder for the small files of a GGUF file.
+
+    Raises:
+        NotDirectError: it is of a kind that is not known.
+        ExportError: there is no such checkpoint, or it is damaged.
+        OSError: a file cannot be read or written.
+    """
+    path = Path(source)
+    parts = gguf_files(path)
+    if (parts or path.is_dir()) and revision is not None:
+        kind = "file" if parts else "folder"
+        raise ExportError(f"--revision applies to Hub ids, and the source is a local {kind}")
+    if parts:
+        return _open_gguf(source, parts, restored)
+    folder = path if path.is_dir() else download(source, revision, allow_pickle=False)
+    return _open_folder(source, folder)
+
+
+def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoint:
+    contents = read_contents(parts)
+    model = contents.model
+    if model.pooling is not None or not model.architecture.endswith("ForCausalLM"):
+        raise NotDirectError(f"{model.architecture} is not known to the direct path")
+    write_settings(contents, restored)
+    bits = {each.bits for each in contents.weights if each.bits is not None}
+    return DirectCheckpoint(
+        source,
+        restored,
+        read_json(restored / _CONFIG),
+        GGUFWeights(parts[0].name, contents.weights),
+        tuple(parts),
+        parts[0].name,
+        frozenset(bits),
+    )
+
+
+def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
+    config = read_json(folder / _CONFIG)
+    if not config:
+        raise NotDirectError(f"{source} has no {_CONFIG}")
+    beside = [name for name in _BESIDE if (folder / name).exists()]
+    if beside:
+        raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise NotDirectError(f"{source} has no weights in safetensors")
+    name = folder.resolve().name
+    return DirectCheckpoint(
+        source,
+        folder,
+        config,
+        SafetensorsWeights(source, files),
+        (folder / _CONFIG, *files),
+        name if Path(source).is_dir() else f"{source}@{name}",
+    )

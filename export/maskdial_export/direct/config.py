@@ -1,0 +1,128 @@
+"""Reading config.json so that nothing it says is passed over."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maskdial_export.direct.decoder import NotDirectError
+
+# What changes nothing that a decoder computes in inference: training, provenance, other libraries
+_HARMLESS = frozenset(
+    {
+        *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version"),
+        *("use_cache", "_name_or_path", "initializer_range", "attention_dropout"),
+        *("resid_pdrop", "embd_pdrop", "pad_token_id", "bos_token_id", "eos_token_id"),
+        *(
+            "cache_implementation",
+            "bos_token",
+            "eos_token",
+            "is_llama_config",
+            "_from_model_config",
+        ),
+        *("transformers.js_config", "id2label", "label2id", "output_router_logits"),
+    }
+)
+# What says nothing if it is one of these
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "pretraining_tp": (1,),
+    "rope_interleaved": (False,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "problem_type": (None,),
+    "sep_token_id": (None,),
+    "decoder_start_token_id": (None,),
+    "is_causal": (True,),
+    "output_scores": (False,),
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "tie_encoder_decoder": (False,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "return_dict": (True,),
+    "quantization_config": (None,),
+    "clip_qkv": (None,),
+}
+
+
+class Config:
+    """The entries of a configuration; those that nobody reads have to be known as harmless."""
+
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value; the default if it is missing or null."""
+        self._read.add(key)
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def stated(self, key: str, default: Any) -> Any:
+        """The value, of which null is one; the default if it is missing."""
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A number above 0.
+
+        Raises:
+            NotDirectError: it is missing or is none.
+        """
+        value = self.take(key, default)
+        if type(value) is not int or value < 1:
+            self.refuse(key)
+        return int(value)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number. Raises: NotDirectError: it is missing or is none."""
+        value = self.take(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            self.refuse(key)
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Raises: NotDirectError: it is not true or false."""
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key)
+        return bool(value)
+
+    def one_of(self, key: str, choices: Sequence[str], default: str) -> str:
+        """Raises: NotDirectError: it is another one."""
+        value = self.take(key, default)
+        if value not in choices:
+            self.refuse(key)
+        return str(value)
+
+    def part(self, key: str) -> "Config | None":
+        """An object within; None if there is none. Raises: NotDirectError: it is something else."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(key)
+        return Config(value, f"{self._prefix}{key}.")
+
+    def refuse(self, key: str) -> None:
+        """Says that the direct path does not know an entry. Raises: NotDirectError: always."""
+        where = f"{self._prefix}{key}"
+        if key not in self._values:
+            raise NotDirectError(
+                f"config.json lacks {where}, without which the direct path cannot go on"
+            )
+        shown = repr(self._values[key])
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise NotDirectError(f"{where} {shown} in config.json is not known to the direct path")
+
+    def finish(self) -> None:
+        """Refuses what nobody has read. Raises: NotDirectError: there is such an entry."""
+        for key, value in self._values.items():
+            if key in self._read or key in _HARMLESS:
+                continue
+            if key in _NEUTRAL and value in _NEUTRAL[key]:
+                continue
+            self.refuse(key)

@@ -1,0 +1,201 @@
+"""Writes a bundle straight from a checkpoint's file: no torch, no trace, no float32 copy."""
+
+import importlib.metadata
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import onnx
+import pydantic
+from rich.console import Console
+
+import maskdial
+from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.infill import find_infill_tokens
+from maskdial.bundle.manifest import GRAPH, Heads, KVLayout, Manifest
+from maskdial_export.checkpoint.files import (
+    read_files,
+    response_template,
+    special_tokens,
+    write_files,
+)
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.destination import new_folder
+from maskdial_export.direct.check import check_graph
+from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
+from maskdial_export.direct.data import DataFile
+from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.families import read_decoder, token_ids
+from maskdial_export.direct.graph import GraphWriter
+from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.products import BlockProducts, FloatProducts
+from maskdial_export.direct.reference import Reference
+from maskdial_export.direct.tokenizer import load_tokenizer
+from maskdial_export.direct.weights import RoundedWeights, check_weights
+from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
+from maskdial_export.golden_check import TEXT
+from maskdial_export.phase import finding, phase
+
+DirectPrecision = Literal["fp32", "int8", "int4"]
+_TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "tokenizers")
+
+
+def export_direct(
+    source: str,
+    dest: Path,
+    *,
+    precision: str | None = None,
+    revision: str | None = None,
+    max_length: int | None = None,
+    tolerance: float,
+    console: Console,
+) -> Manifest:
+    """Exports a causal model to the new or empty folder ``dest``; returns its manifest.
+
+    Args:
+        source: a GGUF file, a folder of safetensors, or a Hub id.
+        dest: the bundle's folder.
+        precision: fp32, int8, or int4 for a file that has integers of 4 bits; None for that of the
+            file's integers, or fp32.
+        revision: of the Hub id.
+        max_length: tokens of a text; None for as many as the model has positions for, at most
+            131,072.
+        tolerance: the largest difference allowed between the logits of the graph in float32 and
+            those of the reference; it scales with logits beyond 10.
+        console: where to show progress.
+
+    Raises:
+        NotDirectError: the checkpoint says what is not known here; the tracer may know it.
+        ExportError: the checkpoint cannot be exported.
+    """
+    with (
+        new_folder(dest) as folder,
+        tempfile.TemporaryDirectory(prefix=".gguf.", dir=folder) as restored,
+    ):
+        try:
+            checkpoint = open_checkpoint(source, revision, Path(restored))
+            return _write(checkpoint, folder, precision, max_length, tolerance, console)
+        except pydantic.ValidationError as error:
+            raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
+        except OSError as error:
+            raise ExportError(f"cannot export {source} to {dest}: {io_reason(error)}") from error
+
+
+def _write(
+    checkpoint: DirectCheckpoint,
+    folder: Path,
+    asked: str | None,
+    limit: int | None,
+    tolerance: float,
+    console: Console,
+) -> Manifest:
+    decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
+    check_weights(decoder, checkpoint.weights)
+    precision = _precision(checkpoint, asked)
+    sample = read_sample(None)
+    tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
+    config = SimpleNamespace(**token_ids(checkpoint.config))
+    tokens = special_tokens(checkpoint, config, tokenizer)
+    texts = read_files(checkpoint, tokenizer)
+    layout = KVLayout(layers=(Heads(decoder.num_kv_heads, decoder.head_dim),) * len(decoder.layers))
+    with phase(console, "Writing"):
+        model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
+    ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
+    further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
+    original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
+    if rounded is not None and rounded.rounds_products:
+        original = Reference(checkpoint.config, checkpoint.weights)
+    with phase(console, "Checking"), onnxruntime_errors():
+        checked = check_graph(
+            model,
+            folder,
+            layout,
+            reference,
+            original,
+            [*ids, *further][: decoder.max_length],
+            len(ids),
+            tolerance,
+        )
+    if checked.divergence is not None:
+        finding(
+            console,
+            f"{precision} diverges by {checked.divergence:.2g} nats from float32 on the check's "
+            "text; --trace measures it on several thousand tokens",
+        )
+    names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
+    versions = {name: importlib.metadata.version(name) for name in _TOOLS}
+    manifest = Manifest(
+        family="causal",
+        task="generate",
+        architecture=decoder.architecture,
+        precision=precision,
+        batch_invariant=checked.batch_invariant,
+        vocab_size=decoder.vocab_size,
+        num_parameters=sum(int(np.prod(shape)) for shape in decoder.shapes().values()),
+        max_length=decoder.max_length,
+        special_tokens=tokens,
+        tokenization=tokenization,
+        kv=layout,
+        infill=find_infill_tokens(tokenizer.token_to_id),
+        response_template=response_template(checkpoint),
+        source=checkpoint.provenance,
+        source_sha256=checkpoint.sha256(),
+        tool_versions={"maskdial": maskdial.__version__, **versions},
+        parity=checked.parity,
+        golden=checked.golden,
+        files=hash_files(folder, names),
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _precision(checkpoint: DirectCheckpoint, asked: str | None) -> DirectPrecision:
+    """The precision that was asked for, or that of the file's integers.
+
+    Raises:
+        NotDirectError: it rounds what the file does not have rounded.
+    """
+    of_file: DirectPrecision = "fp32"
+    if checkpoint.bits:
+        of_file = "int4" if 4 in checkpoint.bits else "int8"
+    chosen = of_file if asked is None else asked
+    if chosen == "fp32":
+        return "fp32"
+    if chosen == "int8":
+        return "int8"
+    if chosen == of_file == "int4":
+        return "int4"
+    raise NotDirectError(
+        f"the direct path does not round to {chosen}: it keeps integers of a GGUF file, and rounds "
+        "to int8"
+    )
+
+
+def _write_graph(
+    checkpoint: DirectCheckpoint,
+    decoder: Decoder,
+    folder: Path,
+    precision: DirectPrecision,
+    console: Console,
+) -> tuple[onnx.ModelProto, RoundedWeights | None]:
+    """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
+    weights, nodes, rounded = checkpoint.weights, Nodes(), None
+    with DataFile(folder / f"{GRAPH}.data") as data:
+        if precision == "fp32":
+            floats = FloatProducts(decoder, weights, nodes, data)
+            model = GraphWriter(decoder, weights, floats, nodes, data).write()
+        else:
+            blocks = BlockProducts(decoder, weights, nodes, data, 4 if precision == "int4" else 8)
+            model = GraphWriter(decoder, weights, blocks, nodes, data).write()
+            if checkpoint.bits:
+                finding(
+                    console,
+                    f"{blocks.num_kept} of {blocks.num_products} layers keep the integers of the "
+                    "file; others are int8",
+                )
+            if blocks.rounded or blocks.by_row:
+                rounded = RoundedWeights(weights, blocks.rounded, blocks.by_row)
+    (folder / GRAPH).write_bytes(model.SerializeToString())
+    return model, rounded

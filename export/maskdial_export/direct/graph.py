@@ -1,0 +1,318 @@
+"""Writes a decoder as the graph that `maskdial.bundle.bundle` documents.
+
+The operators and their order are those of a traced and optimized graph, so that its logits have the
+same bits: a sum before a norm is part of the norm's operator, query, key and value are one product
+unless they have norms of their own, and rotation is the attention's.
+"""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from maskdial_export.direct.data import DataFile
+from maskdial_export.direct.decoder import Decoder, Floats, Rotary
+from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.products import Products
+from maskdial_export.direct.weights import Weights
+
+OPSET = 20
+IR_VERSION = 10
+_WHOLE = 2**63 - 1  # as the end of a slice
+
+
+class GraphWriter:
+    """Writes the graph of one decoder."""
+
+    def __init__(
+        self, decoder: Decoder, weights: Weights, products: Products, nodes: Nodes, data: DataFile
+    ) -> None:
+        self._decoder = decoder
+        self._weights = weights
+        self._products = products
+        self._nodes = nodes
+        self._data = data
+        self._tables: dict[int, tuple[str, str]] = {}
+        self._stream = ""
+        self._branch: str | None = None
+        self._bias: str | None = None
+
+    def write(self) -> onnx.ModelProto:
+        """The graph, whose initializers are in the weight file."""
+        decoder, nodes = self._decoder, self._nodes
+        self._stream = self._products.look_up()
+        if decoder.embedding_scale is not None:
+            scale = nodes.number("embedding.scale", decoder.embedding_scale)
+            self._stream = nodes.add("Mul", [self._stream, scale])
+        for index in range(len(decoder.layers)):
+            self._write_layer(index)
+        hidden = self._normalized("model.norm")
+        flat = nodes.constant("flat", np.array([-1, decoder.hidden_size]))
+        minus = nodes.constant("minus_one", np.array([-1]))
+        tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
+        rows = nodes.add("Reshape", ["rows", minus], allowzero=0)
+        chosen = nodes.add("Gather", [tokens, rows], axis=0, modules="model")
+        self._write_head(chosen)
+        return self._finish()
+
+    def _write_layer(self, index: int) -> None:
+        decoder, norms, layer = self._decoder, self._decoder.norms, f"model.layers.{index}"
+        biases = decoder.biases
+        source = self._normalized(_within(layer, norms.before_attention))
+        attended = self._attend(index, source)
+        self._add(attended, f"{layer}.self_attn.o_proj", biases.attention_output)
+        self._settle(_within(layer, norms.after_attention))
+        source = self._normalized(_within(layer, norms.before_mlp))
+        self._add(self._mlp(layer, source), f"{layer}.mlp.down_proj", biases.mlp)
+        self._settle(_within(layer, norms.after_mlp))
+
+    def _add(self, source: str, module: str, has_bias: bool) -> None:
+        """Begins a sum: what a sublayer's last product adds to the stream."""
+        self._branch = self._products.project(source, [module])
+        self._bias = self._vector(f"{module}.bias") if has_bias else None
+
+    def _settle(self, norm: str | None) -> None:
+        """Normalizes and scales what is about to be added, with its bias, where a family does."""
+        factor = self._decoder.residual_scale
+        if norm is None and factor is None:
+            return
+        assert self._branch is not None, "a sublayer was computed"
+        if self._bias is not None:
+            self._branch = self._nodes.add("Add", [self._branch, self._bias])
+            self._bias = None
+        if norm is not None:
+            self._branch = self._norm(self._branch, norm)
+        if factor is not None:
+            scale = self._nodes.number("residual.scale", factor)
+            self._branch = self._nodes.add("Mul", [self._branch, scale])
+
+    def _normalized(self, norm: str | None) -> str:
+        """Ends a sum if one is open; the stream after a norm, or as it is."""
+        if self._branch is None:
+            return self._stream if norm is None else self._norm(self._stream, norm)
+        branch, self._branch = self._branch, None
+        bias, self._bias = self._bias, None
+        if norm is None:
+            if bias is not None:
+                branch = self._nodes.add("Add", [branch, bias])
+            self._stream = self._nodes.add("Add", [self._stream, branch])
+            return self._stream
+        inputs = [branch, self._stream, self._norm_weight(norm)]
+        inputs += [] if bias is None else [bias]
+        normalized = f"{norm}.output"
+        self._stream = f"{norm}.sum"
+        self._nodes.add_all(
+            "SkipSimplifiedLayerNormalization",
+            inputs,
+            [normalized, "", "", self._stream],
+            epsilon=self._decoder.epsilon,
+        )
+        return normalized
+
+    def _norm(self, source: str, norm: str) -> str:
+        return self._nodes.add(
+            "SimplifiedLayerNormalization",
+            [source, self._norm_weight(norm)],
+            axis=-1,
+            epsilon=self._decoder.epsilon,
+            stash_type=1,
+        )
+
+    def _norm_weight(self, norm: str) -> str:
+        name = f"{norm}.weight"
+        if name in self._nodes.initializers:
+            return name
+        values = self._weights.values(name)
+        shifted = values + np.float32(1) if self._decoder.shifted else values
+        return self._nodes.keep(self._data.write(name, shifted))
+
+    def _vector(self, *names: str) -> str:
+        """Biases one after the other."""
+        joined: Floats = np.concatenate([self._weights.values(name) for name in names])
+        return self._nodes.keep(self._data.write(",".join(names), joined))
+
+    def _attend(self, index: int, source: str) -> str:
+        decoder, attention = self._decoder, f"model.layers.{index}.self_attn"
+        layer = decoder.layers[index]
+        attributes: dict[str, Any] = {
+            "num_heads": decoder.num_heads,
+            "kv_num_heads": decoder.num_kv_heads,
+            "scale": decoder.attention_scale,
+        }
+        if layer.window is not None:
+            attributes["local_window_size"] = layer.window
+        if decoder.attention_softcap is not None:
+            attributes["softcap"] = decoder.attention_softcap
+        tables: tuple[str, ...] = ()
+        if layer.rotary is not None:
+            attributes |= {"do_rotary": 1, "rotary_interleaved": 0}
+            tables = self._rotary_tables(layer.rotary)
+        past = [f"past_key.{index}", f"past_value.{index}"]
+        inputs = [*self._queries(attention, source), *past]
+        inputs += ["seqlens_k", "total_sequence_length", *tables]
+        output = f"{attention}.output"
+        outputs = [output, f"present_key.{index}", f"present_value.{index}"]
+        self._nodes.add_all("GroupQueryAttention", inputs, outputs, **attributes)
+        return output
+
+    def _queries(self, attention: str, source: str) -> tuple[str, str, str]:
+        """Queries, keys and values; without names of the latter two, all in the first."""
+        decoder, nodes = self._decoder, self._nodes
+        has_bias = decoder.biases.query_key_value
+        if decoder.packed:
+            module = f"{attention}.qkv_proj"
+            packed = self._products.project(source, [module])
+            if has_bias:
+                packed = nodes.add("Add", [packed, self._vector(f"{module}.bias")])
+            return self._slices(packed)
+        modules = [f"{attention}.{name}_proj" for name in "qkv"]
+        if decoder.head_norms is None:
+            packed = self._products.project(source, modules)
+            if has_bias:
+                biases = self._vector(*(f"{module}.bias" for module in modules))
+                packed = nodes.add("Add", [packed, biases])
+            nodes.widths[packed] = decoder.query_size + 2 * decoder.kv_size
+            return packed, "", ""
+        parts = []
+        for module, width in zip(
+            modules, (decoder.query_size, decoder.kv_size, decoder.kv_size), strict=True
+        ):
+            part = self._products.project(source, [module])
+            if has_bias:
+                part = nodes.add("Add", [part, self._vector(f"{module}.bias")])
+            norm = module.replace("_proj", "_norm")
+            if module != modules[2]:
+                part = self._head_norm(part, norm)
+            nodes.widths[part] = width
+            parts.append(part)
+        return parts[0], parts[1], parts[2]
+
+    def _slices(self, packed: str) -> tuple[str, str, str]:
+        """Query, key and value of one matrix of the checkpoint."""
+        nodes, decoder = self._nodes, self._decoder
+        starts = (0, decoder.query_size, decoder.query_size + decoder.kv_size)
+        places = [nodes.constant(f"slice.{start}", np.array([start])) for start in starts]
+        places.append(nodes.constant("slice.whole", np.array([_WHOLE])))
+        axis = nodes.constant("slice.axis", np.array([2]))
+        step = nodes.constant("slice.step", np.array([1]))
+        parts = [
+            nodes.add("Slice", [packed, first, last, axis, step])
+            for first, last in itertools.pairwise(places)
+        ]
+        sizes = (decoder.query_size, decoder.kv_size, decoder.kv_size)
+        nodes.widths.update(zip(parts, sizes, strict=True))
+        return parts[0], parts[1], parts[2]
+
+    def _head_norm(self, source: str, norm: str) -> str:
+        nodes, decoder = self._nodes, self._decoder
+        if decoder.head_norms == "row":
+            return self._norm(source, norm)
+        turned = decoder.head_norms == "transposed"
+        minus = nodes.constant("minus_one", np.array([-1]))
+        size = nodes.constant("head_size", np.array([decoder.head_dim]))
+        dims = [self._dimension(axis) for axis in (0, 1)]
+        split = self._once("split_heads", [*dims, minus, size])
+        heads = nodes.add("Reshape", [source, split], allowzero=1)
+        if turned:
+            heads = nodes.add("Transpose", [heads], perm=[0, 2, 1, 3])
+        heads = self._norm(heads, norm)
+        if turned:
+            heads = nodes.add("Transpose", [heads], perm=[0, 2, 1, 3])
+        joined = self._once("join_heads", [*dims, minus])
+        return nodes.add("Reshape", [heads, joined], allowzero=1)
+
+    def _dimension(self, axis: int) -> str:
+        """The batch, or the length."""
+        name = f"dimension.{axis}"
+        if not any(name in node.output for node in self._nodes.nodes):
+            self._nodes.add("Shape", ["input_ids"], output=name, start=axis, end=axis + 1)
+        return name
+
+    def _once(self, name: str, dims: list[str]) -> str:
+        """A shape that all layers use."""
+        if not any(name in node.output for node in self._nodes.nodes):
+            self._nodes.add("Concat", dims, output=name, axis=0)
+        return name
+
+    def _rotary_tables(self, rotary: Rotary) -> tuple[str, str]:
+        """Those of all layers that turn alike."""
+        if id(rotary) not in self._tables:
+            number = len(self._tables)
+            arrays = rotary.tables(self._decoder.max_length)
+            names = [f"rotary.{number}.{kind}" for kind in ("cos", "sin")]
+            cos, sin = (
+                self._nodes.keep(self._data.write(name, array))
+                for name, array in zip(names, arrays, strict=True)
+            )
+            self._tables[id(rotary)] = cos, sin
+        return self._tables[id(rotary)]
+
+    def _mlp(self, layer: str, source: str) -> str:
+        nodes, decoder = self._nodes, self._decoder
+
+        def project(name: str) -> str:
+            module = f"{layer}.mlp.{name}"
+            product = self._products.project(source, [module])
+            if decoder.biases.mlp:
+                product = nodes.add("Add", [product, self._vector(f"{module}.bias")])
+            return product
+
+        if decoder.packed:
+            both = project("gate_up_proj")
+            gate, up = f"{layer}.mlp.gate", f"{layer}.mlp.up"
+            nodes.add_all("Split", [both], [gate, up], axis=2, num_outputs=2)
+            return nodes.add("Mul", [up, self._activated(gate)])
+        gate = self._activated(project("gate_proj"))
+        return nodes.add("Mul", [gate, project("up_proj")])
+
+    def _activated(self, source: str) -> str:
+        if self._decoder.activation == "gelu_tanh":
+            return self._nodes.add("Gelu", [source], approximate="tanh")
+        return self._nodes.add("Mul", [source, self._nodes.add("Sigmoid", [source])])
+
+    def _write_head(self, source: str) -> None:
+        nodes, cap = self._nodes, self._decoder.logits_softcap
+        if cap is None:
+            self._products.head(source, self._decoder.logits_scale, "logits")
+            return
+        logits = self._products.head(source, float(np.float32(1 / cap)), None)
+        bounded = nodes.add("Tanh", [logits])
+        nodes.add("Mul", [bounded, nodes.number("logits.cap", cap)], output="logits")
+
+    def _finish(self) -> onnx.ModelProto:
+        decoder, nodes = self._decoder, self._nodes
+        info = helper.make_tensor_value_info
+        integers, floats = TensorProto.INT64, TensorProto.FLOAT
+        inputs = [
+            info("input_ids", integers, ["batch", "length"]),
+            info("seqlens_k", TensorProto.INT32, ["batch"]),
+            info("total_sequence_length", TensorProto.INT32, []),
+            info("rows", integers, ["num_rows"]),
+        ]
+        outputs = [info("logits", floats, ["num_rows", decoder.vocab_size])]
+        shape = ["batch", decoder.num_kv_heads, "room", decoder.head_dim]
+        for index in range(len(decoder.layers)):
+            for kind in ("key", "value"):
+                inputs.append(info(f"past_{kind}.{index}", floats, shape))
+                outputs.append(info(f"present_{kind}.{index}", floats, shape))
+        described = [
+            info(name, floats, ["batch", "length", width]) for name, width in nodes.widths.items()
+        ]
+        graph = helper.make_graph(
+            nodes.nodes,
+            "main_graph",
+            inputs,
+            outputs,
+            list(nodes.initializers.values()),
+            value_info=described,
+        )
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, producer_name="maskdial")
+        model.ir_version = IR_VERSION
+        return model
+
+
+def _within(layer: str, name: str | None) -> str | None:
+    return None if name is None else f"{layer}.{name}"

@@ -1,0 +1,79 @@
+"""A graph under construction: its nodes, and its small constants."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+_MICROSOFT = frozenset(
+    {
+        *("FusedMatMul", "GroupQueryAttention", "MatMulNBits"),
+        "SkipSimplifiedLayerNormalization",
+    }
+)
+"""ONNX Runtime's own operators (docs/ContribOperators.md)."""
+MODULES = "maskdial.modules"
+"""The metadata by which adapters know the module of a product or a lookup of floats."""
+
+
+class Nodes:
+    """Adds nodes one after the other, and gives their results names."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self.widths: dict[str, int] = {}
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        *,
+        output: str | None = None,
+        modules: str | None = None,
+        **attributes: Any,
+    ) -> str:
+        """Adds a node with one result, whose name is returned."""
+        name = output or f"{kind}.{len(self.nodes)}"
+        self.add_all(kind, inputs, [name], modules=modules, **attributes)
+        return name
+
+    def add_all(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        modules: str | None = None,
+        **attributes: Any,
+    ) -> None:
+        """Adds a node with several results; an empty name is none."""
+        node = helper.make_node(
+            kind,
+            inputs,
+            outputs,
+            name=f"node.{len(self.nodes)}",
+            domain="com.microsoft" if kind in _MICROSOFT else "",
+            **attributes,
+        )
+        if modules is not None:
+            node.metadata_props.add(key=MODULES, value=modules)
+        self.nodes.append(node)
+
+    def constant(self, name: str, array: NDArray[Any]) -> str:
+        """A small array within the graph, added once."""
+        if name not in self.initializers:
+            self.initializers[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def number(self, name: str, value: float) -> str:
+        """A float32 scalar within the graph."""
+        return self.constant(name, np.array(value, np.float32))
+
+    def keep(self, tensor: onnx.TensorProto) -> str:
+        """An initializer of the weight file."""
+        self.initializers[tensor.name] = tensor
+        return str(tensor.name)

@@ -1,0 +1,352 @@
+"""Products and lookups of a graph, of float32 matrices or of integers in blocks.
+
+The operators, the names of the initializers and the order of the arithmetic are those of
+`maskdial_export.quantize.products` and `maskdial_export.quantize.table`, which change a traced
+graph; the server knows its matrices by them.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.bundle.manifest import BLOCK_SUMS, TABLE_ROWS
+from maskdial_export.direct.data import DataFile
+from maskdial_export.direct.decoder import Decoder, Floats
+from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.weights import Weights, row_chunks
+from maskdial_export.quantize.blocks import BYTE_ZERO, NIBBLE_CENTER, Blocks, to_bytes
+from maskdial_export.quantize.stored import joined
+
+_LARGEST, _TINY = np.float32(127), np.finfo(np.float32).tiny
+_ACCURACY = 4
+"""Of ``MatMulNBits``: it rounds each block of a row to 8 bits."""
+TABLE, HEAD = "model.embed_tokens", "lm_head"
+
+
+class Products(Protocol):
+    """Writes matrices into the weight file, and multiplies by them."""
+
+    def project(self, source: str, modules: Sequence[str]) -> str:
+        """The product of a value and the matrices of some modules, without their biases."""
+        ...
+
+    def look_up(self) -> str:
+        """The rows of the embedding table."""
+        ...
+
+    def head(self, source: str, factor: float | None, output: str | None) -> str:
+        """The output layer's product, times a factor."""
+        ...
+
+
+class FloatProducts:
+    """Products in float32; matrices are stored as (inputs, outputs)."""
+
+    def __init__(self, decoder: Decoder, weights: Weights, nodes: Nodes, data: DataFile) -> None:
+        self._decoder = decoder
+        self._weights = weights
+        self._nodes = nodes
+        self._data = data
+
+    def project(self, source: str, modules: Sequence[str]) -> str:
+        return self._nodes.add(
+            "MatMul", [source, self._columns(modules)], modules=",".join(modules)
+        )
+
+    def look_up(self) -> str:
+        return self._nodes.add("Gather", [self._table(), "input_ids"], axis=0, modules=TABLE)
+
+    def head(self, source: str, factor: float | None, output: str | None) -> str:
+        alpha = {} if factor is None else {"alpha": factor}
+        if self._decoder.tied:
+            inputs = [source, self._table()]
+            return self._nodes.add(
+                "FusedMatMul", inputs, output=output, modules=HEAD, transB=1, **alpha
+            )
+        kind = "MatMul" if factor is None else "FusedMatMul"
+        inputs = [source, self._columns([HEAD])]
+        return self._nodes.add(kind, inputs, output=output, modules=HEAD, **alpha)
+
+    def _table(self) -> str:
+        name = f"{TABLE}.weight"
+        if name in self._nodes.initializers:
+            return name
+        shape = self._weights.shapes()[name]
+        parts = (self._weights.values(name, rows) for rows in row_chunks(*shape[:2]))
+        return self._nodes.keep(self._data.write_rows(name, np.float32, shape, parts))
+
+    def _columns(self, modules: Sequence[str]) -> str:
+        shapes = [self._weights.shapes()[f"{module}.weight"] for module in modules]
+        parts = (
+            self._weights.values(f"{module}.weight", rows).T
+            for module, shape in zip(modules, shapes, strict=True)
+            for rows in row_chunks(*shape[:2])
+        )
+        shape = shapes[0][1], sum(each[0] for each in shapes)
+        name = f"{','.join(modules)}.weight"
+        return self._nodes.keep(self._data.write_columns(name, shape, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A matrix in blocks that the weight file has: what its initializers are called, and more."""
+
+    name: str
+    bits: int
+    num_inputs: int
+    num_outputs: int
+    num_blocks: int
+    block_size: int
+    has_minima: bool
+    zero: float | None
+    """Of lookups: that of all blocks; None if they differ."""
+
+    @property
+    def integers(self) -> str:
+        return f"{self.name}.int{self.bits}"
+
+
+class _Parts:
+    """A matrix in parts of its rows: what is small of them is kept, integers pass through."""
+
+    def __init__(self, blocks: Iterator[Blocks]) -> None:
+        self._first = next(blocks)
+        self._others = blocks
+        self.bits = self._first.bits
+        _, self.num_blocks, self.block_size = self._first.integers.shape
+        self.has_minima = self._first.minimum is not None
+        self.scales: list[Floats] = []
+        self.zeros: list[NDArray[np.uint8]] = []
+        self.minima: list[Floats] = []
+        self.centers: list[NDArray[np.uint8]] = []
+
+    def integers(self) -> Iterator[NDArray[np.uint8]]:
+        """The integers of each part, those of 4 bits in pairs."""
+        for part in itertools.chain([self._first], self._others):
+            self.scales.append(part.scale)
+            self.zeros.append(part.zero)
+            if part.minimum is not None:
+                self.minima.append(part.minimum)
+            if part.center is not None:
+                self.centers.append(part.center)
+            yield _pairs(part.integers) if part.bits == 4 else part.integers
+
+
+class BlockProducts:
+    """Products of integers in blocks: those of a file, or weights rounded to 8 bits.
+
+    The embedding table is that of the output layer, if that is tied to it, and otherwise 8 bits
+    with a scale for each row.
+
+    Attributes:
+        num_products: how many modules have products.
+        num_kept: of how many of them the integers are those of the file.
+        rounded: the names of matrices that were rounded to 8 bits in blocks.
+        by_row: the names of those with a scale for each row.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        nodes: Nodes,
+        data: DataFile,
+        bits: Literal[4, 8],
+    ) -> None:
+        """With ``bits`` 4, integers of a file that fit into 4 bits have as many."""
+        self._decoder = decoder
+        self._weights = weights
+        self._nodes = nodes
+        self._data = data
+        self._bits = bits
+        self._heads: _Matrix | None = None
+        self.num_kept, self.num_products = 0, 0
+        self.rounded: set[str] = set()
+        self.by_row: set[str] = set()
+
+    def project(self, source: str, modules: Sequence[str]) -> str:
+        return self._multiply(source, self._write(modules, [f"{each}.weight" for each in modules]))
+
+    def look_up(self) -> str:
+        head = self._head() if self._decoder.tied else None
+        if head is None or head.zero is None or head.num_inputs % head.block_size:
+            return self._look_up_rows()
+        return self._look_up_blocks(head)
+
+    def head(self, source: str, factor: float | None, output: str | None) -> str:
+        if factor is None:
+            return self._multiply(source, self._head(), output)
+        product = self._multiply(source, self._head())
+        number = self._nodes.number("logits.alpha", factor)
+        return self._nodes.add("Mul", [product, number], output=output)
+
+    def _head(self) -> _Matrix:
+        if self._heads is None:
+            weight = f"{TABLE if self._decoder.tied else HEAD}.weight"
+            self._heads = self._write([HEAD], [weight])
+        return self._heads
+
+    def _write(self, modules: Sequence[str], names: Sequence[str]) -> _Matrix:
+        """Writes a matrix of all the modules' outputs."""
+        kept = all(self._weights.bits(name) is not None for name in names)
+        first = self._rounded(names, kept=True) if kept else None
+        blocks = first if first is not None else self._rounded(names, kept=False)
+        assert blocks is not None, "floats can be rounded"
+        self.num_products += len(modules)
+        if first is not None:
+            self.num_kept += len(modules)
+        else:
+            self.rounded.update(names)
+        name, parts = ",".join(modules), _Parts(blocks)
+        shapes = [self._weights.shapes()[each] for each in names]
+        num_outputs, num_inputs = sum(each[0] for each in shapes), shapes[0][1]
+        bits, num_blocks, size = parts.bits, parts.num_blocks, parts.block_size
+        shape = num_outputs, num_blocks, size // 2 if bits == 4 else size
+        keep, write = self._nodes.keep, self._data.write
+        keep(self._data.write_rows(f"{name}.int{bits}", np.uint8, shape, parts.integers()))
+        keep(write(f"{name}.scale", np.concatenate(parts.scales)))
+        zero = np.concatenate(parts.zeros)
+        if parts.has_minima:
+            keep(write(f"{name}.minimum", np.concatenate(parts.minima).T))
+            if bits == 8:
+                center = np.concatenate(parts.centers)
+                keep(write(f"{name}.center", center.astype(np.float32)[None]))
+                keep(write(f"{name}.zero", (center + BYTE_ZERO).astype(np.uint8)[:, None]))
+        elif bits == 4:
+            keep(write(f"{name}.zero", _pairs(zero)))
+        return _Matrix(
+            name,
+            bits,
+            num_inputs,
+            num_outputs,
+            num_blocks,
+            size,
+            parts.has_minima,
+            float(zero[0, 0]) if (zero == zero[0, 0]).all() else None,
+        )
+
+    def _rounded(self, names: Sequence[str], *, kept: bool) -> Iterator[Blocks] | None:
+        """The blocks of matrices one below the other, in parts; None if they cannot be kept."""
+        if len(names) > 1:
+            whole = self._part(names, None, kept=kept)
+            return None if whole is None else iter([whole])
+        shape = self._weights.shapes()[names[0]]
+        parts = (self._part(names, rows, kept=kept) for rows in row_chunks(*shape[:2]))
+        first = next(parts)
+        if first is None:
+            return None
+        return self._all(first, parts)
+
+    @staticmethod
+    def _all(first: Blocks, parts: Iterator[Blocks | None]) -> Iterator[Blocks]:
+        yield first
+        for part in parts:
+            assert part is not None, "a matrix has one form"
+            yield part
+
+    def _part(self, names: Sequence[str], rows: slice | None, *, kept: bool) -> Blocks | None:
+        if not kept:
+            floats = [self._weights.values(name, rows) for name in names]
+            whole = floats[0] if len(floats) == 1 else np.concatenate(floats)
+            return to_bytes(whole.T)
+        found = [self._weights.blocks(name, rows) for name in names]
+        stored = [each for each in found if each is not None]
+        return joined(stored, self._bits) if len(stored) == len(found) else None
+
+    def _multiply(self, source: str, matrix: _Matrix, output: str | None = None) -> str:
+        nodes, name = self._nodes, matrix.name
+        inputs = [source, matrix.integers, f"{name}.scale"]
+        attributes: dict[str, Any] = {
+            "K": matrix.num_inputs,
+            "N": matrix.num_outputs,
+            "bits": matrix.bits,
+            "block_size": matrix.block_size,
+            "accuracy_level": _ACCURACY,
+        }
+        if not matrix.has_minima:
+            if matrix.bits == 4:
+                inputs.append(f"{name}.zero")
+            return nodes.add("MatMulNBits", inputs, output=output, **attributes)
+        # Less the sum of each block's inputs times its minimum, around the middle of the integers
+        if matrix.bits == 4:
+            center = nodes.number("int4.center", NIBBLE_CENTER)
+        else:
+            center = f"{name}.center"
+            sizes = np.array([matrix.num_outputs, matrix.num_blocks])
+            shape = nodes.constant(f"int8.shape.{sizes[0]}.{sizes[1]}", sizes)
+            inputs.append(nodes.add("Expand", [f"{name}.zero", shape]))
+        transposed = nodes.add("Transpose", [f"{name}.scale"], perm=[1, 0])
+        share = nodes.add("Mul", [transposed, center])
+        less = nodes.add("Sub", [f"{name}.minimum", share])
+        product = nodes.add("MatMulNBits", inputs, **attributes)
+        sums = nodes.add("MatMul", [source, self._sums(matrix)])
+        least = nodes.add("MatMul", [sums, less])
+        return nodes.add("Sub", [product, least], output=output)
+
+    def _sums(self, matrix: _Matrix) -> str:
+        """The matrix that adds up each block of a row."""
+        name = f"{BLOCK_SUMS}{matrix.block_size}.{matrix.num_inputs}"
+        if name not in self._nodes.initializers:
+            members = np.repeat(np.eye(matrix.num_blocks, dtype=np.float32), matrix.block_size, 0)
+            self._nodes.keep(self._data.write(name, members[: matrix.num_inputs]))
+        return name
+
+    def _look_up_rows(self) -> str:
+        """Rows of integers with one scale each."""
+        name = f"{TABLE}.weight"
+        self.by_row.add(name)
+        num_rows, num_columns = self._weights.shapes()[name]
+        scales: list[Floats] = []
+
+        def integers() -> Iterator[NDArray[np.int8]]:
+            for rows in row_chunks(num_rows, num_columns):
+                values = self._weights.values(name, rows)
+                scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / _LARGEST, _TINY)
+                scales.append(scale)
+                yield np.rint(values / scale).astype(np.int8)
+
+        shape = num_rows, num_columns
+        nodes = self._nodes
+        table = nodes.keep(self._data.write_rows(f"{TABLE}.int8", np.int8, shape, integers()))
+        scale = nodes.keep(self._data.write(f"{TABLE}.scale", np.concatenate(scales)))
+        rows, steps = (nodes.add("Gather", [each, "input_ids"]) for each in (table, scale))
+        return nodes.add("Mul", [nodes.add("Cast", [rows], to=1), steps])
+
+    def _look_up_blocks(self, matrix: _Matrix) -> str:
+        """Rows of the output layer's matrix."""
+        nodes = self._nodes
+        last = nodes.constant("lookup.last", np.array([3]))
+        rows = nodes.add("Gather", [matrix.integers, "input_ids"])
+        if matrix.bits == 4:  # the lower half of a byte is the first one
+            mask = nodes.constant("lookup.mask", np.array(15, np.uint8))
+            four = nodes.constant("lookup.four", np.array(4, np.uint8))
+            axis = nodes.constant("lookup.pair", np.array([4]))
+            low = nodes.add("BitwiseAnd", [rows, mask])
+            high = nodes.add("BitShift", [rows, four], direction="RIGHT")
+            halves = [nodes.add("Unsqueeze", [each, axis]) for each in (low, high)]
+            both = nodes.add("Concat", halves, axis=4)
+            block = nodes.constant("lookup.block", np.array([0, 0, 0, -1]))
+            rows = nodes.add("Reshape", [both, block])
+        rows = nodes.add("Cast", [rows], to=1)
+        if matrix.zero:
+            zero = nodes.number(f"lookup.zero{matrix.zero:.0f}", matrix.zero)
+            rows = nodes.add("Sub", [rows, zero])
+        scale = nodes.add("Gather", [f"{matrix.name}.scale", "input_ids"])
+        rows = nodes.add("Mul", [rows, nodes.add("Unsqueeze", [scale, last])])
+        if matrix.has_minima:
+            minima = nodes.add("Gather", [f"{matrix.name}.minimum", "input_ids"], axis=1)
+            minima = nodes.add("Transpose", [minima], perm=[1, 2, 0])
+            rows = nodes.add("Sub", [rows, nodes.add("Unsqueeze", [minima, last])])
+        shape = nodes.constant("lookup.row", np.array([0, 0, matrix.num_inputs]))
+        return nodes.add("Reshape", [rows, shape], output=f"{TABLE_ROWS}{TABLE}.input_ids")
+
+
+def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Integers of 4 bits (..., size) as bytes (..., ceil(size / 2)), the first one low."""
+    odd = [(0, 0)] * (integers.ndim - 1) + [(0, integers.shape[-1] % 2)]
+    padded = np.pad(integers, odd)
+    return (padded[..., 0::2] | padded[..., 1::2] << 4).astype(np.uint8)

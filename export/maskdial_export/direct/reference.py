@@ -1,0 +1,230 @@
+"""A plain NumPy decoder, to compare a written graph with.
+
+It is written from transformers' modeling files and not from the graph writer, with which it shares
+nothing but the weights: it reads config.json itself, and computes in float32, one matrix at a time.
+It is slow, and meant for a few dozen tokens.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial_export.direct.weights import Weights, row_chunks
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class Reference:
+    """The decoder that a configuration describes."""
+
+    def __init__(self, config: Mapping[str, Any], weights: Weights) -> None:
+        self._config = config
+        self._weights = weights
+        self._names = weights.shapes()
+        self._kind = str(config["model_type"])
+        self._is_gemma = self._kind.startswith("gemma")
+        self._hidden_size = int(config["hidden_size"])
+        self._heads = int(config["num_attention_heads"])
+        self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
+        usual = {"qwen3": 128}.get(self._kind, 256 if self._is_gemma else 0)
+        self._size = int(config.get("head_dim") or usual or self._hidden_size // self._heads)
+
+    def hidden(self, ids: Ids) -> Floats:
+        """The hidden states that the output layer reads, (num_tokens, hidden_size)."""
+        config = self._config
+        table = "model.embed_tokens.weight"
+        rows = [self._weights.values(table, slice(each, each + 1)) for each in ids.tolist()]
+        states = np.concatenate(rows)
+        if self._is_gemma:
+            states = states * np.float32(math.sqrt(self._hidden_size))
+        if self._kind == "granite":
+            states = states * np.float32(config.get("embedding_multiplier", 1.0))
+        for index in range(int(config["num_hidden_layers"])):
+            states = self._layer(index, states)
+        return self._norm(states, "model.norm")
+
+    def logits(self, hidden: Floats) -> Floats:
+        """The logits of hidden states: (num_rows, hidden_size) to (num_rows, vocab_size)."""
+        config = self._config
+        tied = config.get("tie_word_embeddings", self._is_gemma or self._kind == "smollm3")
+        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        shape = self._names[name]
+        parts = [hidden @ self._weights.values(name, rows).T for rows in row_chunks(*shape[:2])]
+        logits = np.concatenate(parts, axis=1)
+        if self._kind == "granite":
+            logits = logits / np.float32(config.get("logits_scaling", 1.0))
+        cap = config.get("final_logit_softcapping", 30.0 if self._kind == "gemma2" else None)
+        return logits if not cap else np.tanh(logits / np.float32(cap)) * np.float32(cap)
+
+    def _layer(self, index: int, states: Floats) -> Floats:
+        prefix = f"model.layers.{index}"
+        four_norms = f"{prefix}.pre_feedforward_layernorm.weight" in self._names
+        norms_after = f"{prefix}.input_layernorm.weight" not in self._names
+        residual = states
+        if norms_after:  # OLMo 2
+            states = residual + self._norm(
+                self._attention(index, states), f"{prefix}.post_attention_layernorm"
+            )
+            after = self._norm(self._mlp(prefix, states), f"{prefix}.post_feedforward_layernorm")
+            return states + after
+        states = self._attention(index, self._norm(states, f"{prefix}.input_layernorm"))
+        if four_norms:  # Gemma 2 and 3
+            states = residual + self._norm(states, f"{prefix}.post_attention_layernorm")
+            inner = self._mlp(prefix, self._norm(states, f"{prefix}.pre_feedforward_layernorm"))
+            return states + self._norm(inner, f"{prefix}.post_feedforward_layernorm")
+        times = np.float32(1)
+        if self._kind == "granite":
+            times = np.float32(self._config.get("residual_multiplier", 1.0))
+        states = residual + states * times
+        inner = self._mlp(prefix, self._norm(states, f"{prefix}.post_attention_layernorm"))
+        return states + inner * times
+
+    def _norm(self, values: Floats, name: str) -> Floats:
+        weight = self._weights.values(f"{name}.weight")
+        weight = weight + np.float32(1) if self._is_gemma else weight
+        squares = np.mean(np.square(values), axis=-1, keepdims=True)
+        roots = np.sqrt(squares + np.float32(self._config["rms_norm_eps"]))
+        normalized: Floats = values / roots * weight
+        return normalized
+
+    def _linear(self, values: Floats, name: str) -> Floats:
+        product = values @ self._weights.values(f"{name}.weight").T
+        if f"{name}.bias" in self._names:
+            product = product + self._weights.values(f"{name}.bias")
+        return product
+
+    def _mlp(self, prefix: str, values: Floats) -> Floats:
+        if f"{prefix}.mlp.gate_up_proj.weight" in self._names:
+            gate, up = np.split(self._linear(values, f"{prefix}.mlp.gate_up_proj"), 2, axis=-1)
+        else:
+            gate = self._linear(values, f"{prefix}.mlp.gate_proj")
+            up = self._linear(values, f"{prefix}.mlp.up_proj")
+        if self._is_gemma:
+            root = np.float32(math.sqrt(2 / math.pi))
+            inner = np.tanh(root * (gate + np.float32(0.044715) * gate**3))
+            active = np.float32(0.5) * gate * (1 + inner)
+        else:
+            with np.errstate(over="ignore"):
+                active = gate / (1 + np.exp(-gate))
+        return self._linear(active * up, f"{prefix}.mlp.down_proj")
+
+    def _attention(self, index: int, values: Floats) -> Floats:
+        name = f"model.layers.{index}.self_attn"
+        if f"{name}.qkv_proj.weight" in self._names:
+            sizes = [self._heads * self._size, (self._heads + self._kv_heads) * self._size]
+            query, key, value = np.split(self._linear(values, f"{name}.qkv_proj"), sizes, axis=-1)
+        else:
+            query, key, value = (self._linear(values, f"{name}.{each}_proj") for each in "qkv")
+        if self._kind == "olmo2":
+            query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
+        heads = [part.reshape(len(values), -1, self._size) for part in (query, key, value)]
+        if self._kind != "olmo2" and f"{name}.q_norm.weight" in self._names:
+            heads[0] = self._norm(heads[0], f"{name}.q_norm")
+            heads[1] = self._norm(heads[1], f"{name}.k_norm")
+        slides = self._slides(index)
+        if self._turns(index):
+            heads[:2] = [self._rotated(part, slides) for part in heads[:2]]
+        groups = self._heads // self._kv_heads
+        query, key, value = (part.swapaxes(0, 1) for part in heads)
+        key, value = np.repeat(key, groups, axis=0), np.repeat(value, groups, axis=0)
+        scores = query @ key.swapaxes(1, 2) * np.float32(self._scale())
+        cap = self._config.get("attn_logit_softcapping", 50.0 if self._kind == "gemma2" else None)
+        if cap:
+            scores = np.tanh(scores / np.float32(cap)) * np.float32(cap)
+        positions = np.arange(len(values))
+        distance = positions[:, None] - positions[None, :]
+        hidden = distance < 0
+        if slides:
+            usual = 4096 if self._is_gemma or self._kind == "mistral" else None
+            hidden |= distance >= self._config.get("sliding_window", usual)
+        scores = np.where(hidden, np.float32(-np.inf), scores)
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+        joined = (shares @ value).swapaxes(0, 1).reshape(len(values), -1)
+        return self._linear(joined, f"{name}.o_proj")
+
+    def _scale(self) -> float:
+        if self._kind == "granite":
+            return float(self._config.get("attention_multiplier", 1.0))
+        if self._kind in ("gemma2", "gemma3_text"):
+            return 1 / math.sqrt(self._config.get("query_pre_attn_scalar", 256))
+        return 1 / math.sqrt(self._size)
+
+    def _slides(self, index: int) -> bool:
+        """Whether a layer attends within a window."""
+        config, kinds = self._config, self._config.get("layer_types")
+        if self._kind in ("mistral", "phi3"):
+            return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
+        if kinds is not None:
+            turned_on = self._is_gemma or bool(config.get("use_sliding_window"))
+            return turned_on and kinds[index] == "sliding_attention"
+        if self._kind == "gemma2":
+            return index % 2 == 0
+        if self._kind == "gemma3_text":
+            period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+            return (index + 1) % int(period or 6) != 0
+        return False
+
+    def _turns(self, index: int) -> bool:
+        """Whether a layer has positions."""
+        if self._kind != "smollm3":
+            return True
+        listed = self._config.get("no_rope_layers")
+        interval = int(self._config.get("no_rope_layer_interval") or 4)
+        return bool((index + 1) % interval) if listed is None else bool(listed[index])
+
+    def _rope(self, slides: bool) -> dict[str, Any]:
+        config = self._config
+        found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        if "full_attention" in found or "sliding_attention" in found:
+            found = dict(found["sliding_attention" if slides else "full_attention"])
+        elif self._kind == "gemma3_text" and slides:
+            found = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        usual = {"gemma3_text": 1e6, "smollm3": 2e6}.get(self._kind, 1e4)
+        return {
+            "rope_theta": config.get("rope_theta") or usual,
+            "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
+            **found,
+        }
+
+    def _rotated(self, heads: Floats, slides: bool) -> Floats:
+        """Turns (num_tokens, heads, size) by the tokens' places, in float64."""
+        rope = self._rope(slides)
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        size = int(self._size * rope["partial_rotary_factor"])
+        speeds = float(rope["rope_theta"]) ** (-np.arange(0, size, 2) / size)
+        times = 1.0
+        if kind == "linear":
+            speeds = speeds / rope["factor"]
+        elif kind == "llama3":
+            turns = rope["original_max_position_embeddings"] * speeds / (2 * math.pi)
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            share = np.clip((turns - low) / (high - low), 0, 1)
+            speeds = speeds * (share + (1 - share) / rope["factor"])
+        elif kind == "longrope":
+            speeds = speeds / np.array(rope["short_factor"])
+            first = rope.get("original_max_position_embeddings") or self._config.get(
+                "original_max_position_embeddings"
+            )
+            assert first is not None, "longrope begins somewhere"
+            longer = rope.get("factor") or self._config["max_position_embeddings"] / first
+            times = rope.get("attention_factor") or (
+                math.sqrt(1 + math.log(longer) / math.log(first)) if longer > 1 else 1.0
+            )
+        angles = np.arange(len(heads))[:, None] * speeds
+        cos, sin = (
+            (times * each).astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles))
+        )
+        first_half, second_half = heads[..., : size // 2], heads[..., size // 2 : size]
+        return np.concatenate(
+            [
+                first_half * cos - second_half * sin,
+                second_half * cos + first_half * sin,
+                heads[..., size:],
+            ],
+            axis=-1,
+        )

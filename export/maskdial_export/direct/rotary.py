@@ -1,0 +1,100 @@
+"""Rotary positions of a configuration, in the forms of transformers 4 and 5.
+
+The formulas are those of transformers' ``modeling_rope_utils``, in float32 as there; powers are
+correctly rounded, which torch's are but for the last bit of a few.
+"""
+
+import math
+
+import numpy as np
+
+from maskdial_export.direct.config import Config
+from maskdial_export.direct.decoder import Floats, NotDirectError, Rotary
+
+_PAIRS, _HEAD = 8, 16
+"""Of attention operators: they turn multiples of so many pairs, in heads of so many columns."""
+
+
+def read_rotary(config: Config, head_dim: int, theta: float = 10_000.0) -> Rotary:
+    """The rotation of all layers: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
+
+    Args:
+        config: of the model.
+        head_dim: the columns of a head.
+        theta: the base where none is stated.
+
+    Raises:
+        NotDirectError: it is of a kind, or of a size, that is not known.
+    """
+    rope = config.part("rope_parameters")
+    if rope is None:
+        rope = config.part("rope_scaling") or Config({})
+    elif "rope_scaling" in config:
+        config.refuse("rope_scaling")
+    theta = config.real("rope_theta", theta)
+    partial = config.real("partial_rotary_factor", 1.0)
+    return rotary(rope, config, head_dim, theta, partial)
+
+
+def rotary(
+    rope: Config, config: Config, head_dim: int, theta: float, partial: float = 1.0
+) -> Rotary:
+    """The rotation that one object describes; ``theta`` and ``partial`` where it says neither."""
+    theta = rope.real("rope_theta", theta)
+    partial = rope.real("partial_rotary_factor", partial)
+    size = int(head_dim * partial)
+    if size % (2 * _PAIRS) or head_dim % _HEAD or not 0 < size <= head_dim:
+        raise NotDirectError(
+            f"heads of {head_dim} columns, of which {size} turn with the position, are not known "
+            "to the direct path"
+        )
+    kinds = ("default", "linear", "llama3", "longrope")
+    key = "rope_type" if "rope_type" in rope else "type"
+    kind = rope.one_of(key, kinds, "default")
+    rope.take("type")  # transformers 4 may state both
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+    powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
+    scale = 1.0
+    if kind == "longrope":
+        factors, scale = _longrope(rope, config, size)
+        powers = factors * powers
+    frequencies = np.float32(1) / powers
+    if kind == "linear":
+        frequencies /= np.float32(rope.real("factor"))
+    if kind == "llama3":
+        frequencies = _llama3(rope, frequencies)
+    rope.finish()
+    return Rotary(frequencies, scale)
+
+
+def _llama3(rope: Config, frequencies: Floats) -> Floats:
+    """Llama 3.1's: low frequencies are divided by a factor, middle ones by a part of it."""
+    factor = np.float32(rope.real("factor"))
+    low, high = rope.real("low_freq_factor"), rope.real("high_freq_factor")
+    positions = rope.count("original_max_position_embeddings")
+    if not 0 < low < high:
+        rope.refuse("high_freq_factor")
+    wavelengths = np.float32(2 * math.pi) / frequencies
+    divided = np.where(wavelengths > np.float32(positions / low), frequencies / factor, frequencies)
+    smooth = (np.float32(positions) / wavelengths - np.float32(low)) / np.float32(high - low)
+    between = (np.float32(1) - smooth) * divided / factor + smooth * divided
+    middle = (wavelengths >= np.float32(positions / high)) & (
+        wavelengths <= np.float32(positions / low)
+    )
+    return np.where(middle, between, divided).astype(np.float32)
+
+
+def _longrope(rope: Config, config: Config, size: int) -> tuple[Floats, float]:
+    """The divisors of texts up to the length of the first training, and the tables' scale."""
+    first = rope.take("original_max_position_embeddings") or config.take(
+        "original_max_position_embeddings"
+    )
+    short, long = rope.take("short_factor"), rope.take("long_factor")
+    if type(first) is not int or first < 2:
+        raise NotDirectError("longrope without original_max_position_embeddings is not known")
+    for key, each in (("short_factor", short), ("long_factor", long)):
+        if not isinstance(each, list) or len(each) != size // 2:
+            rope.refuse(key)
+    factor = rope.take("factor") or config.count("max_position_embeddings") / first
+    usual = math.sqrt(1 + math.log(factor) / math.log(first)) if factor > 1 else 1.0
+    return np.array(short, np.float32), rope.real("attention_factor", usual)

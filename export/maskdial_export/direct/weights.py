@@ -1,0 +1,249 @@
+"""The weights of a checkpoint, by transformers' names, a part of a matrix at a time."""
+
+import json
+import math
+import mmap
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from maskdial_export.checkpoint.blocks import StoredBlocks
+from maskdial_export.checkpoint.gguf.weights import Weight
+from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
+from maskdial_export.errors import ExportError
+from maskdial_export.quantize.blocks import to_bytes
+
+_CHUNK = 2**24
+"""Weights of a part of a matrix: 64 MiB in float32."""
+_MAX_HEADER = 2**27
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_ITEMS = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+class Weights(Protocol):
+    """Weights by name; matrices are (outputs, inputs). Only what is asked for is in memory."""
+
+    name: str
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every name, and its shape."""
+        ...
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        """Rows of a weight in float32; None for all."""
+        ...
+
+    def bits(self, name: str) -> int | None:
+        """How many bits an integer of a matrix has at most; None if it is not one of integers."""
+        ...
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        """Rows of a matrix of integers; None if it has no single form of them."""
+        ...
+
+
+class GGUFWeights:
+    """The weights of a GGUF file, mapped."""
+
+    def __init__(self, name: str, weights: Sequence[Weight]) -> None:
+        self.name = name
+        self._weights = {each.name: each for each in weights}
+        self._shapes = {each.name: each.shape for each in weights}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        return self._part(name, rows).values()
+
+    def bits(self, name: str) -> int | None:
+        return self._weights[name].bits
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        if not self._weights[name].has_blocks:
+            return None
+        found = self._part(name, rows).blocks()
+        if found is not None and not np.isfinite(found.scale).all():
+            raise ExportError(
+                f"{name} of {self.name} is damaged: it has scales that are no numbers"
+            )
+        return found
+
+    def _part(self, name: str, rows: slice | None) -> Weight:
+        weight = self._weights[name]
+        return weight if rows is None else weight.part(rows.start, rows.stop)
+
+
+class RoundedWeights:
+    """Weights of which some are what the integers stand for that they were rounded to."""
+
+    def __init__(self, weights: Weights, rounded: Set[str], by_row: Set[str]) -> None:
+        """``rounded`` have 8 bits in blocks, ``by_row`` 8 bits with a scale for each row."""
+        self.name = weights.name
+        self._weights = weights
+        self._rounded = rounded
+        self._by_row = by_row
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether matrices of products are among them, and not the embedding table alone."""
+        return bool(self._rounded)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._weights.shapes()
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        values = self._weights.values(name, rows)
+        if name in self._by_row:
+            step = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+            step[step == 0] = 1
+            restored: Floats = np.rint(values / step) * step
+            return restored
+        return to_bytes(values.T).weight().T if name in self._rounded else values
+
+    def bits(self, name: str) -> int | None:
+        return None
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Where a tensor of a safetensors file is: its bytes in the mapped file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class SafetensorsWeights:
+    """The weights of a checkpoint's safetensors files, mapped, in 32 or 16 bits."""
+
+    def __init__(self, name: str, files: Sequence[Path]) -> None:
+        """Reads the files' headers.
+
+        Raises:
+            ExportError: a file is damaged.
+            NotDirectError: it has tensors of other types.
+            OSError: it cannot be read.
+        """
+        self.name = name
+        self._tensors: dict[str, _Stored] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in files:
+            for key, stored in _read_header(file):
+                if key in self._tensors:
+                    raise ExportError(f"{file} has {key} again, which another file has")
+                self._tensors[key], self._shapes[key] = stored, stored.shape
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        stored = self._tensors[name]
+        if stored.dtype == "F32":
+            flat = np.frombuffer(stored.data, np.dtype("<f4"))
+        else:
+            flat = np.frombuffer(stored.data, np.dtype("<u2"))
+        part = flat.reshape(stored.shape)
+        part = part if rows is None else part[rows]
+        if stored.dtype == "BF16":
+            widened: Floats = (part.astype(np.uint32) << 16).view(np.float32)
+            return widened
+        if stored.dtype == "F16":
+            return part.view(np.float16).astype(np.float32)
+        return part.astype(np.float32, copy=False)
+
+    def bits(self, name: str) -> int | None:
+        return None
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        return None
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
+    with file.open("rb") as opened:
+        start = opened.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            raise ExportError(
+                f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` there"
+            )
+        if len(start) < 8:
+            raise ExportError(f"{file} is incomplete: it has {len(start)} bytes")
+        mapped = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    size = int.from_bytes(mapped[:8], "little")
+    if size > min(_MAX_HEADER, len(mapped) - 8):
+        raise ExportError(f"{file} is damaged: its header claims {size:,} bytes")
+    try:
+        header = json.loads(bytes(mapped[8 : 8 + size]))
+        entries = [(key, value) for key, value in header.items() if key != "__metadata__"]
+        for key, value in entries:
+            shape = tuple(int(each) for each in value["shape"])
+            first, last = (int(each) for each in value["data_offsets"])
+            dtype = str(value["dtype"])
+            if dtype not in _ITEMS:
+                raise NotDirectError(
+                    f"{key} of {file.name} is of the type {dtype}, which is not known"
+                )
+            data = mapped[8 + size + first : 8 + size + last]
+            if (
+                len(data) != math.prod(shape) * _ITEMS[dtype]
+                or first < 0
+                or min(shape, default=1) < 1
+            ):
+                raise ExportError(f"{file} is incomplete or damaged: {key} has {len(data):,} bytes")
+            yield key, _Stored(dtype, shape, data)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ExportError(f"{file} is damaged: its header cannot be read ({error!r})") from error
+
+
+def check_weights(decoder: Decoder, weights: Weights) -> None:
+    """Compares the weights that there are with those that the configuration describes.
+
+    Raises:
+        ExportError: some are missing, or have another shape.
+        NotDirectError: there are others beside them.
+    """
+    described, found = decoder.shapes(), dict(weights.shapes())
+    missing = [name for name in described if name not in found]
+    if missing:
+        raise ExportError(
+            f"{weights.name} lacks {len(missing)} of the {len(described)} weights that its "
+            f"configuration describes, such as {missing[0]}"
+        )
+    for name, shape in described.items():
+        if found[name] != shape:
+            raise ExportError(
+                f"{name} of {weights.name} has the shape {found[name]}, and its configuration "
+                f"describes a model where it has {shape}"
+            )
+    others = [name for name in found if name not in described]
+    if decoder.tied and others == ["lm_head.weight"] and _is_the_table(decoder, weights):
+        return
+    if others:
+        raise NotDirectError(
+            f"{weights.name} has {len(others)} weights that are not known to the direct path, "
+            f"such as {others[0]}"
+        )
+
+
+def _is_the_table(decoder: Decoder, weights: Weights) -> bool:
+    """Whether a tied output layer that is stored all the same is the embedding table."""
+    names = "model.embed_tokens.weight", "lm_head.weight"
+    if weights.shapes()[names[1]] != weights.shapes()[names[0]]:
+        return False
+    return all(
+        np.array_equal(weights.values(names[0], rows), weights.values(names[1], rows))
+        for rows in row_chunks(decoder.vocab_size, decoder.hidden_size)
+    )
+
+
+def row_chunks(num_rows: int, num_columns: int) -> Iterator[slice]:
+    """The rows of a matrix in parts of a bounded size."""
+    size = max(1, _CHUNK // num_columns)
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))

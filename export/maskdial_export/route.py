@@ -1,0 +1,120 @@
+"""The two ways from a checkpoint to a bundle: directly where that is known, otherwise by tracing.
+
+The direct path (`maskdial_export.direct`) writes the graph of a known family from the file; the
+tracer needs torch and takes minutes, and knows nearly every architecture.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from maskdial.bundle.manifest import Manifest
+from maskdial.extras import how_to_install
+from maskdial_export.choices import TOLERANCE
+from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.errors import ExportError
+from maskdial_export.phase import say
+from maskdial_export.quantize.gate import Gate
+
+_NEEDED = ("torch", "transformers", "onnxscript")
+# What only the tracer does: option -> the value that asks for nothing
+_OF_TRACER: dict[str, tuple[Any, ...]] = {
+    "task": ("auto", "generate"),
+    "mask": (None, "causal"),
+    "adapter": (None,),
+    "draft": (None,),
+    "allow_pickle": (False,),
+    "strict": (True,),
+    "ignore_remote_code": (False,),
+}
+
+
+def export_any_way(
+    source: str,
+    dest: Path,
+    *,
+    trace: bool = False,
+    gate: Gate | None = None,
+    precision: str | None = None,
+    revision: str | None = None,
+    max_length: int | None = None,
+    tolerance: float = TOLERANCE,
+    console: Console | None = None,
+    **options: Any,
+) -> Manifest:
+    """Exports a checkpoint to the new or empty folder ``dest``, and returns its manifest.
+
+    Args:
+        trace: whether to trace the model even if the direct path knows it.
+        options: the others of `maskdial_export.export.export`, which describes all of them. The
+            direct path has none of those, and no quality gate: what rounding to int8 loses is
+            measured by it wherever torch is installed.
+
+    Raises:
+        ExportError: the checkpoint cannot be exported, or has to be traced and torch is missing.
+    """
+    console, gate = console or Console(quiet=True), gate or Gate()
+    common: dict[str, Any] = {
+        "precision": precision,
+        "revision": revision,
+        "max_length": max_length,
+        "tolerance": tolerance,
+        "console": console,
+    }
+    reason = "as --trace asks" if trace else _option(gate, options)
+    if reason is None and precision == "int8" and Path(source).suffix != ".gguf" and _can_trace():
+        # The integers of a GGUF file lose nothing; rounding floats does.
+        reason = "as the quality gate measures what int8 loses"
+    if reason is None:
+        try:
+            from maskdial_export.direct.export import export_direct
+        except ImportError as error:
+            raise ExportError(f"export needs a package that is missing: {error}") from error
+        try:
+            manifest = export_direct(source, dest, **common)
+        except NotDirectError as error:
+            if not _can_trace():
+                raise ExportError(
+                    f"{error.message}; to trace the model, install torch and transformers: "
+                    f"{how_to_install('export')}"
+                ) from error
+            reason = error.message
+        else:
+            say(console, f"{dest}: written directly from the file, without torch")
+            return manifest
+    manifest = load_tracer()(source, dest, gate=gate, **common, **options)
+    say(console, f"{dest}: traced, {reason}")
+    return manifest
+
+
+def _option(gate: Gate, options: dict[str, Any]) -> str | None:
+    """Why the options ask for the tracer; None if they do not."""
+    for name, values in _OF_TRACER.items():
+        if options.get(name, values[0]) not in values:
+            return f"as --{name.replace('_', '-')} needs it"
+    return None if gate == Gate() else "as the options of the quality gate need it"
+
+
+def _can_trace() -> bool:
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+    except ImportError:
+        return False
+
+
+def load_tracer() -> Callable[..., Manifest]:
+    """`maskdial_export.export.export`. Raises: ExportError: a package is missing."""
+    # Read when torch is imported. Otherwise its idle threads wait in loops, which on a busy machine
+    # takes several times as long as the export's own work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    try:
+        from maskdial_export.export import export
+    except ImportError as error:
+        raise ExportError(
+            f"this needs torch and transformers ({error}): {how_to_install('export')}"
+        ) from error
+    return export

@@ -1,0 +1,527 @@
+"""The direct path writes what the tracer writes: bundles whose logits have the same bits."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from maskdial.bundle.manifest import GRAPH, Manifest
+from maskdial_export import route
+from maskdial_export.checkpoint.gguf.contents import read_contents, write_settings
+from maskdial_export.choices import TOLERANCE
+from maskdial_export.direct import check as check_module
+from maskdial_export.direct import export as direct_module
+from maskdial_export.direct import weights as weights_module
+from maskdial_export.direct.config import Config
+from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.export import export_direct
+from maskdial_export.direct.families import read_decoder
+from maskdial_export.direct.reference import Reference
+from maskdial_export.direct.rotary import read_rotary
+from maskdial_export.direct.weights import Weights
+from maskdial_export.errors import ExportError
+from maskdial_export.export import export
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.route import export_any_way
+from maskdial_export.session import CausalSession, Loaded, kernels_here
+from tests.export.gguf_files import make_model
+from tests.export.test_gguf_models import LLAMA3, LONGROPE, SHAPE, write, write_with
+
+Floats = NDArray[np.float32]
+
+QUIET = Console(quiet=True)
+TYPES = {
+    "attn_q.weight": "Q4_1",
+    "attn_k.weight": "Q4_1",
+    "attn_v.weight": "Q4_1",
+    "attn_qkv.weight": "Q4_1",
+    "attn_output.weight": "Q4_0",
+    "ffn_gate.weight": "Q4_1",
+    "ffn_up.weight": "Q8_0",
+    "ffn_down.weight": "Q5_0",
+    "token_embd.weight": "Q8_0",
+    "output.weight": "Q8_0",
+}
+FAMILIES = [
+    *("llama", "llama-bias", "llama3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+    *("phi3", "granite", "smollm3", "olmo2"),
+]
+FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
+    "mistral": ("MistralForCausalLM", SHAPE | {"sliding_window": 16, "head_dim": 32}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        SHAPE
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        SHAPE | {"num_hidden_layers": 7, "sliding_window": 16, "head_dim": 16},
+    ),
+    "phi3": ("Phi3ForCausalLM", SHAPE | {"sliding_window": 31, "pad_token_id": 0}),
+}
+
+
+def direct(source: Path, dest: Path, **options: Any) -> Manifest:
+    return export_direct(str(source), dest, tolerance=TOLERANCE, console=QUIET, **options)
+
+
+def logits(bundle: Path, manifest: Manifest, kernels: Any) -> list[Floats]:
+    """Of a ragged batch, of a chunk after it, and of decode steps; windows of 16 are exceeded."""
+    assert manifest.kv is not None
+    graph = Loaded(bundle / GRAPH, kernels=kernels)
+    session = CausalSession(graph, manifest.kv, slots=2, room=manifest.max_length)
+    generator = np.random.default_rng(0)
+    texts = [generator.integers(0, 258, size) for size in (24, 7)]
+    found = session.run(0, texts)
+    found += session.run(0, [texts[1][:3]])
+    for token in texts[1][3:6]:
+        found += session.run(0, [np.array([token]), np.array([token])])
+    return found
+
+
+def content(path: Path) -> dict[str, Any]:
+    """A JSON file. transformers gives a tokenizer that adds nothing to texts a template of that."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    template = found.get("post_processor")
+    if template is not None and not template["special_tokens"]:
+        found["post_processor"] = None
+    return found
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Two bundles say the same of their model, and compute the same bits."""
+    manifests = [
+        Manifest.model_validate_json((each / "maskdial.json").read_text()) for each in (one, other)
+    ]
+    measured = {"parity", "quality", "golden", "tool_versions", "files", "batch_invariant"}
+    first, second = (each.model_dump(exclude=measured) for each in manifests)
+    assert first == second
+    assert manifests[0].files.keys() == manifests[1].files.keys()
+    for name in manifests[0].files:
+        if name.endswith(".json"):
+            assert content(one / name) == content(other / name)
+        elif not name.startswith(GRAPH):
+            assert (one / name).read_text() == (other / name).read_text()
+    for kernels in dict.fromkeys([None, kernels_here()]):
+        pairs = zip(*(logits(each, manifests[0], kernels) for each in (one, other)), strict=True)
+        for left, right in pairs:
+            np.testing.assert_array_equal(left, right)
+
+
+def traced(source: Path, dest: Path, **options: Any) -> Manifest:
+    gate = Gate() if options.get("precision") == "fp32" else Gate(max_loss=math.inf, keep_worst=0)
+    return export(str(source), dest, gate=gate, **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_integers_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(name, path, quantize=TYPES)
+    written = direct(path, tmp_path / "direct")
+    assert written.precision == "int4"
+    assert written.parity.reference == "numpy"
+    assert written.golden.centered
+    traced(path, tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_floats_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(name, path)
+    assert direct(path, tmp_path / "direct").precision == "fp32"
+    traced(path, tmp_path / "traced", precision="fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "Q4_1", "MXFP4"])
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_files_of_one_type_in_other_precisions(kind: str, precision: str, tmp_path: Path) -> None:
+    """Tied tables of nibbles and of minima among them."""
+    path = tmp_path / "model.gguf"
+    write("llama-bias", path, quantize={"weight": kind})
+    direct(path, tmp_path / "direct", precision=precision)
+    traced(path, tmp_path / "traced", precision=precision)
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_a_table_of_nibbles_is_looked_up(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write("llama-bias", path, quantize={"weight": kind})
+    assert direct(path, tmp_path / "direct").precision == "int4"
+    traced(path, tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def save_folder(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """A checkpoint as transformers saves it, with the tokenizer of the tests' GGUF files."""
+    architecture, settings = FOLDERS[name]
+    make_model(architecture, **settings).to(dtype).save_pretrained(folder)
+    made = folder / "made"
+    made.mkdir()
+    write("llama", made / "model.gguf")
+    write_settings(read_contents([made / "model.gguf"]), made)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.move(made / file, folder / file)
+    shutil.rmtree(made)
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: Path) -> None:
+    dtype = {"llama": torch.bfloat16, "qwen2": torch.float16}.get(name, torch.float32)
+    folder = save_folder(name, tmp_path / "checkpoint", dtype)
+    written = direct(folder, tmp_path / "direct", precision=precision)
+    assert written.source == "checkpoint"
+    traced(folder, tmp_path / "traced", precision=precision)
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_parts_of_matrices_are_written_as_wholes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("integers", "floats"):
+        path = tmp_path / f"{kind}.gguf"
+        write("llama", path, quantize=TYPES if kind == "integers" else None)
+        whole = direct(path, tmp_path / f"{kind}-whole")
+        with monkeypatch.context() as patched:
+            patched.setattr(weights_module, "_CHUNK", 1000)
+            parts = direct(path, tmp_path / f"{kind}-parts")
+        assert parts.files == whole.files
+
+
+def test_a_file_in_parts(tmp_path: Path) -> None:
+    write("llama", tmp_path / "whole.gguf", quantize=TYPES)
+    (tmp_path / "parts").mkdir()
+    write("llama", tmp_path / "parts" / "model.gguf", quantize=TYPES, max_tensors=9)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert len(parts) == 3
+    whole = direct(tmp_path / "whole.gguf", tmp_path / "a")
+    for source, name in ((parts[1], "b"), (tmp_path / "parts", "c")):
+        found = direct(source, tmp_path / name)
+        assert found.source == parts[0].name
+        assert found.golden == whole.golden
+
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "onnxscript", "onnx_ir"}:
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Blocked())
+from maskdial.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run_blocked(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`maskdial` in a process that cannot import torch."""
+    command = [sys.executable, "-c", BLOCKED, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_needs_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write("llama", path, quantize=TYPES)
+    done = run_blocked("export", path, tmp_path / "bundle")
+    assert done.returncode == 0, done.stderr
+    assert "written directly from the file, without torch" in done.stderr
+    assert (tmp_path / "bundle" / GRAPH).is_file()
+    save_folder("mistral", tmp_path / "folder")
+    done = run_blocked("export", tmp_path / "folder", tmp_path / "other", "--precision", "int8")
+    assert done.returncode == 0, done.stderr
+    write("lfm2", path)
+    done = run_blocked("export", path, tmp_path / "third")
+    assert done.returncode == 1
+    assert "model_type 'lfm2' is not known to the direct path" in done.stderr
+    assert "install torch and transformers: " in done.stderr
+    assert "pip install" in done.stderr
+    assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "new": 1}}),
+        ("llama", {"hidden_act": "relu"}),
+        ("llama", {"attention_bias": "yes"}),
+        ("llama", {"num_experts": 4}),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}),
+        ("llama", {"head_dim": 24}),
+        ("llama", {"rms_norm_eps": None}),
+        ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}),
+        ("qwen2", {"layer_types": None}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("gemma3", {"hidden_activation": "gelu"}),
+        ("gemma3", {"attn_logit_softcapping": -1.0}),
+        ("phi3", {"model_type": "phi4"}),
+    ],
+)
+def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None:
+    architecture, settings = FOLDERS[name]
+    config = make_model(architecture, **settings).config.to_dict() | {
+        "architectures": [architecture]
+    }
+    read_decoder("mine", config)
+    key = next(iter(entry))
+    told = f"({key}|use_sliding).*(not known|cannot go on)|heads of 24"
+    with pytest.raises(NotDirectError, match=told):
+        read_decoder("mine", config | entry)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 1e4},
+        {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+        {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        LLAMA3,
+        LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 4096},
+        LONGROPE | {"short_factor": [1.0 + i for i in range(32)], "long_factor": [4.0] * 32},
+    ],
+)
+def test_rotations_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    """To the last bit but one of each frequency."""
+    entries = {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "rope_parameters": rope,
+    }
+    theirs = AutoConfig.for_model("llama", **entries)
+    found = read_rotary(Config(entries), 64)
+    if rope["rope_type"] == "default":
+        size = int(64 * rope.get("partial_rotary_factor", 1))
+        places = torch.arange(0, size, 2).float() / size
+        expected, scale = 1.0 / (rope["rope_theta"] ** places), 1.0
+    else:
+        expected, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, "cpu")
+    np.testing.assert_array_max_ulp(found.frequencies, expected.numpy(), 1)
+    assert found.scale == pytest.approx(scale)
+    assert Config(entries)
+
+
+class Exchanged:
+    """Weights of which some stand in the place of others."""
+
+    def __init__(self, weights: Weights, left: str, right: str) -> None:
+        self.name = weights.name
+        self._weights = weights
+        self._names = {left: right, right: left}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._weights.shapes()
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        return self._weights.values(self._names.get(name, name), rows)
+
+    def bits(self, name: str) -> int | None:
+        return self._weights.bits(self._names.get(name, name))
+
+    def blocks(self, name: str, rows: slice | None = None) -> Any:
+        return self._weights.blocks(self._names.get(name, name), rows)
+
+
+L0, L1 = "model.layers.0", "model.layers.1"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (f"{L0}.mlp.gate_proj.weight", f"{L0}.mlp.up_proj.weight"),
+        (f"{L0}.self_attn.k_proj.weight", f"{L0}.self_attn.v_proj.weight"),
+        (f"{L0}.self_attn.o_proj.bias", f"{L1}.self_attn.o_proj.bias"),
+        (f"{L0}.input_layernorm.weight", f"{L0}.post_attention_layernorm.weight"),
+        ("model.norm.weight", f"{L1}.input_layernorm.weight"),
+        (f"{L0}.mlp.down_proj.weight", f"{L1}.mlp.down_proj.weight"),
+    ],
+)
+def test_a_wrong_weight_does_not_pass(
+    left: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write("llama-bias", path, quantize=TYPES)
+
+    def exchanged(config: Mapping[str, Any], weights: Weights) -> Reference:
+        return Reference(config, Exchanged(weights, left, right))
+
+    monkeypatch.setattr(direct_module, "Reference", exchanged)
+    with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
+        direct(path, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("llama", {"rms_norm_eps": 1e-2}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
+        ("granite", {"residual_multiplier": 0.6}),
+        ("granite", {"attention_multiplier": 0.2}),
+        ("granite", {"logits_scaling": 2.1}),
+        ("gemma2", {"attn_logit_softcapping": 2.0}),
+        ("gemma2", {"final_logit_softcapping": 20.0}),
+        ("gemma3", {"sliding_window": 8}),
+        ("gemma3", {"query_pre_attn_scalar": 20}),
+        ("smollm3", {"no_rope_layer_interval": 3}),
+    ],
+)
+def test_a_wrong_setting_does_not_pass(
+    name: str, entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(name, path)
+
+    def other(config: Mapping[str, Any], weights: Weights) -> Reference:
+        return Reference({**config, **entry}, weights)
+
+    monkeypatch.setattr(direct_module, "Reference", other)
+    with pytest.raises(ExportError, match="the graph and the reference disagree"):
+        direct(path, tmp_path / "bundle")
+
+
+def test_a_graph_that_is_served_as_another_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output layer's product is not part of the comparison in floats."""
+    path = tmp_path / "model.gguf"
+    write("llama", path, quantize=TYPES)
+    monkeypatch.setattr(check_module, "_MAX_DIVERGENCE", 1e-9)
+    with pytest.raises(NotDirectError, match=r"the integers diverge by \S+ nats from float32"):
+        direct(path, tmp_path / "bundle")
+
+
+def edited(path: Path, name: str, *, shape: tuple[int, ...] | None) -> None:
+    """Writes a file anew without a tensor, or with one of another shape."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(path.with_suffix(".new"), "llama")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind = field.types[0]
+            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, inner)
+    for tensor in reader.tensors:
+        values = tensor.data
+        if tensor.name == name:
+            if shape is None:
+                continue
+            values = np.ones(shape, np.float32)
+        writer.add_tensor(tensor.name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.with_suffix(".new").replace(path)
+
+
+def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write("llama", path)
+    whole = path.read_bytes()
+
+    def refused(message: str) -> None:
+        with pytest.raises(ExportError, match=message):
+            direct(path, tmp_path / "bundle")
+        assert not (tmp_path / "bundle").exists()
+
+    edited(path, "blk.1.ffn_up.weight", shape=None)
+    refused(r"lacks 1 of the 21 weights that .* such as model.layers.1.mlp.up_proj.weight")
+    path.write_bytes(whole)
+    edited(path, "blk.0.ffn_up.weight", shape=(96, 32))
+    refused(r"model.layers.0.mlp.up_proj.weight of .* has the shape \(96, 32\), and")
+    path.write_bytes(whole[: len(whole) - 1000])
+    refused("is incomplete or damaged: the tensor")
+    path.write_bytes(whole[:3000])
+    refused("is incomplete or damaged|is damaged")
+    path.write_bytes(whole.replace(b"llama", b"lLama"))
+    refused("has the architecture 'lLama', which is not supported as GGUF")
+    write_with("llama", path, lambda writer: writer.add_type("mmproj"))
+    refused("is no model, but a GGUF of the type 'mmproj'")
+    path.write_bytes(b"PK" + whole[2:])
+    refused("is not a GGUF file")
+
+
+def test_folders_that_say_more_are_left_to_the_tracer(tmp_path: Path) -> None:
+    folder = save_folder("mistral", tmp_path / "folder")
+
+    def refused(message: str) -> None:
+        with pytest.raises(NotDirectError, match=message):
+            direct(folder, tmp_path / "bundle", precision="int8")
+
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    for entry, message in (
+        ({"add_prefix_space": True}, "add_prefix_space True in tokenizer_config.json"),
+        ({"pad_token": "<new>"}, "names '<new>', which tokenizer.json lacks"),
+        ({"added_tokens_decoder": {"259": {"content": "<other>"}}}, "differ in"),
+    ):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | entry))
+        refused(message)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "decision.json").write_text("{}")
+    refused("decision.json of .* is not known to the direct path")
+    (folder / "decision.json").unlink()
+    with pytest.raises(NotDirectError, match="does not round to int4"):
+        direct(folder, tmp_path / "bundle", precision="int4")
+    with pytest.raises(ExportError, match="reads at most 128 tokens, fewer than --max-length 500"):
+        direct(folder, tmp_path / "bundle", max_length=500)
+    assert direct(folder, tmp_path / "bundle", max_length=50).max_length == 50
+
+
+def test_the_route_is_the_direct_one_where_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write("llama", path, quantize=TYPES)
+    calls: list[str] = []
+
+    manifest = export_any_way(str(path), tmp_path / "a")
+    assert manifest.parity.reference == "numpy"
+
+    def tracer(source: str, dest: Path, **options: Any) -> Manifest:
+        calls.append(source)
+        return manifest
+
+    monkeypatch.setattr(route, "load_tracer", lambda: tracer)
+    asked: tuple[dict[str, Any], ...] = (
+        {"trace": True},
+        {"mask": "both"},
+        {"adapter": tmp_path},
+        {"strict": False},
+        {"gate": Gate(max_loss=0.1)},
+        {"precision": "fp16"},
+    )
+    for options in asked:
+        assert export_any_way(str(path), tmp_path / "b", **options) is manifest
+    assert calls == [str(path)] * 6
+    write("starcoder2", path)
+    assert export_any_way(str(path), tmp_path / "b") is manifest
+    assert len(calls) == 7
+    folder = str(save_folder("llama", tmp_path / "folder"))
+    assert export_any_way(folder, tmp_path / "b", precision="int8") is manifest  # for the gate
+    monkeypatch.setattr(route, "_NEEDED", ("no_such_module",))
+    with pytest.raises(ExportError, match=r"'starcoder2' is not known .* pip install"):
+        export_any_way(str(path), tmp_path / "b")
