@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import maskdial
 from maskdial import health, logs, settings
+from maskdial.bundle.manifest import CHAT_TEMPLATE
+from maskdial.bundle.starters import starters
 from maskdial.config import (
     BRIEF,
     HEADINGS,
@@ -21,6 +23,7 @@ from maskdial.config import (
     Config,
     default_text,
     load_config,
+    model_name_fault,
     repeated,
 )
 from maskdial.errors import ConfigError, MaskdialError, printable
@@ -31,8 +34,9 @@ from maskdial.model_cache import (
     bundle_folder,
     cache_folder,
     cached_models,
-    file_bundle,
+    is_source,
     remove,
+    source_bundle,
 )
 from maskdial.runtime.host_limits import reservable_bytes
 
@@ -150,6 +154,20 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     _add_serve_arguments(add("serve", "start the server", _serve))
     health = add("health", "ask the server on this machine whether it is ready", _health)
     _add_health_arguments(health)
+    run = add("run", "chat with a model, or have it read a text, without a server", _run)
+    run.epilog = (
+        "The flags of the command that fits the model follow: those of chat, generate, fill, "
+        "classify or embed."
+    )
+    run.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a GGUF file, a checkpoint's folder or ORG/NAME of the Hub, exported the first time; "
+        "a bundle; or a starter model's name",
+    )
+    run.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="a text, unless it is a chat"
+    )
     models = add("models", "list the models of the Hub in the cache, or remove some", _models)
     _add_models_arguments(models)
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
@@ -278,25 +296,68 @@ def _export_missing(config: Config) -> Config:
     In a process of its own: what it needs would stay in this one's memory, and write into its log.
 
     Returns:
-        The settings, with the folders of bundles in place of files.
+        The settings, with the folders of bundles in place of files and checkpoints.
     """
-    models = dict(config.models)
-    for name, path in config.models.items():
-        is_file = path.suffix == GGUF and not path.is_dir()
-        folder = file_bundle(path) if is_file else path
-        models[name] = folder
-        if not (is_file or folder == bundle_folder(name)) or folder.exists():
-            continue
-        source = str(path) if is_file else name
-        print(f"maskdial: exporting {source} to {folder}", file=sys.stderr)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "maskdial", "export", source, str(folder)]
-        if subprocess.run(command, check=False).returncode:
-            raise ConfigError(
-                f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
-                "line above says why; a bundle of your own is --model NAME=PATH"
-            )
+    models = {name: _exported(name, path) for name, path in config.models.items()}
     return config.model_copy(update={"models": models})
+
+
+def _exported(name: str, path: Path) -> Path:
+    """The bundle of a model, exported now if it has to be.
+
+    Args:
+        name: of the model, perhaps on the Hub.
+        path: of its bundle, a GGUF file or a checkpoint.
+
+    Raises:
+        ConfigError: the export failed.
+    """
+    comes_from_path = is_source(path)
+    folder = source_bundle(path) if comes_from_path else path
+    if not (comes_from_path or folder == bundle_folder(name)) or folder.exists():
+        return folder
+    source = str(path) if comes_from_path else name
+    print(f"maskdial: exporting {source} to {folder}", file=sys.stderr)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "maskdial", "export", source, str(folder)]
+    if subprocess.run(command, check=False).returncode:
+        raise ConfigError(
+            f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
+            "line above says why; a bundle of your own is --model NAME=PATH"
+        )
+    return folder
+
+
+_FITTING = {"fill-mask": "fill", "classify": "classify", "embed": "embed", "generate": "generate"}
+"""The command for a model's head; one that generates with a chat template chats."""
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Runs the command that fits a model, in this process."""
+    from maskdial.bundle.bundle import read_manifests
+
+    ((name, path),) = load_config({"model": [_as_setting(options.source)]}).models.items()
+    folder = _exported(name, path)
+    manifests = read_manifests(name, folder)
+    heads = [manifest.task for manifest in manifests]
+    command = next((_FITTING[head] for head in heads if head in _FITTING), None)
+    if command is None:
+        raise ConfigError(
+            f"model {name} is for {heads[0]}, which no command does: serve it with 'maskdial serve "
+            f"--model {options.source}'"
+        )
+    if command == "generate" and any(CHAT_TEMPLATE in each.files for each in manifests):
+        command = "chat"
+    return main([command, *options.arguments, "--bundle", str(folder)])
+
+
+def _as_setting(source: str) -> str:
+    """A model's source as the setting ``model`` has it: a path has a name before it."""
+    path = Path(source)
+    if source in starters() or path.suffix == GGUF or not path.exists():
+        return source
+    name = path.resolve().name
+    return f"{'model' if model_name_fault(name) else name}={source}"
 
 
 def _add_models_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """The cache of bundles that were exported to be served.
 
-Those of the Hub's repositories are at ORG/NAME, those of GGUF files at files/NAME-DIGEST.
+Those of the Hub's repositories are at ORG/NAME, those of GGUF files and of checkpoints' folders at
+files/NAME-DIGEST.
 
 It has the form of ``--model-dir``.
 """
@@ -23,6 +24,7 @@ GGUF = ".gguf"
 """How the names of files end whose bundles are in the cache."""
 
 _FILES = "files"
+_CONFIG = "config.json"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -31,7 +33,7 @@ class CachedModel:
     """A bundle in the cache.
 
     Attributes:
-        name: of the repository, or files/NAME-DIGEST of a file.
+        name: of the repository, or files/NAME-DIGEST of a file or a folder.
         folder: of the bundle.
         num_bytes: of its files.
     """
@@ -68,19 +70,31 @@ def bundle_folder(name: str) -> Path:
     return cache_folder() / name
 
 
-def file_bundle(file: Path) -> Path:
-    """Where a GGUF file's bundle is, or would be; another place once the file has changed.
+def is_source(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, or of a folder with a checkpoint and no bundle."""
+    if path.suffix == GGUF and not path.is_dir():
+        return True
+    return (path / _CONFIG).is_file() and not (path / MANIFEST).exists()
+
+
+def source_bundle(source: Path) -> Path:
+    """Where the bundle of a GGUF file or a checkpoint's folder is, or would be; another place once
+    a file has changed.
 
     Raises:
         ConfigError: there is no such file.
     """
+    told = [str(source.resolve())]
+    is_folder = source.is_dir()
     try:
-        status = file.stat()
+        for file in sorted(source.iterdir()) if is_folder else [source]:
+            status = file.stat()
+            told.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
     except OSError as error:
-        raise ConfigError(f"there is no file {file}: {error.strerror}") from error
-    told = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
-    digest = hashlib.sha256(told.encode()).hexdigest()[:12]
-    return cache_folder() / _FILES / f"{file.stem}-{digest}"
+        raise ConfigError(f"there is no file {source}: {error.strerror}") from error
+    digest = hashlib.sha256(" ".join(told).encode()).hexdigest()[:12]
+    name = source.resolve().name if is_folder else source.stem
+    return cache_folder() / _FILES / f"{name}-{digest}"
 
 
 def cached_models() -> list[CachedModel]:

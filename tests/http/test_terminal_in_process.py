@@ -66,6 +66,36 @@ def test_chats_without_a_server(
     assert answers[0][1].count("\n") >= 2
 
 
+def test_run_does_what_the_model_is_for(
+    command: Command, chat_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = ("--max-new-tokens", "6", "--temperature", "0")
+    for source, verb, arguments in (
+        ("sentiment", "classify", ("A fine film.",)),
+        (str(STARTER_FOLDER / "sentiment"), "classify", ("A fine film.",)),
+        ("hybrid", "generate", ("Once upon", *sampling)),
+        (str(chat_bundle), "chat", sampling),
+    ):
+        found = []
+        for asked in (
+            ("run", source, *arguments),
+            (
+                verb,
+                *arguments,
+                "--bundle",
+                source if "/" in source else str(STARTER_FOLDER / source),
+            ),
+        ):
+            monkeypatch.setattr(sys, "stdin", io.StringIO("Who lives here?\n"))
+            found.append(command(*asked))
+        assert found[0] == found[1]
+        assert found[0][0] == 0
+        assert found[0][1]
+    status, _, err = command("run", "nothing-here", "a text")
+    assert status == 1
+    assert "'nothing-here' is neither NAME=PATH, nor a name of the Hub" in err
+
+
 def test_the_starters_answer_where_no_server_does(
     command: Command, openai_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

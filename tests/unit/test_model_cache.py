@@ -134,6 +134,29 @@ def test_a_file_is_exported_until_it_changes(
     assert "there is no file" in capsys.readouterr().err
 
 
+def test_a_checkpoints_folder_is_exported_until_it_changes(
+    cache: Path,
+    served: list[dict[str, Path]],
+    exported: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    asked = ["run", str(folder), "A fine film."]
+    for _ in range(2):
+        assert cli.main(["serve", "--model", f"mine={folder}"]) == 0
+        assert cli.main(asked) == 0
+    assert exported == [str(folder)]
+    assert served[0] == served[1]
+    assert served[0]["mine"].name.startswith("some-model-")
+    assert "POSITIVE" in capsys.readouterr().out
+    (folder / "model.safetensors").write_bytes(b"more")
+    assert cli.main(asked) == 0
+    assert exported == [str(folder)] * 2
+
+
 def test_what_is_no_name_of_the_hub(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
