@@ -310,6 +310,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("chat tools", "/v1/chat/completions", _with_tool),
     Kind("responses", "/v1/responses", _response()),
     Kind("responses stream", "/v1/responses", _response(stream=True)),
+    Kind("compact", "/v1/responses/compact", _response()),
     Kind("response by id", "/v1/responses/{id}", status=404, target="/v1/responses/resp_1"),
     Kind(
         "cancel a response",
