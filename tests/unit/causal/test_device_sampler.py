@@ -536,6 +536,15 @@ def test_penalties_may_be_for_the_last_tokens_only(
     assert told == expected
 
 
+def test_a_row_without_penalized_tokens_stands_beside_others(rigs: dict[int, Rig]) -> None:
+    """Its repetition penalty, which is for no token, is not for the first of the vocabulary."""
+    values = np.zeros((2, 7), np.float32)
+    values[:, 0], values[:, 4] = 7.1, 7.0
+    params = SamplingParams(repetition_penalty=1.3)
+    rows = [params, replace(params, penalty_last_n=0)]
+    assert check(rigs[7], values, [sequence_of(each) for each in rows]) == 0
+
+
 @pytest.mark.parametrize("penalty", [1.5, 2.0])
 def test_any_penalty_is_for_the_prompt_as_well(penalty: float) -> None:
     params = SamplingParams(repetition_penalty=penalty)

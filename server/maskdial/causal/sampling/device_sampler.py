@@ -195,7 +195,8 @@ class DeviceSampler:
         }
         for row, draw in draws.items():
             params = draw.sequence.params
-            inputs["repetition_penalty"][row] = params.repetition_penalty
+            if draw.penalties is not None:  # otherwise it would be for the token that pads the row
+                inputs["repetition_penalty"][row] = params.repetition_penalty
             if params.greedy:
                 continue  # rank 0 and uniform 0 give the first of the likeliest tokens
             inputs["temperature"][row] = params.temperature
