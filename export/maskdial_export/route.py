@@ -66,16 +66,13 @@ def export_any_way(
         "console": console,
     }
     reason = "as --trace asks" if trace else _option(gate, options)
-    if reason is None and precision == "int8" and Path(source).suffix != ".gguf" and _can_trace():
-        # The integers of a GGUF file lose nothing; rounding floats does.
-        reason = "as the quality gate measures what int8 loses"
     if reason is None:
         try:
             from maskdial_export.direct.export import export_direct
         except ImportError as error:
             raise ExportError(f"export needs a package that is missing: {error}") from error
         try:
-            manifest = export_direct(source, dest, **common)
+            manifest = export_direct(source, dest, rounds=not _can_trace(), **common)
         except NotDirectError as error:
             if not _can_trace():
                 raise ExportError(

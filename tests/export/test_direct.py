@@ -31,7 +31,7 @@ from maskdial_export.direct.export import export_direct
 from maskdial_export.direct.families import read_decoder
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.rotary import read_rotary
-from maskdial_export.direct.weights import Weights
+from maskdial_export.direct.weights import SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from maskdial_export.quantize.gate import Gate
@@ -465,6 +465,46 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     refused("is not a GGUF file")
 
 
+HEADERS = {
+    "deep": b"[" * 100_000,
+    "no object": b"[]",
+    "an entry without fields": b'{"a": 3}',
+    "an infinite shape": b'{"a": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 4]}}',
+    "a negative shape": b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+    "negative offsets": b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+    "offsets beyond the end": b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}',
+    "a huge shape": b'{"a": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4]}}',
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_hostile_headers_of_safetensors_are_refused(tmp_path: Path, header: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ExportError, match=r"is damaged|is incomplete or damaged"):
+        SafetensorsWeights("a", [file])
+
+
+def test_damaged_safetensors_end_in_a_sentence(tmp_path: Path) -> None:
+    folder = save_folder("llama", tmp_path / "folder")
+    (file,) = folder.glob("*.safetensors")
+    whole = file.read_bytes()
+    size = 8 + int.from_bytes(whole[:8], "little")
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in random.integers(0, size, random.integers(1, 4)):
+            damaged[place] = random.integers(256)
+        cut = len(whole) if random.random() < 0.7 else random.integers(len(whole))
+        file.write_bytes(damaged[:cut])
+        try:
+            SafetensorsWeights("a", [file])
+        except ExportError:
+            refused += 1
+    assert refused > 200
+
+
 def test_folders_that_say_more_are_left_to_the_tracer(tmp_path: Path) -> None:
     folder = save_folder("mistral", tmp_path / "folder")
 
@@ -520,8 +560,10 @@ def test_the_route_is_the_direct_one_where_it_can_be(
     write("starcoder2", path)
     assert export_any_way(str(path), tmp_path / "b") is manifest
     assert len(calls) == 7
-    folder = str(save_folder("llama", tmp_path / "folder"))
-    assert export_any_way(folder, tmp_path / "b", precision="int8") is manifest  # for the gate
+    folder, floats = str(save_folder("llama", tmp_path / "folder")), tmp_path / "floats.gguf"
+    write("llama", floats)
+    for each in (folder, str(floats)):
+        assert export_any_way(each, tmp_path / "b", precision="int8") is manifest  # for the gate
     monkeypatch.setattr(route, "_NEEDED", ("no_such_module",))
     with pytest.raises(ExportError, match=r"'starcoder2' is not known .* pip install"):
         export_any_way(str(path), tmp_path / "b")

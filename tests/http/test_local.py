@@ -58,6 +58,18 @@ def test_classifies_as_the_server_does(sentiment: Model, post: Callable[..., Any
     )
 
 
+def test_writes_by_unmasking_as_the_server_does(post: Callable[..., Any]) -> None:
+    parameters = {"max_new_tokens": 8, "details": True}
+    expected = post("/generate", model="hybrid:full", inputs=PROMPTS, parameters=parameters)
+    with Model("hybrid", mask="full", threads=1) as model:
+        found = model.generate(PROMPTS, max_new_tokens=8)
+    for text, reply in zip(found, expected, strict=True):
+        assert text.text == reply["generated_text"]
+        tokens = reply["details"]["tokens"]
+        assert list(text.token_ids) == [token["id"] for token in tokens]
+        assert list(text.logprobs) == [token["logprob"] for token in tokens]
+
+
 def test_fills_and_scores_as_the_server_does(hybrid_model: Model, post: Callable[..., Any]) -> None:
     texts = ["The [MASK] barked.", "A [MASK] and a <mask> in the sea."]
     found = as_json(hybrid_model.fill_mask(texts, top_k=3))

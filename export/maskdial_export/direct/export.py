@@ -50,6 +50,7 @@ def export_direct(
     revision: str | None = None,
     max_length: int | None = None,
     tolerance: float,
+    rounds: bool = True,
     console: Console,
 ) -> Manifest:
     """Exports a causal model to the new or empty folder ``dest``; returns its manifest.
@@ -64,6 +65,8 @@ def export_direct(
             131,072.
         tolerance: the largest difference allowed between the logits of the graph in float32 and
             those of the reference; it scales with logits beyond 10.
+        rounds: whether floats may be rounded to int8. What that loses on thousands of tokens is
+            measured by the quality gate, which needs the tracer.
         console: where to show progress.
 
     Raises:
@@ -76,7 +79,8 @@ def export_direct(
     ):
         try:
             checkpoint = open_checkpoint(source, revision, Path(restored))
-            return _write(checkpoint, folder, precision, max_length, tolerance, console)
+            chosen = _precision(checkpoint, precision, rounds=rounds)
+            return _write(checkpoint, folder, chosen, max_length, tolerance, console)
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
@@ -86,14 +90,13 @@ def export_direct(
 def _write(
     checkpoint: DirectCheckpoint,
     folder: Path,
-    asked: str | None,
+    precision: DirectPrecision,
     limit: int | None,
     tolerance: float,
     console: Console,
 ) -> Manifest:
     decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
     check_weights(decoder, checkpoint.weights)
-    precision = _precision(checkpoint, asked)
     sample = read_sample(None)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
     config = SimpleNamespace(**token_ids(checkpoint.config))
@@ -151,11 +154,11 @@ def _write(
     return manifest
 
 
-def _precision(checkpoint: DirectCheckpoint, asked: str | None) -> DirectPrecision:
+def _precision(checkpoint: DirectCheckpoint, asked: str | None, *, rounds: bool) -> DirectPrecision:
     """The precision that was asked for, or that of the file's integers.
 
     Raises:
-        NotDirectError: it rounds what the file does not have rounded.
+        NotDirectError: it rounds what the file does not have rounded, and that may not be.
     """
     of_file: DirectPrecision = "fp32"
     if checkpoint.bits:
@@ -163,6 +166,8 @@ def _precision(checkpoint: DirectCheckpoint, asked: str | None) -> DirectPrecisi
     chosen = of_file if asked is None else asked
     if chosen == "fp32":
         return "fp32"
+    if chosen == "int8" and not (rounds or checkpoint.bits):
+        raise NotDirectError("the quality gate measures what int8 of floats loses")
     if chosen == "int8":
         return "int8"
     if chosen == of_file == "int4":

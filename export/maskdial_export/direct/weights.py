@@ -197,7 +197,14 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
             ):
                 raise ExportError(f"{file} is incomplete or damaged: {key} has {len(data):,} bytes")
             yield key, _Stored(dtype, shape, data)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise ExportError(f"{file} is damaged: its header cannot be read ({error!r})") from error
 
 

@@ -38,7 +38,6 @@ from maskdial.unmasking.canvas import FilledToken
 from maskdial.unmasking.text import (
     TextPlan,
     TextSoFar,
-    UnmaskingChoice,
     check_fits,
     read_prompt,
 )
@@ -171,7 +170,7 @@ class UnmaskedGeneration:
         num_prompts = max(len(request.prompts), 1)
         check_num_texts(num_prompts, config)
         num_texts = num_prompts * request.num_sequences
-        check_size(num_texts, request.max_new_tokens or _DEFAULT_TOKENS, request, config)
+        check_size(num_texts, _most_tokens(request), request, config)
         served.engine.check_room(num_texts)
         async with deadline.enforced():
             given = await _prompts_of(request, model)
@@ -295,6 +294,12 @@ async def _prompts_of(request: GenerationRequest, model: UnmaskingModel) -> Sequ
     return [rendered]
 
 
+def _most_tokens(request: GenerationRequest) -> int:
+    """How many tokens a text may have, where the context has room for them."""
+    most = request.max_new_tokens or _DEFAULT_TOKENS
+    return most if request.is_limited else min(most, _DEFAULT_TOKENS)
+
+
 def _read(
     prompt: TextOrIds, index: int, request: GenerationRequest, model: UnmaskingModel
 ) -> tuple[list[int], list[int], int]:
@@ -314,12 +319,12 @@ def _read(
         if not before and model.writes_canvases:
             raise ValidationError("has no tokens; send at least one")
         num_given = len(before) + len(after)
-        num_tokens = request.max_new_tokens or _DEFAULT_TOKENS
+        num_tokens = _most_tokens(request)
         denoising = model.manifest.denoising
         whole = 1 if denoising is None else denoising.canvas_length
         if request.max_new_tokens is None or not request.is_limited:
             room = (model.max_length - num_given) // whole * whole
-            num_tokens = max(min(num_tokens, _DEFAULT_TOKENS, room), 1)
+            num_tokens = max(min(num_tokens, room), 1)
         check_fits(num_given, -(-num_tokens // whole) * whole, model.name, model.max_length)
     return before, after, num_tokens
 
@@ -407,12 +412,14 @@ class _Text:
         tokens = [self._event(token, self._decode(token)) for token in new]
         if text.finished:
             tokens[-1] = self._finished(tokens[-1], text)
+        if not self._shows_passes:
+            return UnmaskedBlock(tokens)
         first = len(text.prompt_ids)
         unmasked = [
             replace(self._event(each, self._spelled(each)), index=each.position - first + 1)
             for each in sorted(text.unmasked, key=lambda each: each.position)
         ]
-        return UnmaskedBlock(tokens, unmasked if self._shows_passes else None)
+        return UnmaskedBlock(tokens, unmasked)
 
     def _decode(self, token: FilledToken) -> str:
         if token.token in self._spellings:
@@ -450,15 +457,3 @@ class _Text:
             inference_seconds=self.timings.inference_seconds,
         )
         return replace(last, text=last.text + rest, finish=finish)
-
-
-def check_causal(choice: UnmaskingChoice) -> None:
-    """Refuses a way to unmask where a text is written token by token.
-
-    Raises:
-        ValidationError: one is asked for.
-    """
-    for name in choice.given:
-        raise ValidationError(
-            "is for the full and the block mask; set mask to one of them", field=name
-        )

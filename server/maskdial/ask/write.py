@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from maskdial.ask.catalogue import UNMASK, WRITE
-from maskdial.ask.unmasking import UnmaskedGeneration, UnmaskingModel, check_causal
+from maskdial.ask.unmasking import UnmaskedGeneration, UnmaskingModel
 from maskdial.causal.generate import Generation
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.config import Config
 from maskdial.engine.timing import Deadline
+from maskdial.errors import ValidationError
 from maskdial.registry.choice import WrittenMask
 from maskdial.registry.served import ServedModel, Task
 
@@ -39,10 +40,14 @@ async def prepare(
 
     Raises:
         As `Generation.prepare` and `UnmaskedGeneration.prepare`.
+        ValidationError: it says how to unmask a text that is written token by token.
     """
     if isinstance(model, UnmaskingModel):
         return await UnmaskedGeneration.prepare(request, model, config, deadline)
-    check_causal(request.unmasking)
+    for name in request.unmasking.given:
+        raise ValidationError(
+            "is for the full and the block mask; set mask to one of them", field=name
+        )
     if mask == "prefix":
         request = replace(request, full_prompt=True)
     return await Generation.prepare(request, model, config, deadline)

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from maskdial.ask.catalogue import task_of
-from maskdial.causal.generate import Completion, timings
+from maskdial.causal.generate import Completion
 from maskdial.dialects.body import BodyError, TaskBody, parse_body
 from maskdial.dialects.call import Call
 from maskdial.dialects.kserve.tensors import OutputTensor, TextTensor
@@ -200,7 +200,7 @@ async def _generate(call: Call[GenerateBody]) -> Timed[list[OutputTensor]]:
     generation = await call.generation(body.request(model.defaults), model)
     completions = await generation.complete()
     n = 1 if body.parameters is None else body.parameters.n or 1
-    return Timed(_texts(completions, n), timings(completions))
+    return Timed(_texts(completions, n), generation.timings(completions))
 
 
 async def _answer(call: Call[Any], task: MaskedRoute[Any]) -> Timed[list[OutputTensor]]:

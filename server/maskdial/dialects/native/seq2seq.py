@@ -8,7 +8,6 @@ from fastapi import Response
 
 from maskdial.ask.catalogue import SUMMARIZE, TRANSLATE
 from maskdial.bundle.manifest import Manifest, TaskName
-from maskdial.causal.generate import timings
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.replies import SummarizeReply, TranslateReply
 from maskdial.dialects.native.seq2seq_bodies import SummarizeBody, TranslateBody
@@ -76,7 +75,8 @@ class TextToTextRoute:
         texts = [completion.texts[0].finish.generated_text for completion in completions]
         if call.body.options.clean_up_tokenization_spaces:
             texts = list(map(_clean_up, texts))
-        headers = timing_headers(timings(completions)) | warnings_header(generation.warnings)
+        headers = timing_headers(generation.timings(completions))
+        headers |= warnings_header(generation.warnings)
         return json_reply([{self.key: text} for text in texts], headers=headers)
 
 
