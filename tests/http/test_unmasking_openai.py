@@ -249,6 +249,20 @@ def test_several_prompts_and_texts_are_those_that_come_alone(http: httpx.Client)
     assert best["generated_text"] in texts[:2]
 
 
+def test_few_texts_of_a_request_are_written_at_once(http: httpx.Client) -> None:
+    """The passes of all would hold the event loop."""
+    body = {"prompt": [PROMPT, "One"], "n": 10, "max_tokens": 12, "block_length": 4}
+    open_, most, ended = set(), 0, 0
+    for chunk in events(http, "/v1/completions", **body):
+        (choice,) = chunk["choices"]
+        open_.add(choice["index"])
+        most = max(most, len(open_))
+        if choice["finish_reason"]:
+            open_.remove(choice["index"])
+            ended += 1
+    assert (most, ended) == (8, 20)
+
+
 def test_an_echo_alone_has_the_prompt(http: httpx.Client) -> None:
     body: dict[str, Any] = {"prompt": [PROMPT], "echo": True}
     alone = post(http, "/v1/completions", max_tokens=0, **body)

@@ -44,6 +44,9 @@ from maskdial.unmasking.text import (
 from maskdial.unmasking.unmasker import Unmasking
 
 _DEFAULT_TOKENS = 100  # each mask is a row of every pass, so that a whole context takes long
+_AT_ONCE = 8
+"""Texts of a request that are written at the same time: what they make of a pass's logits is short
+work on the event loop, which the passes of hundreds would hold for seconds."""
 _SAMPLING = ("do_sample", "temperature", "max_new_tokens", "include_stop")
 """What is read of `SamplingParams`, or means nothing without another parameter."""
 
@@ -178,14 +181,14 @@ class UnmaskedGeneration:
         seconds = tokenizing_seconds([each for each in given if isinstance(each, str)])
         with served.metrics.tokenization_duration.time():
             read = await offload(lambda: [each() for each in reads], seconds, deadline)
-        prompts, texts = [], []
+        prompts, texts, turns = [], [], asyncio.Semaphore(_AT_ONCE)
         for prompt, (before, after, num_tokens) in zip(given, read, strict=True):
             prompts.append(Prompt(prompt if isinstance(prompt, str) else None, before, 0, ()))
             seed = draw_seed() if request.seed is None else request.seed
             for copy in range(request.num_sequences):
                 plan = _plan(request, num_tokens, (seed + copy) % MAX_SEED)
                 parts = _parts(before, after, plan, model, request, config, deadline)
-                texts.append(_Text(parts, model, before, plan, request.spelled_tokens))
+                texts.append(_Text(parts, turns, model, before, plan, request.spelled_tokens))
         return cls(prompts, texts, shows_passes=bool(request.unmasking.stream_unmasking))
 
     def timings(self, _: Sequence[Completion]) -> Timings:
@@ -386,6 +389,7 @@ class _Text:
     def __init__(
         self,
         parts: AsyncGenerator[Timed[TextSoFar]],
+        turns: asyncio.Semaphore,
         model: UnmaskingModel,
         before: Sequence[int],
         plan: TextPlan,
@@ -393,6 +397,7 @@ class _Text:
     ) -> None:
         self.timings = Timings(0.0, 0.0, 0)
         self._parts = parts
+        self._turns = turns
         self._shows_passes = plan.each_pass
         self._tokenizer = model.tokenizer
         self._decoder: IncrementalDecoder = model.tokenizer.decoder(before)
@@ -401,7 +406,7 @@ class _Text:
 
     async def blocks(self) -> AsyncGenerator[UnmaskedBlock]:
         """What each block, or each pass, adds; to be called once."""
-        async with contextlib.aclosing(self._parts) as parts:
+        async with self._turns, contextlib.aclosing(self._parts) as parts:
             async for part in parts:
                 yield self._push(part)
 
