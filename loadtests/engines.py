@@ -19,7 +19,7 @@ from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.manifest import KVLayout
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.drafts.model import DraftModel, DraftRunner
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.sources import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner

@@ -1,6 +1,6 @@
 """What an engine of a test has reported to Prometheus so far, and what it takes passes to cost."""
 
-from maskdial.causal.drafts.budget import PassCosts, StepCosts
+from maskdial.causal.drafts.policy import PassCosts, StepCosts
 from maskdial.metrics import Metrics
 
 

@@ -18,13 +18,9 @@ from prometheus_client import Counter
 
 from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.tokenizer import Tokenizer
-from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.draft import Proposer
-from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.prediction import Prediction
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.sources import Answers, ForcedText, Prediction, PromptLookup, Proposer
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from maskdial.causal.drafts.answers import Answers
+from maskdial.causal.drafts.sources import Answers
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.errors import DeadlineError
 from tests.engine.conftest import PATIENCE

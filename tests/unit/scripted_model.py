@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import Counter
 
-from maskdial.causal.drafts.forced_text import ForcedText
-from maskdial.causal.drafts.prediction import Prediction
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.sources import ForcedText, Prediction, PromptLookup
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import Finish, TokenEvent

@@ -97,9 +97,8 @@ HTTP = ("fastapi", "starlette", "uvicorn")
 HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
-    *("causal.prefix_cache", "causal.sampling.sampler", "causal.drafts.budget"),
-    *("causal.drafts.credit", "causal.drafts.follower", "causal.drafts.guess"),
-    *("causal.drafts.prompt_lookup", "causal.drafts.record", "causal.drafts.speculation"),
+    *("causal.prefix_cache", "causal.sampling.sampler"),
+    *("causal.drafts.sources", "causal.drafts.policy", "causal.drafts.speculation"),
     *("causal.sampling.processors", "causal.sampling.candidates"),
     *("runtime.kv_cache", "runtime.logits", "runtime.memory", "runtime.cuda"),
 )

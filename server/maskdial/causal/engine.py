@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from maskdial.causal.drafts.budget import pass_clock
+from maskdial.causal.drafts.policy import pass_clock
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.events import Reply, TokenEvent
 from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncoder

@@ -7,12 +7,9 @@ import numpy as np
 import tokenizers
 
 from maskdial.bundle.bundle import Bundle, load_bundle, read_manifests
-from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.forced_text import ForcedText
 from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.prediction import Prediction
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.sources import Answers, ForcedText, Prediction, PromptLookup
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.config import Config
 from maskdial.errors import ConfigError

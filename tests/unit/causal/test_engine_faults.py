@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from maskdial.causal import executor
 from maskdial.causal.beam_search import BeamParams, BeamSearch
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.sources import PromptLookup
 from maskdial.causal.executor import Output
 from maskdial.causal.output_processor import OutputProcessor
 from maskdial.causal.prefix_cache import PrefixCache

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskdial.causal.drafts.draft import Reader
-from maskdial.causal.drafts.prompt_lookup import PromptLookup
+from maskdial.causal.drafts.sources import PromptLookup, Reader
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence
 

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.budget import Budget, Option, PassCosts, StepCosts
-from maskdial.causal.drafts.credit import Credit
-from maskdial.causal.drafts.prediction import Prediction, PredictionFollower
-from maskdial.causal.drafts.record import Rates, Record
+from maskdial.causal.drafts.policy import (
+    Budget,
+    Credit,
+    Option,
+    PassCosts,
+    Rates,
+    Record,
+    StepCosts,
+)
+from maskdial.causal.drafts.sources import Answers, Prediction, PredictionFollower
 from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.sampling.params import SamplingParams

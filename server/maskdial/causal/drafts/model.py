@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.causal.drafts.budget import StepCosts, pass_clock
+from maskdial.causal.drafts.policy import StepCosts, pass_clock
 from maskdial.causal.executor import Cache, DecodeAndPrefill
 from maskdial.causal.sequence import Sequence
 from maskdial.errors import DeviceLostError

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from maskdial.causal.drafts.answers import Answers
-from maskdial.causal.drafts.budget import Budget, Option, PassCosts
-from maskdial.causal.drafts.credit import Credit
-from maskdial.causal.drafts.draft import Proposer, Reader
-from maskdial.causal.drafts.guess import Guess, count_right
 from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
-from maskdial.causal.drafts.record import Rates, Record
+from maskdial.causal.drafts.policy import (
+    Budget,
+    Credit,
+    Guess,
+    Option,
+    PassCosts,
+    Rates,
+    Record,
+    count_right,
+)
+from maskdial.causal.drafts.sources import Answers, Proposer, Reader
 from maskdial.causal.plan import Plan
 from maskdial.causal.sequence import Sequence
 from maskdial.metrics import DraftKind, ModelMetrics

@@ -12,7 +12,7 @@ from maskdial.bounds import Range, Size
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.documents import document_of
 from maskdial.causal.chat.request import ChatRequest, ReplyFinish, ReplyReader, read_reply
-from maskdial.causal.drafts.prediction import PredictionFollower
+from maskdial.causal.drafts.sources import PredictionFollower
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Text
 from maskdial.causal.model import WritingModel

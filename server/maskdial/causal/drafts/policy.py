@@ -1,10 +1,14 @@
-"""How many draft tokens pay: the cost of a pass by its rows, and what each draft may gain."""
+"""Whether draft tokens pay: what a pass costs, how often drafts were right, what to verify."""
 
 import heapq
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+
+from maskdial.causal.drafts.sources import Reader
+from maskdial.causal.sequence import Sequence
+from maskdial.metrics import DraftKind
 
 _DECAY, _STEP_DECAY = 0.98, 0.9
 _MOST_WEIGHT = 30.0  # passes
@@ -158,7 +162,7 @@ class Budget:
         self._to_begin = 0.0 if reads else costs.seconds_to_begin(num_sequences)
         self._room = most
 
-    def spend(self, options: Sequence[Option | None]) -> list[int]:
+    def spend(self, options: SequenceOf[Option | None]) -> list[int]:
         """How many draft tokens that are there already each sequence has verified.
 
         Those that are likeliest right go first.
@@ -185,7 +189,7 @@ class Budget:
                 heapq.heappop(nexts)
         return sizes if self._take(tokens, seconds, room, _MARGIN) else [0] * len(options)
 
-    def write(self, options: Sequence[Option | None], model: StepCosts) -> list[int]:
+    def write(self, options: SequenceOf[Option | None], model: StepCosts) -> list[int]:
         """How many draft tokens a draft model writes for each sequence.
 
         It writes one for each of some sequences in each of its steps, which take a time of their
@@ -226,4 +230,186 @@ class Budget:
             return False
         self._tokens, self._seconds, self._room = tokens, seconds, room
         self._to_begin = 0.0
+        return True
+
+
+_RECORD_DECAY, _OVERALL_DECAY = 0.95, 0.98  # for each draft token
+_FIRST_RATE = 0.5
+_OVERALL_PRIOR_TESTS = 2.0
+_MOST_AT_FIRST, _PRIOR_TESTS = 0.5, 2.0  # of what a text repeats, which others do not tell
+_MODEL_PRIOR_TESTS = 8.0
+
+
+class Rates:
+    """How probable it is that a draft token is right: after one that was, and after another.
+
+    Later draft tokens count more than earlier ones.
+
+    Args:
+        prior: what to take for these two at first.
+        weight: how many draft tokens that counts for.
+        decay: by which each one counts less after another.
+    """
+
+    __slots__ = ("_decay", "_right", "_tests")
+
+    def __init__(self, prior: tuple[float, float], weight: float, decay: float) -> None:
+        self._right = [weight * each for each in prior]
+        self._tests = [weight, weight]
+        self._decay = decay
+
+    @classmethod
+    def overall(cls) -> "Rates":
+        """Those of all sequences."""
+        return cls((_FIRST_RATE, _FIRST_RATE), _OVERALL_PRIOR_TESTS, _OVERALL_DECAY)
+
+    def after(self, *, right: bool) -> float:
+        """Of a draft token that follows one that was right, or another."""
+        return self._right[right] / self._tests[right]
+
+    def note(self, num_right: int, num_wrong: int, *, after_right: bool) -> None:
+        """Takes in draft tokens, of which so many were right, and perhaps a wrong one; not none."""
+        first = num_right > 0
+        self._add(after_right, first, 1)
+        self._add(True, num_right - first, num_right - first + (num_wrong if first else 0))
+
+    def _add(self, level: bool, num_right: int, num_tests: int) -> None:
+        if num_tests:
+            kept = self._decay**num_tests
+            self._right[level] = kept * self._right[level] + num_right
+            self._tests[level] = kept * self._tests[level] + num_tests
+
+
+class Record:
+    """What became of a sequence's draft tokens of one kind.
+
+    Args:
+        overall: of all sequences' draft tokens of this kind, for a start.
+        by_model: whether a model writes them, which is about as often right in one text as in
+            another. What others repeat tells little of a text.
+    """
+
+    __slots__ = ("_after_right", "_overall", "_rates")
+
+    def __init__(self, overall: Rates, *, by_model: bool = False) -> None:
+        first, later = overall.after(right=False), overall.after(right=True)
+        if by_model:
+            self._rates = Rates((first, later), _MODEL_PRIOR_TESTS, _RECORD_DECAY)
+        else:
+            prior = min(first, _MOST_AT_FIRST), min(later, _MOST_AT_FIRST)
+            self._rates = Rates(prior, _PRIOR_TESTS, _RECORD_DECAY)
+        self._overall = overall
+        self._after_right = False
+
+    @property
+    def first_rate(self) -> float:
+        """How probable it is that the next draft token is right."""
+        return self._rates.after(right=self._after_right)
+
+    @property
+    def rate(self) -> float:
+        """How probable it is that one after right ones is right."""
+        return self._rates.after(right=True)
+
+    def note(self, num_right: int, num_wrong: int) -> None:
+        """Takes in a draft of which so many tokens were right, and perhaps a wrong one."""
+        if not (num_right or num_wrong):
+            return
+        for rates in (self._rates, self._overall):
+            rates.note(num_right, num_wrong, after_right=self._after_right)
+        self._after_right = not num_wrong
+
+    def interrupt(self) -> None:
+        """Takes in that there were no draft tokens: the next one follows none that was right."""
+        self._after_right = False
+
+
+class Guess:
+    """The tokens that are expected to follow, from pass to pass.
+
+    Whether a pass verifies them or not, they are compared with what comes.
+
+    Args:
+        kind: of the draft tokens.
+        reader: who proposes them; None if a draft model writes them.
+        record: how often they were right in this text.
+    """
+
+    __slots__ = ("_position", "_reader", "kind", "record", "token_ids")
+
+    def __init__(self, kind: DraftKind, reader: Reader | None, record: Record) -> None:
+        self.kind = kind
+        self._reader = reader
+        self.record = record
+        self.token_ids: tuple[int, ...] = ()
+        """The tokens that it expects."""
+        self._position = 0
+
+    @property
+    def first_rate(self) -> float:
+        """How probable it is that the first of its tokens is right."""
+        return self.record.first_rate
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
+        """See `Reader`."""
+        return () if self._reader is None else self._reader.propose(sequence, max_tokens)
+
+    def expect(self, position: int, token_ids: tuple[int, ...]) -> None:
+        """Takes the tokens that are expected from a position of the text on."""
+        self.token_ids, self._position = token_ids, position
+
+    def check(self, sequence: Sequence) -> None:
+        """Compares what was expected with the tokens that have come."""
+        come = sequence.token_ids[self._position :].tolist()
+        num_right = count_right(come, self.token_ids)
+        self.record.note(num_right, int(num_right < min(len(come), len(self.token_ids))))
+        self.token_ids = ()
+
+
+def count_right(token_ids: list[int], expected: tuple[int, ...]) -> int:
+    """How many tokens are the expected ones, up to the first that is not."""
+    for index, (one, other) in enumerate(zip(token_ids, expected, strict=False)):
+        if one != other:
+            return index
+    return min(len(token_ids), len(expected))
+
+
+_PROBE_SHARE = 0.005  # of the time of passes
+_MOST_STEPS = 100.0  # steps of the draft model
+
+
+class Credit:
+    """Seconds that may be spent on draft tokens which probably do not pay.
+
+    Nothing else tells whether they have come to. Where they did not, the draft model sleeps until
+    there is enough, or until fewer sequences run, as a pass of fewer has more to spare.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._needed = 0.0
+        self._num_sequences = 0
+
+    def earn(self, seconds: float, seconds_per_step: float) -> None:
+        """Takes in the time of passes, and that of a step of the draft model."""
+        self._seconds = min(self._seconds + _PROBE_SHARE * seconds, _MOST_STEPS * seconds_per_step)
+
+    def wakes(self, num_sequences: int) -> bool:
+        """Whether the draft model is to be considered beside so many sequences."""
+        return self._seconds >= self._needed or num_sequences < self._num_sequences
+
+    def stay_awake(self) -> None:
+        """Takes in that it paid, or that there was nothing to ask it."""
+        self._needed = 0.0
+
+    def sleep(self, num_sequences: int, cost: float) -> bool:
+        """Takes in that it did not pay for any of so many sequences.
+
+        Returns:
+            Whether it is asked all the same, which takes ``cost`` seconds.
+        """
+        self._num_sequences, self._needed = num_sequences, cost
+        if cost > self._seconds:
+            return False
+        self._seconds -= cost
         return True
