@@ -51,7 +51,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Objects for machines."""
+    """Writes each record as one JSON object, for collectors of logs."""
 
     def format(self, record: logging.LogRecord) -> str:
         content = {

@@ -115,7 +115,7 @@ class Server(uvicorn.Server):
 
     @property
     def scheme(self) -> str:
-        """Of the server's URLs."""
+        """The scheme of the server's URLs, ``https`` with a certificate."""
         return "http" if self._certificate is None else "https"
 
     def _accept(self, **arguments: Any) -> asyncio.Protocol:
@@ -264,7 +264,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _engine_died(self, cause: str) -> None:
-        """Called in another thread."""
+        """Begins the drain of the server; called in the thread of the engine that died."""
         assert self._loop is not None, "engines run while the server does"
         self.failure = UnavailableError(cause)
         self._loop.call_soon_threadsafe(self._begin_drain, cause)

@@ -67,7 +67,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Texts to score."""
+    """Texts whose likelihood under the model is asked for."""
 
     texts: Sequence[str]
     truncation: Truncation = REFUSE

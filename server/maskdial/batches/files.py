@@ -176,7 +176,7 @@ class FileStore:
 
 
 def new_file_id() -> str:
-    """As OpenAI's."""
+    """A new id of a file, which begins as those of OpenAI do."""
     return new_id("file-")
 
 

@@ -197,7 +197,7 @@ async def list_all(request: Request) -> Response:
 
 
 async def retrieve(request: Request) -> Response:
-    """A batch."""
+    """`GET /v1/messages/batches/{id}`: the state of a batch and its counts."""
     return json_reply(await _describe(request, _job(request)))
 
 

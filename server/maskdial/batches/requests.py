@@ -134,7 +134,7 @@ class Requests:
         return reply
 
 
-class Pace:
+class Admission:
     """How many requests of all batches are open.
 
     The event loop has to read and to write each of them. So while other requests are open, and for
@@ -183,18 +183,18 @@ class BackgroundRequests(Requests):
     Args:
         app: the application.
         owner: the name of the key that the batch belongs to; empty without keys.
-        pace: of all batches.
+        admission: of all batches.
     """
 
-    def __init__(self, app: FastAPI, owner: str, pace: Pace) -> None:
+    def __init__(self, app: FastAPI, owner: str, admission: Admission) -> None:
         # No name of a key and no address has a space.
         super().__init__(app, f"batch {owner}", owner, background=True)
-        self._pace = pace
+        self._admission = admission
 
     async def post(self, path: str, body: bytes) -> BatchReply:
         num_tries, pause = 0, _FIRST_PAUSE
         while True:
-            async with self._pace.admitted():
+            async with self._admission.admitted():
                 reply = await super().post(path, body)
             num_tries += 1
             if reply.comes_later:

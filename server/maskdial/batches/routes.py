@@ -91,7 +91,7 @@ class FileReply(TypedDict):
 
 
 class FilesReply(TypedDict):
-    """Some files."""
+    """A page of the list of files."""
 
     object: Literal["list"]
     data: list[FileReply]
@@ -150,7 +150,7 @@ class BatchReply(TypedDict):
 
 
 class BatchesReply(TypedDict):
-    """Some batches."""
+    """A page of the list of batches."""
 
     object: Literal["list"]
     data: list[BatchReply]
@@ -189,7 +189,7 @@ async def list_files(request: Request) -> Response:
 
 
 async def retrieve_file(request: Request) -> Response:
-    """A file."""
+    """`GET /v1/files/{id}`: what is known of an uploaded or a written file."""
     return json_reply(_describe(_file(request)))
 
 
@@ -201,7 +201,7 @@ async def download_file(request: Request) -> Response:
 
 
 async def delete_file(request: Request) -> Response:
-    """Removes a file."""
+    """`DELETE /v1/files/{id}`: removes a file that no running batch reads."""
     file = _file(request)
     await service_of(request).delete_file(file)
     return json_reply({"id": file.id, "object": "file", "deleted": True})
@@ -231,7 +231,7 @@ async def list_batches(request: Request) -> Response:
 
 
 async def retrieve_batch(request: Request) -> Response:
-    """A batch."""
+    """`GET /v1/batches/{id}`: the state of a batch and its counts."""
     return json_reply(jobs.wire(_job(request)))
 
 

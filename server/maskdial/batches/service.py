@@ -15,7 +15,7 @@ from maskdial.batches.files import (
     new_file_id,
 )
 from maskdial.batches.jobs import Job, JobStore
-from maskdial.batches.requests import BackgroundRequests, Pace
+from maskdial.batches.requests import Admission, BackgroundRequests
 from maskdial.batches.room import LEAST_BYTES, Room
 from maskdial.batches.storage import Storage, new_id
 from maskdial.batches.worker import Worker
@@ -45,8 +45,8 @@ class BatchService:
         self.storage = Storage(folder)
         self.files = FileStore(self.storage, self.room, clock)
         self.jobs = JobStore(self.storage, self.room, clock)
-        pace = Pace(context.lifecycle)
-        requests = lru_cache(maxsize=None)(lambda owner: BackgroundRequests(app, owner, pace))
+        admission = Admission(context.lifecycle)
+        requests = lru_cache(maxsize=None)(lambda owner: BackgroundRequests(app, owner, admission))
         self.task_paths = requests("").task_paths
         self.worker = Worker(self.storage, self.files, self.jobs, context, requests, clock)
         self.worker.remove_strays()

@@ -109,7 +109,7 @@ class AdapterHead(BaseModel):
 
 
 class AdapterManifest(BaseModel):
-    """``adapter.json``."""
+    """What an adapter's ``adapter.json`` says of its matrices and heads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 

@@ -457,7 +457,7 @@ class Extraction(_Frozen):
 
     @property
     def num_columns(self) -> int:
-        """Of the graph's output."""
+        """Columns of the graph's output for each token."""
         if self.scores == "boundary":
             return 2 + self.hidden_size
         return 9 * self.hidden_size + 1 + self.max_count
@@ -511,7 +511,7 @@ class GoldenCheck(_Frozen):
     tolerance: float = Field(gt=0)
 
     def drift(self, computed: NDArray[Any], expected: NDArray[Any]) -> float:
-        """How far logits (columns,) are from expected ones, at most; NaN if some are."""
+        """How far logits (num_columns,) are from expected ones, at most; NaN if some are NaN."""
         difference = np.asarray(computed, np.float64) - np.asarray(expected, np.float64)
         if self.centered:
             difference -= difference.mean()

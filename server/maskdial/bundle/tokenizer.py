@@ -212,7 +212,7 @@ class Tokenizer:
         return int(self._backend.num_special_tokens_to_add(pair))
 
     def encode_words(self, words: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokenizes words, each by itself, without special tokens.
+        """Tokenizes words, each by itself, without special tokens; token ids, int64.
 
         Returns:
             The tokens' ids, and the place of each one's word; a word may have no tokens.
@@ -236,7 +236,7 @@ class Tokenizer:
         return np.concatenate([none, *ids]), np.concatenate([none, *places])
 
     def encode_each(self, texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokenizes short texts, each as one by itself, without special tokens.
+        """Tokenizes short texts, each as one by itself, without special tokens; token ids, int64.
 
         A word is tokenized as one within a text by `encode_words`, and as a text here.
 

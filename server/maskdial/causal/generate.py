@@ -26,7 +26,7 @@ class Text:
 
     @property
     def finish(self) -> Finish:
-        """How it ended."""
+        """Takes in how and why the text ended."""
         finish = self.events[-1].finish
         assert finish is not None, "a stream ends with its finish or an error"
         return finish

@@ -45,7 +45,7 @@ class ChatForm:
     reply_format: ReplyFormat
 
     def close(self) -> None:
-        """Ends the template's processes."""
+        """Ends the child processes that render the chat template."""
         self.template.close()
 
 

@@ -129,7 +129,7 @@ class Scheduler:
         return preempted
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence."""
+        """Queues a sequence, which runs when a slot is free and it is its client's turn."""
         sequence.enqueue(self._num_arrived)
         self._num_arrived += 1
         if self._prefix_cache is not None and not sequence.full_prompt:
@@ -241,17 +241,17 @@ class Scheduler:
         slot = sequence.slot
         if slot < 0:
             return
-        heir = self._next_sharing_prompt(sequence)
+        successor = self._next_sharing_prompt(sequence)
         self._slots[slot] = None
         sequence.end()
         for reading in (self._prefilling, self._encoding):
             if sequence in reading:
                 reading.remove(sequence)
-        if heir is not None:
-            self._fork(heir, slot)
+        if successor is not None:
+            self._fork(successor, slot)
 
     def clear(self) -> None:
-        """Drops every sequence."""
+        """Drops every sequence, queued and running, and frees their slots."""
         waiting = [*self._waiting, *self._background]
         self._waiting, self._background, self._unhashed = [], [], []
         self._num_waiting_of.clear()

@@ -316,7 +316,7 @@ class Sequence:
         self.state = State.RESERVED
 
     def move(self, slot: int) -> None:
-        """Continues in another slot."""
+        """Continues in another slot, into which the executor copies the tokens' keys and values."""
         self.slot = slot
 
     def take_turn(self, step: int) -> None:

@@ -77,7 +77,7 @@ class EventStream(Generic[EventT]):
         return cast(EventT, event)
 
     async def aclose(self) -> None:
-        """Abandons the sequence unless it has ended; may be called again."""
+        """Stops reading; a sequence that has not ended is withdrawn from the engine."""
         self._leave("disconnect")
 
     def _leave(self, reason: CancelReason) -> None:

@@ -52,7 +52,7 @@ class Call(Generic[BodyT]):
 
     @property
     def request(self) -> Request:
-        """The request itself."""
+        """The request of the HTTP connection, for routes that read its path or headers."""
         return self._request
 
     async def read_as(self, schema: type[OtherT]) -> "Call[OtherT]":

@@ -83,7 +83,7 @@ class SystemOneQuestion(Lenient):
         return self
 
     def question(self, name: str) -> Question:
-        """The neutral question."""
+        """The question as `/decide` has it, neutral of this template."""
         given = self.criteria
         options: tuple[Option, ...] = ()
         meanings: dict[str, Content] = {}

@@ -54,6 +54,6 @@ class VectorForm(Wire):
 
 
 def base64_of(values: NDArray[Any]) -> list[str]:
-    """The bytes of each row, little-endian."""
+    """The bytes of each row of (num_rows, dimension), little-endian, as base64."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
     return [base64.b64encode(row.tobytes()).decode() for row in little]

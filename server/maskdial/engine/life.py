@@ -148,7 +148,7 @@ class Engine(ABC):
 
     @property
     def name(self) -> str:
-        """The model's."""
+        """The name under which the engine's model is served, as metrics and logs have it."""
         return self._name
 
     @property

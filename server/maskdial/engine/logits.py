@@ -12,7 +12,7 @@ from maskdial.kernels.logits import VocabularyKernels
 
 
 def log_normalizer(logits: NDArray[np.float32]) -> tuple[float, float]:
-    """The maximum of logits (vocab_size,), and the sum of their exponentials relative to it.
+    """The maximum of logits, float (vocab_size,), and the sum of their exponentials relative to it.
 
     Raises:
         InferenceError: the logits leave no finite sum.

@@ -69,7 +69,7 @@ class Item:
 
     @property
     def lark(self) -> str:
-        """In Lark."""
+        """The expression as a terminal of Lark."""
         return f"/{self.text}/" if self.free and self.text else self.text or '""'
 
     @property
@@ -217,7 +217,7 @@ def _sequence(parts: Sequence[Item]) -> Item:
 
 
 def _joined(left: Item, right: Item) -> Item:
-    """One lexeme of two."""
+    """Two lexemes that follow each other as a single one."""
     exact = not left.open & right.first
     unfinished = right.open | (left.open if right.nullable else 0) if exact else _ANY
     first = left.first | (right.first if left.nullable else 0)

@@ -117,7 +117,9 @@ class _Side:
             schema[self.inclusive] = value - step * self.sign
 
     def of(self, schema: dict[str, Any]) -> float | None:
-        """The bound that counts."""
+        """The bound of this side that decides, of the inclusive and the exclusive one; None for
+        none.
+        """
         given = [schema.get(keyword) for keyword in (self.inclusive, self.exclusive)]
         bounds: list[float] = [value for value in given if _is_number(value)]
         return min(bounds, key=lambda value: value * self.sign, default=None)

@@ -59,14 +59,14 @@ class Vocabulary:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """How many bytes of text each token has behind others, (vocab_size,)."""
+        """How many bytes of text each token has behind others, int64 (vocab_size,)."""
         lengths = np.zeros(self._vocab_size, np.int64)
         lengths[: self._num_text] = [len(text) for text in self._texts()]
         return lengths
 
     @cached_property
     def has_letters(self) -> NDArray[np.bool_]:
-        """Which tokens have a letter or a digit, or bytes that are no ASCII, (vocab_size,)."""
+        """Which tokens have a letter or a digit, or bytes that are no ASCII, bool (vocab_size,)."""
         found = np.zeros(self._vocab_size, np.bool_)
         found[: self._num_text] = [
             not text.isascii() or any(map(str.isalnum, text.decode())) for text in self._texts()
@@ -106,7 +106,9 @@ class Vocabulary:
         return np.where(ids < 0, goes_on, texts[ids])
 
     def has_text(self, allowed: NDArray[np.bool_]) -> bool:
-        """Whether a mask allows any token but an end-of-sequence token."""
+        """Whether a mask, uint32 (ceil(vocab_size / 32),), allows any token but an end-of-sequence
+        token.
+        """
         num_ends = np.count_nonzero(allowed[self.eos_token_ids])
         return bool(np.count_nonzero(allowed) > num_ends)
 

@@ -202,7 +202,7 @@ class Exchange:
 
     @property
     def _limit(self) -> int:
-        """Of the body's size."""
+        """The largest body that this request may have, in bytes."""
         if self._max_file_bytes is None:
             return self._max_body_bytes
         return self._max_file_bytes + _MAX_FORM_BYTES

@@ -19,7 +19,7 @@ class Successor(Protocol):
         """Begins, with what was received since the handshake."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends."""
+        """Takes in that the client left before its handshake ended."""
 
 
 class _Begun:

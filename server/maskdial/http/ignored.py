@@ -41,7 +41,7 @@ class Ignored:
             self.fields[f"{within}.{written}" if within else written] = None
 
     def add_tool(self, name: str) -> None:
-        """Notes a tool."""
+        """Notes a tool that the model is not told of, for the reply's headers."""
         if len(self.tools) <= _MAX_TOLD:
             self.tools[shortened(name, _MAX_NAME)] = None
 

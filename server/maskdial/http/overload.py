@@ -39,7 +39,7 @@ class Overload:
             self._listeners.append(listener)
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Stops watching the event loop."""
         for listener in self._listeners:
             listener.close()
         self._listeners = []

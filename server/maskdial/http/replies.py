@@ -31,7 +31,7 @@ def encode_json(content: object) -> bytes:
 def json_reply(
     content: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """A JSON response."""
+    """A response whose body is compact JSON, encoded once, with extra headers."""
     return Response(encode_json(content), status, headers, media_type="application/json")
 
 

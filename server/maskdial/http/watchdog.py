@@ -50,7 +50,7 @@ class Watchdog:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread that watches passes and the event loop."""
         self._ended.set()
         if self._beating is not None:
             self._beating.cancel()

@@ -146,7 +146,7 @@ class _Queue(Generic[ItemT]):
         return len(self._by_arrival)
 
     def __iter__(self) -> Iterator[ItemT]:
-        """The entries, oldest first."""
+        """The entries of the queue, oldest first."""
         return iter(self._by_arrival)
 
     def oldest(self, length: int) -> ItemT:

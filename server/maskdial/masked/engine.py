@@ -161,7 +161,7 @@ class MaskedEngine(Engine):
             self._withdraw(requests)
 
     def step(self) -> None:
-        """Runs the next batch."""
+        """Runs the next batch and hands its results to the event loop."""
         with self._changed:
             batch, stop = self._batcher.next_batch(), None
             if not batch:

@@ -50,7 +50,7 @@ class LabelEncoder:
         self._kept: OrderedDict[_Place, NDArray[np.float32]] = OrderedDict()
 
     async def vectors(self, labels: Sequence[str], deadline: Deadline) -> NDArray[np.float32]:
-        """The vectors of labels, (num_labels, columns).
+        """The vectors of labels, float32 (num_labels, columns).
 
         Raises:
             ValidationError: a label is longer than the encoder reads.

@@ -48,7 +48,7 @@ class MaskedModel(Model):
 
     @property
     def max_queue(self) -> int:
-        """Inputs that may wait."""
+        """Inputs that may wait in the engine's queue before others are refused."""
         return self.engine.max_queue
 
     def vocabulary_kernels(self) -> VocabularyKernels | None:

@@ -154,7 +154,7 @@ def masked_logits(
     soft_columns: int = 0,
     width: int = 0,
 ) -> NDArray[np.float32]:
-    """The checked row of a masked model.
+    """The checked row of a masked model, float32 (num_columns,).
 
     Args:
         session: of its graph.
@@ -183,7 +183,7 @@ def masked_logits(
 def causal_logits(
     runner: Runner, golden: GoldenCheck, chunk_tokens: int | None = None
 ) -> NDArray[np.float32]:
-    """The checked row of a causal model, whose slot 0 is not in use.
+    """The checked row of a causal model, float32 (vocab_size,), whose slot 0 is not in use.
 
     ``chunk_tokens``: how many tokens to read in one pass; None for all.
     """
@@ -197,7 +197,7 @@ def causal_logits(
 def text_to_text_logits(
     runner: Runner, encoder: Encoder, start_token_id: int, golden: GoldenCheck, width: int = 0
 ) -> NDArray[np.float32]:
-    """The checked row of an encoder-decoder model, whose slot 0 is not in use.
+    """The checked row of an encoder-decoder model, float32 (vocab_size,); slot 0 is not in use.
 
     ``width``: the least number of tokens of the encoder's pass; padding follows the text.
     """

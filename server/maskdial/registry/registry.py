@@ -80,7 +80,7 @@ class Models:
 
     @property
     def adapters(self) -> frozenset[str]:
-        """The names of adapters."""
+        """The names under which adapters are served."""
         return frozenset(name for name, entry in self._entries.items() if entry.base is not None)
 
     @property

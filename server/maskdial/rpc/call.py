@@ -181,7 +181,7 @@ class Call:
         await self._wire.send(self, b"\x00" + len(message).to_bytes(4, "big") + message)
 
     def finish(self, code: int, sentence: str) -> None:
-        """Ends the reply."""
+        """Ends the reply with its trailers, which carry the status."""
         found = [] if self.has_replied else _head()
         self.has_replied = True
         found.append((b"grpc-status", str(code).encode()))

@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
             self.note()
 
     def write(self, content: bytes) -> None:
-        """Sends frames."""
+        """Hands frames to the transport of the connection."""
         if not self._transport.is_closing():
             self._transport.write(content)
 

@@ -34,13 +34,13 @@ _log = logging.getLogger("maskdial.connections")
 
 
 class Service(Protocol):
-    """What answers calls."""
+    """Finds a call's method and answers it."""
 
     async def check(self, call: Call) -> None:
         """Whether a call has the key that it needs, before anything of it is taken."""
 
     async def answer(self, call: Call) -> None:
-        """Answers a call."""
+        """Answers a call: its messages, or the status of an error."""
 
 
 class Line(Protocol):
@@ -55,7 +55,7 @@ class Line(Protocol):
         """Whether first calls are to be refused."""
 
     def write(self, content: bytes) -> None:
-        """Sends frames."""
+        """Hands frames to the transport of the connection."""
 
     def note(self) -> None:
         """The number of calls has changed, or what they wait for."""

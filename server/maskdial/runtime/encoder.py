@@ -13,8 +13,8 @@ from maskdial.runtime.session import Session
 class Encoder:
     """The encoder of an encoder-decoder model.
 
-    A pass writes the keys and values of its texts, padded, to a bench in the cache's memory; from
-    there they are copied to their slots.
+    A pass writes the keys and values of its texts, padded, to a staging buffer in the memory of the
+    cache; from there they are copied to their slots.
 
     Args:
         session: of an encoder's graph; `maskdial.bundle.bundle` lists its inputs and outputs.
@@ -30,7 +30,7 @@ class Encoder:
         self._session = session
         self._cache = cache
         self._memory = memory
-        self._bench = KVCache.allocate(memory, cache.layout, 1, max_tokens)
+        self._staging = KVCache.allocate(memory, cache.layout, 1, max_tokens)
 
     def encode(
         self, slots: Sequence[int], sources: Sequence[NDArray[np.int64]], width: int = 0
@@ -46,7 +46,7 @@ class Encoder:
         input_ids = np.zeros((len(sources), max(width, int(lengths.max()))), np.int64)
         for row, source in zip(input_ids, sources, strict=True):
             row[: len(source)] = source
-        padded = self._bench.divided(*input_ids.shape)
+        padded = self._staging.divided(*input_ids.shape)
         with self._session.turn:
             self._pass(input_ids, lengths, padded)
         for index, (slot, length) in enumerate(zip(slots, lengths.tolist(), strict=True)):

@@ -93,7 +93,9 @@ class Memory(Protocol):
         """What ONNX Runtime takes for the address of a buffer."""
 
     def view(self, buffer: Buffer) -> NDArray[Any] | None:
-        """A buffer as a NumPy array that shares its memory; None unless `on_host`."""
+        """A buffer as a NumPy array of its shape and dtype that shares its memory; None unless
+        `on_host`.
+        """
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be allocated; None if the system does not tell."""
@@ -112,7 +114,7 @@ class Memory(Protocol):
         """
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A zeroed array in main memory that the device copies from directly.
+        """A zeroed array of any shape and dtype in main memory, from which the device copies.
 
         Raises:
             ConfigError: there is not enough.
@@ -327,7 +329,7 @@ class Staging:
 
 
 def host_buffer(array: NDArray[Any]) -> Buffer:
-    """A C-contiguous NumPy array as a buffer; keep the array alive while it is in use."""
+    """A C-contiguous array of any dtype as a buffer; keep the array alive while it is in use."""
     assert array.flags.c_contiguous, "a buffer is contiguous"
     return Buffer(array.__array_interface__["data"][0], array.shape, array.dtype)
 

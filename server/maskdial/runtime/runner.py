@@ -34,7 +34,7 @@ class Runner:
     when they have another shape. The host waits for each pass. All passes must run in one thread.
 
     Where a binding must begin with an allocation (WebGPU's buffers are handles, not addresses),
-    passes of a prompt run in slot 0 or on a bench, a slot of its own, from which the new keys and
+    passes of a prompt run in slot 0 or in a staging slot of its own, from which the new keys and
     values are copied to where they stay.
 
     Args:
@@ -91,14 +91,14 @@ class Runner:
         self.looks_ahead = takes_ahead and max_ahead > 0
         self._batch_sizes = (*(size for size in batch_sizes if size < slots), slots)
         self._pads = bool(batch_sizes)
-        # The bench is a slot at the beginning of an allocation, for prompts of other slots.
-        bench = None
+        # The staging slot is the beginning of an allocation, for prompts of other slots.
+        staging = None
         if not memory.binds_views and slots > 1 and max_source_length is None:
-            bench = KVCache.allocate(memory, layout, 1, max_length, None, session.windows)
+            staging = KVCache.allocate(memory, layout, 1, max_length, None, session.windows)
         self.cache = KVCache.allocate(
             memory, layout, slots, max_length, max_source_length, session.windows
         )
-        self._bench = bench or self.cache
+        self._staging = staging or self.cache
         io = memory.of_passes
         beside = slots if self._packs else 0  # steps in the pass of a prompt
         beside += max_ahead if self.looks_ahead else 0
@@ -311,13 +311,13 @@ class Runner:
     ) -> Logits:
         for row in np.flatnonzero(starts == 0):
             self.cache.clear_states(slot + int(row))
-        if slot and self._bench is not self.cache:
+        if slot and self._staging is not self.cache:
             start, size = int(starts[0]), int(num_tokens[0])
-            self._bench.copy_from(self.cache, slot, 0, 0, start)
+            self._staging.copy_from(self.cache, slot, 0, 0, start)
             self._run(
-                0, token_ids, starts, num_tokens, rows, self._prefill_logits, cache=self._bench
+                0, token_ids, starts, num_tokens, rows, self._prefill_logits, cache=self._staging
             )
-            self.cache.copy_from(self._bench, 0, slot, start, size)
+            self.cache.copy_from(self._staging, 0, slot, start, size)
             return self._prefill_logits.first(len(rows))
         self._run(slot, token_ids, starts, num_tokens, rows, self._prefill_logits)
         self.cache.lengths[slot : slot + len(token_ids)] = starts + num_tokens
@@ -492,13 +492,13 @@ class _LogitsBuffer:
         return ((name, buffer[:num_rows]) for name, buffer in self._buffers.items())
 
     def first(self, num_rows: int) -> Logits:
-        """The first rows."""
+        """The logits of the first rows, float32 (num_rows, vocab_size)."""
         if self._view is not None:
             return self._view[:num_rows]
         return self.rows(np.arange(num_rows))
 
     def rows(self, rows: NDArray[np.int64]) -> Logits:
-        """Some rows, by their indices."""
+        """Some rows of the logits, by their indices, int64 (num_rows,)."""
         if self._view is not None:
             return self._view[rows]
         return DeviceLogits(self._logits, rows, self._memory)

@@ -199,7 +199,7 @@ class Session:
         provider.check_split(graph, on_cpu, total)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Runs one pass and returns the graph's first output.
+        """Runs one pass and returns the graph's first output, in the shape that the graph gives it.
 
         Feeds that the graph does not declare are ignored.
         """

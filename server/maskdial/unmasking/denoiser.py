@@ -80,12 +80,12 @@ class Denoiser:
 
     @property
     def temperature(self) -> float:
-        """Of the next pass."""
+        """The temperature at which the next pass draws."""
         how = self._how
         return how.t_min + (how.t_max - how.t_min) * (self._left / self._steps)
 
     def advance(self, output: NDArray[np.float32]) -> None:
-        """Ends a pass.
+        """Takes in the output of a denoising step, and draws the canvas of the next one.
 
         Args:
             output: the graph's, (canvas_length, vocab_size + hidden_size).

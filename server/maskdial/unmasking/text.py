@@ -213,7 +213,7 @@ class UnmaskedText:
         return start, start + lengths[at]
 
     def so_far(self) -> TextSoFar:
-        """What is written."""
+        """The text of the blocks that are complete, and what the latest pass has filled."""
         canvas, (draft,) = self.canvas, self.canvas.drafts
         end = self._first + sum(self._plan.lengths[: canvas.block])
         filled = sorted(draft.filled, key=lambda each: each.position)

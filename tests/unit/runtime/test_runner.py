@@ -92,7 +92,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     return Session(path, SessionOptions(intra_op_threads=1))
 
 
-@pytest.fixture(params=["host", "device", "captured", "bench"])
+@pytest.fixture(params=["host", "device", "captured", "staged"])
 def runner(
     request: pytest.FixtureRequest,
     session: Session,
@@ -102,12 +102,12 @@ def runner(
     """A runner in main memory, and one that pads its steps in memory that stands in for a GPU's.
 
     ``captured`` feeds decode steps as for CUDA graphs, which the CPU provider ignores. In the
-    memory of ``bench``, as in WebGPU's, a binding begins with an allocation. The cache is NaN
+    memory of ``staged``, as in WebGPU's, a binding begins with an allocation. The cache is NaN
     wherever nothing was written, so that reading there would show.
     """
     monkeypatch.setattr(session, "captures", request.param == "captured")
     on_host = request.param == "host"
-    binds_views = request.param != "bench"
+    binds_views = request.param != "staged"
     memory: Any = HostMemory() if on_host else device_memory(binds_views=binds_views)
     runner = Runner(
         session,
@@ -120,7 +120,7 @@ def runner(
         max_rows=3,
         batch_sizes=() if on_host else (1, 2, 4, 8),
     )
-    caches = (runner.cache,) if binds_views else (runner.cache, runner._bench)
+    caches = (runner.cache,) if binds_views else (runner.cache, runner._staging)
     for buffer in (each for cache in caches for each in (*cache.keys, *cache.values)):
         (memory.view if on_host else memory.peek)(buffer)[...] = np.nan
     return runner

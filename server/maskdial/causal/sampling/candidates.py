@@ -79,7 +79,7 @@ class Candidates:
         return float(self.log[index]) - math.log(self.total)
 
     def at(self, indices: NDArray[np.intp]) -> "Candidates":
-        """The candidates at the given indices."""
+        """The candidates at some indices, int64 (num_chosen,)."""
         token_ids = indices if self.token_ids is None else self.token_ids[indices]
         return Candidates(token_ids, self.log[indices], self.weights[indices])
 
@@ -149,7 +149,7 @@ def _likely_enough(
 
 
 def greatest_k(values: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """The indices of the k greatest values and of those equal to the k-th, ascending.
+    """The indices, int64, of the k greatest values and of those equal to the k-th, ascending.
 
     The k-th greatest maximum of disjoint groups is a lower bound of the k-th greatest value. Few
     values reach it, and only those are partitioned.
@@ -170,7 +170,7 @@ def _kth_greatest(values: NDArray[np.float32], k: int) -> np.float32:
 
 
 def nucleus(candidates: Candidates, top_p: float) -> NDArray[np.intp]:
-    """The nucleus: indices of the fewest greatest weights that hold top_p (arXiv:1904.09751).
+    """The nucleus: indices, int64, of the fewest greatest weights with top_p (arXiv:1904.09751).
 
     Of equal weights the lower index comes first. The indices ascend, so that a draw does not depend
     on how the set was found.

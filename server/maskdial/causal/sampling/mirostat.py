@@ -52,7 +52,7 @@ class Mirostat:
     def draw(
         self, scores: NDArray[np.float32], greatest: np.float32, temperature: float, u: float
     ) -> int:
-        """Draws a token of the candidates by ``u``, in [0, 1), and moves the limit."""
+        """Draws one of the candidates by ``u``, a float in [0, 1), and moves the limit."""
         candidates = self.candidates(scores, greatest, temperature)
         token_id = candidates.pick(u)
         assert candidates.token_ids is not None, "they are some of the vocabulary"

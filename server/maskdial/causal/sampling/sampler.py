@@ -163,7 +163,7 @@ class Sampler:
 
 
 class _Softmax(Protocol):
-    """The model's own distribution."""
+    """The model's own distribution over the vocabulary, before anything narrows it down."""
 
     def logprob(self, index: int, /) -> float:
         """The natural log-probability of a token."""

@@ -50,7 +50,7 @@ class LarkWriter:
         return self.define(self.new_name().upper(), body)
 
     def new_name(self) -> str:
-        """An unused name."""
+        """A name that no rule of the grammar has yet."""
         self._num_names += 1
         return f"r{self._num_names}"
 
@@ -155,7 +155,7 @@ def quoted(text: str) -> str:
 
 
 def alternatives(bodies: Iterable[str]) -> str:
-    """One of some bodies."""
+    """The body of a rule that matches any of some bodies."""
     return " | ".join(f"({body})" if body else '""' for body in bodies)
 
 

@@ -6,7 +6,7 @@ from typing_extensions import TypedDict
 
 
 class AnthropicErrorContent(TypedDict):
-    """What went wrong."""
+    """The type of an error and a sentence about it."""
 
     type: str
     message: str
@@ -61,7 +61,7 @@ class MessageUsage(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """An answered conversation."""
+    """The reply of `/v1/messages`: content blocks, the reason of the stop and the usage."""
 
     id: str
     type: Literal["message"]

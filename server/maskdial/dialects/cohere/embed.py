@@ -228,14 +228,14 @@ class CohereUnits(TypedDict):
 
 
 class CohereMeta(TypedDict):
-    """What the request took."""
+    """The version of the API, and the tokens that a request is charged for."""
 
     api_version: CohereVersion
     billed_units: CohereUnits
 
 
 class CohereEmbedReply(TypedDict):
-    """Vectors by their types."""
+    """Vectors by their types, such as ``float`` and ``int8``, in the order of the texts."""
 
     response_type: Literal["embeddings_by_type"]
     id: str
@@ -245,7 +245,7 @@ class CohereEmbedReply(TypedDict):
 
 
 class CohereFloatsReply(TypedDict):
-    """Vectors of floats."""
+    """Vectors of 32-bit floats, in the order of the texts."""
 
     response_type: Literal["embeddings_floats"]
     id: str

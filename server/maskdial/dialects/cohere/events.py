@@ -71,7 +71,7 @@ class CohereTokens(TypedDict):
 
 
 class CohereUsage(TypedDict):
-    """What the request took."""
+    """Tokens that a request is charged for, and those that the model read and wrote."""
 
     billed_units: CohereTokens
     tokens: CohereTokens
@@ -87,7 +87,7 @@ class CohereLogprob(TypedDict):
 
 
 class CohereChatReply(TypedDict):
-    """An answered conversation."""
+    """The reply of `/v2/chat`: the assistant's message, why it ended, its usage."""
 
     id: str
     finish_reason: FinishReason

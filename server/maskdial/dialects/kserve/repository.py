@@ -35,7 +35,7 @@ _STATES: Mapping[ModelState, str] = {
 
 
 class RepositoryIndexBody(Wire):
-    """Which models to list."""
+    """Whether to list all models, or those that are loaded."""
 
     ready: bool | None = Field(None, description="Only those that are ready. Default: all.")
 
@@ -45,25 +45,25 @@ class LoadParameters(Wire):
 
 
 class RepositoryLoadBody(Wire):
-    """A load."""
+    """The parameters of a load."""
 
     parameters: LoadParameters | None = None
 
 
 class UnloadParameters(Wire):
-    """Parameters of an unload."""
+    """What an unload may say of models that depend on this one."""
 
     unload_dependents: bool | None = Field(None, description="No model depends on another.")
 
 
 class RepositoryUnloadBody(Wire):
-    """An unload."""
+    """The parameters of an unload."""
 
     parameters: UnloadParameters | None = None
 
 
 class ServerMetadata(TypedDict):
-    """The server."""
+    """The server's name, version and extensions of the protocol."""
 
     name: str
     version: str
@@ -71,13 +71,13 @@ class ServerMetadata(TypedDict):
 
 
 class ServerLive(TypedDict):
-    """Whether it lives."""
+    """Whether the process answers at all."""
 
     live: bool
 
 
 class ServerReady(TypedDict):
-    """Whether it takes requests."""
+    """Whether all models are loaded and requests are taken."""
 
     ready: bool
 
@@ -97,7 +97,7 @@ class Tensor(TypedDict):
 
 
 class ModelMetadata(TypedDict):
-    """A model."""
+    """A model's name and platform, and the tensors that it takes and gives."""
 
     name: str
     versions: list[str]

@@ -75,7 +75,7 @@ class StudioModel(TypedDict):
 
 
 class StudioModels(TypedDict):
-    """The models."""
+    """The models in the form of LM Studio's list."""
 
     object: Literal["list"]
     data: list[StudioModel]
@@ -167,7 +167,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def retrieve_model(request: Request) -> Response:
-    """One of these models."""
+    """`GET /api/v0/models/{name}`: one of these models."""
     server = server_context(request)
     try:
         name = ModelChoice.of(request.path_params["name"]).name

@@ -53,7 +53,7 @@ class LoadBody(Wire):
 
 
 class UnloadBody(Wire):
-    """A model to unload."""
+    """The name of a model whose memory is to be freed."""
 
     model: _Name = Field(description="Its name.")
 

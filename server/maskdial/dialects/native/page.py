@@ -52,12 +52,12 @@ _SWAGGER = _Files("fastapi_offline", "static")
 
 
 async def index(request: Request) -> Response:
-    """The page."""
+    """`GET /`: the page on which a browser tries the models."""
     return await _html("index.html", _PAGE_POLICY, request)
 
 
 async def docs(request: Request) -> Response:
-    """The API's documentation."""
+    """`GET /docs`: the API's documentation, drawn from its OpenAPI description."""
     return await _html("docs.html", _DOCS_POLICY, request)
 
 

@@ -126,7 +126,7 @@ class GeneratedToken(TypedDict):
 
 
 class FinishDetails(TypedDict):
-    """How a generation ended."""
+    """Why a generation ended, how many tokens it has, and its seed."""
 
     finish_reason: Literal["length", "eos_token", "stop_sequence"]
     generated_tokens: int
@@ -155,7 +155,7 @@ class BestDetails(GenerateDetails):
 
 
 class Generated(TypedDict):
-    """A generated text."""
+    """A generated text, with its details where the request asked for them."""
 
     generated_text: str
     details: NotRequired[BestDetails]
@@ -205,7 +205,7 @@ class ModelDescription(TypedDict):
 
 
 class Limits(TypedDict):
-    """The server's limits."""
+    """What a request may ask for at most."""
 
     max_batch_inputs: int
     max_batch_tokens: int
@@ -215,7 +215,7 @@ class Limits(TypedDict):
 
 
 class ServerInfo(TypedDict):
-    """The server."""
+    """The server's version, its limits and its models."""
 
     name: str
     version: str

@@ -25,7 +25,7 @@ class PullBody(NameBody):
 
 
 class AnyBody(Wire):
-    """What is not read."""
+    """A body whose fields are not read, because the route refuses every one."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -65,7 +65,7 @@ async def copy(request: Request) -> Response:
 
 
 async def upload(request: Request) -> Response:
-    """Refused: weights are exported."""
+    """Refused: a model is exported on the command line, not uploaded."""
     raise ForbiddenError(f"{_SERVER}; make one with 'maskdial export' instead of uploading files")
 
 

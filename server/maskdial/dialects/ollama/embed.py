@@ -31,7 +31,7 @@ def _check_input(value: object) -> object:
 
 
 class VectorBody(OllamaBody):
-    """What both routes have."""
+    """The fields that `/api/embed` and `/api/embeddings` have in common."""
 
     neutral = {"stream": (False,)}  # noqa: RUF012
 

@@ -94,7 +94,7 @@ class EmbedReply(TypedDict):
 
 
 class EmbeddingReply(TypedDict):
-    """One vector."""
+    """The vector of one prompt."""
 
     embedding: list[float | None]
 
@@ -106,7 +106,7 @@ class Version(TypedDict):
 
 
 class Details(TypedDict):
-    """What a model is."""
+    """Format, family, size and quantization of a model."""
 
     parent_model: str
     format: Literal["onnx"]
@@ -147,13 +147,13 @@ class RunningModel(TypedDict):
 
 
 class RunningModels(TypedDict):
-    """The loaded models."""
+    """The models in memory, and until when they stay there."""
 
     models: list[RunningModel]
 
 
 class ShownModel(TypedDict):
-    """A model in detail."""
+    """The template, the details and the capabilities of a model."""
 
     modelfile: str
     parameters: str

@@ -28,7 +28,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def retrieve_model(request: Request) -> Response:
-    """One of these models."""
+    """`GET /v1/models/{id}`: one of these models."""
     server = server_context(request)
     try:
         name = ModelChoice.of(request.path_params["name"]).name

@@ -51,7 +51,7 @@ class PromptUsage(TypedDict):
 
 
 class Usage(PromptUsage):
-    """Token counts."""
+    """Tokens of the prompt, of the reply and of both."""
 
     completion_tokens: int
     prompt_tokens_details: CachedTokens
@@ -111,7 +111,7 @@ class ToolCallReply(TypedDict):
 
 
 class MessageReply(TypedDict):
-    """An answer."""
+    """The assistant's message: content, reasoning, calls of tools, or a refusal."""
 
     role: Literal["assistant"]
     content: str | None
@@ -172,7 +172,7 @@ class EmbeddingReply(TypedDict):
 
 
 class EmbeddingsReply(TypedDict):
-    """Vectors."""
+    """Vectors in the order of the inputs, and the tokens that were read."""
 
     object: Literal["list"]
     data: list[EmbeddingReply]
@@ -181,7 +181,7 @@ class EmbeddingsReply(TypedDict):
 
 
 class DocumentReply(TypedDict):
-    """A document."""
+    """The text of a document that was ranked."""
 
     text: str
 
@@ -195,7 +195,7 @@ class RankedDocument(TypedDict):
 
 
 class RankReply(TypedDict):
-    """Documents in order."""
+    """Documents by relevance, best first."""
 
     id: str
     model: str
@@ -324,7 +324,7 @@ class InputDetails(CachedTokens):
 
 
 class ResponseUsage(TypedDict):
-    """Token counts."""
+    """Tokens of input and output, with those from the cache and those of reasoning."""
 
     input_tokens: int
     input_tokens_details: InputDetails

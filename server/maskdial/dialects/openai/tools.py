@@ -125,7 +125,7 @@ class NamedTool(Lenient):
 
     @property
     def name(self) -> str:
-        """Of the tool."""
+        """The function's name, by which a call refers to the tool."""
         named = self.function or self.custom
         assert named is not None
         return named.name

@@ -115,7 +115,8 @@ class BoundaryScorer:
 def disjoint(
     starts: NDArray[np.int64], ends: NDArray[np.int64], scores: NDArray[np.float64]
 ) -> list[int]:
-    """The spans [start, end) of the highest total score that do not overlap, in order.
+    """The indices of spans [start, end), int64 (num_spans,) each, that do not overlap and have the
+    highest total score, in order.
 
     Of equal totals the one of more spans counts, then the one whose best spans have higher scores,
     and then those that begin earlier.

@@ -31,7 +31,7 @@ class Candidates:
         return len(self.starts)
 
     def where(self, chosen: NDArray[np.bool_]) -> "Candidates":
-        """Those for which ``chosen`` (num_candidates,) is true."""
+        """Those for which ``chosen``, bool (num_candidates,), is true."""
         starts, ends, labels = (each[chosen] for each in (self.starts, self.ends, self.labels))
         return Candidates(starts, ends, labels, self.scores[chosen])
 
@@ -220,7 +220,7 @@ def _least_within(
 
 
 def check_finite(logits: NDArray[np.float32]) -> None:
-    """Refuses a model's output with a number that is not finite.
+    """Refuses a model's output, float of any shape, with a number that is not finite.
 
     Raises:
         InferenceError: there is one.

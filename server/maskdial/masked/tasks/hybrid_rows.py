@@ -46,7 +46,7 @@ def token_vectors(rows: NDArray[np.float32], embedding: Embedding) -> NDArray[np
 def token_weights(
     rows: NDArray[np.float32], ids: Sequence[int], embedding: Embedding
 ) -> dict[int, float]:
-    """The largest weight of each token of a text that is above 0, by id, in their order.
+    """The largest weight above 0 of each token of a text, by its id, ascending.
 
     Raises:
         InferenceError: a value is not a finite number.

@@ -9,7 +9,7 @@ from maskdial.errors import InferenceError
 
 
 def finite(logits: NDArray[np.float32], what: str = "logits") -> NDArray[np.float64]:
-    """The logits in float64.
+    """Logits of any shape in float64; refuses a number that is not finite.
 
     Raises:
         InferenceError: one of them is infinite or not a number.
@@ -20,14 +20,14 @@ def finite(logits: NDArray[np.float32], what: str = "logits") -> NDArray[np.floa
 
 
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities along the last axis."""
+    """Probabilities along the last axis, float64 in the shape of the logits."""
     exponents = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
     probabilities: NDArray[np.float64] = exponents / exponents.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The logistic function, without overflow."""
+    """The logistic function of each element, float64, without overflow."""
     probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -values))
     return probabilities
 

@@ -127,7 +127,7 @@ def rerank(logits: Sequence[NDArray[np.float32]], *, raw_scores: bool) -> list[R
 
 
 def rank(values: NDArray[Any], scores: NDArray[Any] | None = None) -> list[Rank]:
-    """The indices of values, largest first and equal ones in order, with their scores.
+    """The indices of values, float (num_texts,), largest first, with their scores.
 
     ``scores`` default to the values.
     """

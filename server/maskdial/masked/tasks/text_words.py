@@ -166,7 +166,7 @@ def _sentence_words(text: str) -> Iterator[tuple[int, int]]:
 
 @cache
 def _sentence_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """With and without addresses."""
+    """The patterns of words: one that looks for addresses as well, and one that does not."""
     marks = "".join(
         chr(code) for code in chain(*_MARKS) if unicodedata.category(chr(code)).startswith("M")
     )

@@ -49,7 +49,7 @@ class TextFormat(Lenient):
 
 
 class TextOptions(Lenient):
-    """Options of the text."""
+    """The format and the verbosity of the text."""
 
     habits = frozenset({"verbosity"})
     within = "text"

@@ -96,7 +96,7 @@ class ResponseWriter(Renderer):
         return b"".join(map(self._frame, events))
 
     async def finish(self) -> None:
-        """Stores the response."""
+        """Ends the response, and stores it unless the request says no."""
         await self._turn.save_written(self.response)
 
     def _frame(self, event: Event) -> bytes:

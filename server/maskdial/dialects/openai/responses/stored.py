@@ -196,7 +196,7 @@ async def begin(call: Call[ResponsesBody], turn: StoredTurn) -> Response:
 
 
 async def retrieve_response(request: Request) -> Response:
-    """A stored response."""
+    """`GET /v1/responses/{id}`: a stored response, or the events of one."""
     found = await _find(request)
     return _missing(request) if found is None else json_reply(found.response)
 
