@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from maskdial.config import Config
 from tests import wide
 from tools import architecture_table
 
@@ -286,6 +287,42 @@ def test_dialects_do_not_know_each_other() -> None:
                 uses = [use for use in imports_of(module) if use.within(*others)]
                 found |= {(dialect, use.name.split(".")[2]) for use in uses}
     assert found == OF_OTHERS
+
+
+def _lines(folder: str) -> int:
+    files = module_path(folder).parent.rglob("*.py")
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    for module in modules_of("maskdial"):
+        yield module, module_path(module).read_text(encoding="utf-8")
+
+
+def test_the_dialects_do_not_grow_back() -> None:
+    """A way to write or a task is one arm of the flow, not one more module in each dialect."""
+    assert _lines("maskdial.dialects") <= 16_400
+
+
+def test_a_parameter_of_sampling_stands_in_few_files() -> None:
+    """Type, bounds and default; field; sampler; the types of `Model` (the client has its own)."""
+    files = {module for module, source in _sources() if re.search(r"\bxtc_threshold\b", source)}
+    assert len(files) <= 4, files
+
+
+def test_protocols_are_few() -> None:
+    """One describes what two implementations have in common; most need none."""
+    protocols = [
+        f"{module}.{name}"
+        for module, source in _sources()
+        for name in re.findall(r"^class (\w+)\(.*\bProtocol\b.*\):", source, re.MULTILINE)
+    ]
+    assert len(protocols) <= 45, protocols
+
+
+def test_settings_are_few() -> None:
+    """Each one is a question to the operator; a default that is right needs no setting."""
+    assert len(Config.model_fields) <= 80
 
 
 def test_what_make_test_leaves_out_exists() -> None:

@@ -241,7 +241,7 @@ def _encoder(
 
 
 def _joint_tokens(placement: Placement, layout: KVLayout, chunk_tokens: int) -> int:
-    """The longest prompt that shares a pass with others; 1 where the runner's staging slot is for one."""
+    """The longest prompt that shares a pass with others; 1 where a staging slot takes one only."""
     if not placement.memory.binds_views:
         return 1
     return layout.query_block if placement.provider.batch_invariant else chunk_tokens
