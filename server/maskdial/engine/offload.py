@@ -1,13 +1,12 @@
 """Short work runs on the event loop, long work in a thread: a thread costs about 0.1 ms."""
 
 import asyncio
-import ctypes
-import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 from maskdial.engine.timing import Deadline
+from maskdial.runtime.memory import return_free_memory
 
 T = TypeVar("T")
 
@@ -47,20 +46,15 @@ class _Trimmer:
     """
 
     def __init__(self) -> None:
-        self._trim = (
-            getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-        )
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begins the time, or begins it again."""
-        if self._trim is None:
-            return
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(
-            _TRIM_SECONDS, loop.run_in_executor, _LONG_WORK, self._trim, 0
+            _TRIM_SECONDS, loop.run_in_executor, _LONG_WORK, return_free_memory
         )
 
 
