@@ -190,6 +190,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         help="print the whole manifest as JSON, a list for a bundle with two; tool_format and "
         "thinking_marks are those that the server uses",
     )
+    exactness = add("exactness", "compare a server's answers, alone and in company", _exactness)
+    if chosen == "exactness":
+        _add_exactness_arguments(exactness)
     for name, help_ in _CLIENT_COMMANDS.items():
         help_ = f"{help_}, with a running server or without"
         client = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:])
@@ -468,6 +471,18 @@ def _add_export_arguments(parser: argparse.ArgumentParser, *, adapter: bool = Fa
         maskdial_export.cli.add_adapter_arguments if adapter else maskdial_export.cli.add_arguments
     )
     add(parser)
+
+
+def _add_exactness_arguments(parser: argparse.ArgumentParser) -> None:
+    import maskdial_client.exactness.command  # the other commands start faster without it
+
+    maskdial_client.exactness.command.add_arguments(parser)
+
+
+def _exactness(options: argparse.Namespace) -> int:
+    import maskdial_client.exactness.command
+
+    return maskdial_client.exactness.command.run(options)
 
 
 def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:
