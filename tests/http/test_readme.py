@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,22 +34,25 @@ def test_curl_line(url: str, line: str) -> None:
     assert '"error"' not in done.stdout
 
 
-def test_python_snippet(url: str) -> None:
-    snippet, _ = blocks("python")
+def run_snippet(name: str, url: str) -> str:
+    (snippet,) = (block for block in blocks("python") if f"import {name}" in block)
     code = snippet.replace("http://127.0.0.1:8000", url)
     assert code != snippet
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    sentence, label, story = done.stdout.split("\n", 2)
+    return done.stdout
+
+
+def test_client_snippet(url: str) -> None:
+    sentence, label, story = run_snippet("Client", url).split("\n", 2)
     assert re.fullmatch(r"She opened the \S+ and went in\.", sentence)
     assert label == "NEGATIVE"
     assert len(story) > 20
 
 
-def test_openai_snippet(url: str) -> None:
-    _, snippet = blocks("python")
-    code = snippet.replace("http://127.0.0.1:8000", url)
-    assert code != snippet
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout) > 20
+def test_openai_snippet(openai_server: Any) -> None:
+    assert run_snippet("openai", str(openai_server.url)).strip()
+
+
+def test_it_can_be_read_at_once() -> None:
+    assert len(README.splitlines()) <= 100
