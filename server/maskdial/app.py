@@ -141,7 +141,9 @@ async def _load_models(
         # Every failure is reported, or the server would be in its loading phase forever.
         if isinstance(error, MaskdialError):
             failure = error
-            _log.error("%s", error.message)
+            # The registry has told of a model that cannot be loaded.
+            if all(entry.failure is not error for entry in context.models.entries):
+                _log.error("%s", error.message)
         else:
             failure = BundleError(f"loading the models failed: {error!r}")
             _log.exception("loading the models failed")
