@@ -147,6 +147,7 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/python clients/generate_sync.py
 	$(BIN)/python -m tools.architecture_table
+	$(BIN)/python -m tools.settings_table
 	$(BIN)/python -m tools.dashboard
 
 dist: $(DIST)

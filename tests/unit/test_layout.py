@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from maskdial.config import Config
 from tests import wide
-from tools import architecture_table
+from tools import architecture_table, settings_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -413,3 +413,8 @@ def test_packages_whose_inside_is_used_have_an_upper_bound() -> None:
 def test_the_page_of_architectures_is_current() -> None:
     """`make format` writes it from the tests' zoo."""
     assert architecture_table.PAGE.read_text(encoding="utf-8") == architecture_table.page()
+
+
+def test_the_page_of_settings_is_current() -> None:
+    """`make format` writes it from the settings themselves."""
+    assert settings_table.PAGE.read_text(encoding="utf-8") == settings_table.page()
