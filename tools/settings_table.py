@@ -22,6 +22,7 @@ variables override the file. Flags that may be repeated are lists in the file (`
 with commas in the variable. An empty value and an unknown name are errors at the start, so that a \
 misspelled key leaves no server open.
 """
+_COLUMNS = "| | default | |\n|---|---|---|\n"
 
 
 def page() -> str:
