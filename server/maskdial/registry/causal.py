@@ -136,8 +136,8 @@ def make_causal(
             prefix_cache,
             model=bundle.name,
             dtype=layout.element,
-            elements_per_token=layout.elements_per_token,
-            state_elements=layout.state_bytes // 4,
+            block_shape=(block_tokens, layout.elements_per_token),
+            num_states=layout.state_bytes // 4,
         ),
         speculation=make_speculation(
             bundle, session, runner, options, config, max_drafts, chunk_tokens, model_metrics

@@ -122,8 +122,13 @@ def parse_name(name: str) -> tuple[bytes, Part, bool] | None:
     return bytes.fromhex(match[1]), part, match[3] is not None
 
 
-def write(folder: Path, header: Header, array: NDArray[Any]) -> int:
-    """Writes a record; returns its size in bytes.
+def file_size(header: Header, array: NDArray[Any]) -> int:
+    """The bytes of a record."""
+    return _PRELUDE.size + len(_padded(header)) + array.nbytes
+
+
+def write(folder: Path, header: Header, array: NDArray[Any]) -> None:
+    """Writes a record.
 
     It appears under its name at once and whole, as far as this system goes on running. After a
     crash of the system it may be torn, as nothing is synced: its checksums will tell.
@@ -132,8 +137,7 @@ def write(folder: Path, header: Header, array: NDArray[Any]) -> int:
         OSError: it cannot be written; nothing is left of it.
     """
     payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    text = header.to_json()
-    text += b" " * (-(len(text) + _PRELUDE.size) % _ALIGNMENT)
+    text = _padded(header)
     crc, total = _checksums(payload)
     prelude = _PRELUDE.pack(_MAGIC, len(text), zlib.crc32(text), crc, 0, total)
     target = folder / header.file_name
@@ -149,7 +153,6 @@ def write(folder: Path, header: Header, array: NDArray[Any]) -> int:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    return len(prelude) + len(text) + len(payload)
 
 
 def read_header(path: Path) -> Header:
@@ -192,6 +195,11 @@ def read(
     if _checksums(payload) != (crc, total):
         raise DamagedError("its checksum is another")
     return array
+
+
+def _padded(header: Header) -> bytes:
+    text = header.to_json()
+    return text + b" " * (-(len(text) + _PRELUDE.size) % _ALIGNMENT)
 
 
 def _opened(path: Path) -> Any:

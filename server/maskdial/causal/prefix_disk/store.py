@@ -251,19 +251,19 @@ class DiskStore:
 
         It is left out if the block before it is missing, without which it is never found.
         """
-        if array.nbytes > self.max_bytes:
+        num_bytes = record.file_size(header, array)
+        if num_bytes > self.max_bytes:
             return
-        self._evict(array.nbytes)
+        self._evict(num_bytes)
         before = header.digest if header.part == "states" else header.previous
         if before and before not in self._entries:
             return
-        num_bytes = record.write(self.folder, header, array)
+        record.write(self.folder, header, array)
         with self._changed:
             entry = self._entries.setdefault(header.digest, _Entry(header.previous))
             self.num_bytes += num_bytes - entry.sizes.get(header.part, 0)
             entry.sizes[header.part] = num_bytes
         self.use(header.digest)
-        self._evict(0)  # the header was not counted
         self._metrics.written_bytes.inc(array.nbytes)
         self._last_fault = ""
         self._report()

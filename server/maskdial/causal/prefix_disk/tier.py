@@ -75,8 +75,8 @@ class DiskTier:
         memory: the cache above it.
         model: its name, for those who look at the folder.
         dtype: of a block's elements.
-        elements_per_token: of its keys and values.
-        state_elements: of the states of recurrent layers, float32.
+        block_shape: of a block, with its tokens first.
+        num_states: elements of the states of recurrent layers, float32.
 
     Attributes:
         wake: is called in another thread when a fetch is over.
@@ -89,16 +89,16 @@ class DiskTier:
         *,
         model: str,
         dtype: "np.dtype[Any]",
-        elements_per_token: int,
-        state_elements: int,
+        block_shape: tuple[int, ...],
+        num_states: int = 0,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._store = store
         self._memory = memory
         self._model = model
         self._dtype = dtype
-        self._block_shape = memory.block_tokens, elements_per_token
-        self._state_shape = (state_elements,)
+        self._block_shape = block_shape
+        self._state_shape = (num_states,)
         self._read = Throughput()
         self._prefilled = Throughput()
         self._fetches: list[Fetch] = []
