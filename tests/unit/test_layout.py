@@ -98,6 +98,7 @@ HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
     *("causal.prefix_cache", "causal.sampling.sampler", "causal.drafts.budget"),
+    *("causal.prefix_disk.record", "causal.prefix_disk.store", "causal.prefix_disk.tier"),
     *("causal.drafts.credit", "causal.drafts.follower", "causal.drafts.guess"),
     *("causal.drafts.prompt_lookup", "causal.drafts.record", "causal.drafts.speculation"),
     *("causal.sampling.processors", "causal.sampling.candidates"),
