@@ -77,7 +77,7 @@ class PrefixCache:
         """Bytes of the blocks in the cache."""
         self._model = model
         self.max_bytes = max_bytes
-        self._shared = shared
+        self.shared = shared
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # by digest, oldest use first
 
     @property
@@ -101,7 +101,7 @@ class PrefixCache:
             owner: so do only those of the same owner, unless the cache is shared.
             adapter: and those of the same adapter, by its digest.
         """
-        roots = (self._model, "" if self._shared else owner, salt, adapter)
+        roots = (self._model, "" if self.shared else owner, salt, adapter)
         # JSON strings may contain a lone surrogate; no client's salt may fail here.
         names = [name.encode("utf-8", "surrogatepass") for name in roots]
         root = b"".join(struct.pack("<Q", len(name)) + name for name in names)

@@ -13,6 +13,7 @@ import pytest
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.prefix_disk import record
 from maskdial.causal.prefix_disk import tier as tier_module
+from maskdial.causal.prefix_disk.record import Owner
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.causal.prefix_disk.throughput import Throughput
 from maskdial.causal.prefix_disk.tier import DiskTier
@@ -33,10 +34,16 @@ BLOCK_BYTES = 8 * BLOCK
 
 
 def new_bench(
-    store: DiskStore, *, slots: int = 2, max_blocks: int = 1000, overlaps: bool = False
+    store: DiskStore,
+    *,
+    slots: int = 2,
+    max_blocks: int = 1000,
+    overlaps: bool = False,
+    shared: bool = False,
 ) -> tuple[Bench, DiskTier]:
     """An engine whose memory is empty; the scripted model's blocks are token ids."""
-    cache = PrefixCache(model="fake", block_tokens=BLOCK, max_bytes=max_blocks * BLOCK_BYTES)
+    max_bytes = max_blocks * BLOCK_BYTES
+    cache = PrefixCache(model="fake", block_tokens=BLOCK, max_bytes=max_bytes, shared=shared)
     tier = DiskTier(store, cache, model="fake", dtype=np.dtype(np.int64), block_shape=(BLOCK,))
     runner = FakeRunner(slots=slots)
     return Bench(runner, overlaps=overlaps, prefix_cache=cache, prefix_disk=tier), tier
@@ -346,3 +353,17 @@ def test_what_runs_in_the_background_is_not_written(tmp_path: Path) -> None:
 
     with opened(tmp_path) as store:
         asyncio.run(main(store))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_records_say_whose_they_are(tmp_path: Path, shared: bool) -> None:
+    async def main(store: DiskStore) -> None:
+        bench, _ = new_bench(store, shared=shared)
+        usage_of_request.set(ClientUsage(key="alice"))
+        bench.read(make_sequence(PROMPT, 3))
+        await bench.run_dry()
+
+    with opened(tmp_path) as store:
+        asyncio.run(main(store))
+    headers = [record.read_header(path) for path in tmp_path.glob("*.block")]
+    assert {header.owner for header in headers} == {Owner("fake", "" if shared else "alice")}

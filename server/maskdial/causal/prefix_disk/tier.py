@@ -178,7 +178,7 @@ class DiskTier:
         """
         if not keys or not self._pays(self._block_bytes, self._memory.block_tokens):
             return
-        whose = Owner(self._model, owner)
+        whose = Owner(self._model, "" if self._memory.shared else owner)
         for key in keys:
             block = self._memory.block(key)
             if block is None:
