@@ -173,6 +173,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     )
     models = add("models", "list the models of the Hub in the cache, or remove some", _models)
     _add_models_arguments(models)
+    prefill = add("prefill", "have a server read a prompt before it is asked for", _prefill)
+    _add_prefill_arguments(prefill)
     cache = add("cache", "list the prefixes that are on disk, or remove some", _cache)
     _add_cache_arguments(cache)
     export = add("export", "export a Hugging Face checkpoint to a bundle", _export)
@@ -392,6 +394,57 @@ def _models(options: argparse.Namespace) -> int:
     total = sum(model.num_bytes for model in found)
     table.add_row(str(cache_folder()), f"{total / 1e6:,.1f} MB", style="dim")
     Console(highlight=False).print(table)
+    return 0
+
+
+def _add_prefill_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "The admin key of the server is that of MASKDIAL_ADMIN_KEY."
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="JSON: messages and tools, as the body of /v1/chat/completions has them",
+    )
+    parser.add_argument("--model", metavar="NAME", help="the served model, if there are several")
+    parser.add_argument("--key", metavar="NAME", help="the name of the key whose requests begin so")
+    parser.add_argument(
+        "--server", dest="url", metavar="URL", help="its address (default: that of this machine)"
+    )
+
+
+def _prefill(options: argparse.Namespace) -> int:
+    import httpx
+
+    from maskdial_client.transport import DEFAULT_URL
+
+    try:
+        body = json.loads(options.file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{options.file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{options.file} is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{options.file} is not an object with messages")
+    for field in ("model", "key"):
+        if getattr(options, field) is not None:
+            body[field] = getattr(options, field)
+    url = options.url or DEFAULT_URL
+    headers = {}
+    if (key := load_config({}).admin_key) is not None:
+        headers["authorization"] = f"Bearer {key.get_secret_value()}"
+    try:
+        # A long prompt takes as long as it takes.
+        reply = httpx.post(
+            f"{url.rstrip('/')}/v1/prefill", json=body, headers=headers, timeout=None
+        )
+        content = reply.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"no answer from {url}: {error}") from error
+    if reply.status_code != httpx.codes.OK:
+        raise ConfigError(f"{url} refuses it: {json.dumps(content)}")
+    usage = content["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    print(f"{usage['prompt_tokens']} tokens, of which {cached} were in the cache")
     return 0
 
 

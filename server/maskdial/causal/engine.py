@@ -127,6 +127,11 @@ class CausalEngine(Engine):
         self._slot_used_at: dict[int, float] = {}  # of slots whose memory is committed
 
     @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The prefix cache in memory, if there is one."""
+        return self._prefix_cache
+
+    @property
     def prefix_disk(self) -> DiskTier | None:
         """The prefix cache on disk, if there is one."""
         return self._prefix_disk
