@@ -443,7 +443,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "prefill",
         "/v1/prefill",
-        lambda n: {"model": "chat", "messages": [{"role": "user", "content": text(n)}]},
+        _chat(key="admin"),
         headers=_ADMIN,
     ),
     Kind("401 admin", "/models/load", lambda n: {"model": word(n)}, 401),

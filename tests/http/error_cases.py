@@ -105,7 +105,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/batches/{id}/cancel": {},
     "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": CHAT_BODY}]},
     "/v1/messages/batches/{id}/cancel": {},
-    "/v1/prefill": {"model": "chat", "messages": [{"role": "system", "content": "Hi"}]},
+    "/v1/prefill": {**CHAT_BODY, "key": "admin"},
     "/models/load": {"model": "sentiment"},
     "/models/unload": {"model": "sentiment"},
     "/v1/load_lora_adapter": {"lora_name": "mine", "lora_path": "mine"},
