@@ -255,6 +255,8 @@ class CausalEngine(Engine):
         )
 
     def _schedule(self) -> Plan:
+        if self._prefix_disk is not None:
+            self._prefix_disk.restore()
         unhashed = list[Sequence]()
         while True:
             for sequence in unhashed:  # without the lock, for which the event loop would wait

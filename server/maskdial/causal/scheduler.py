@@ -187,7 +187,6 @@ class Scheduler:
             if sequence.cancelled:
                 self.release(sequence)
         if self._prefix_disk is not None:
-            self._prefix_disk.restore()
             for sequence in self._waiting[:_PREFETCHED]:
                 self._awaits_disk(sequence)
         self._make_way()

@@ -234,7 +234,10 @@ class DiskStore:
     def _try_to_write(self, header: Header, array: NDArray[Any]) -> None:
         try:
             self._write(header, array)
-        except OSError as error:
+        except Exception as error:  # the thread goes on, or what waits would stay in memory
+            if not isinstance(error, OSError):
+                _log.exception("a block of the prefix cache could not be written")
+                return
             self._paused_until = time.monotonic() + _PAUSE_SECONDS
             reason = error.strerror or str(error)
             if reason != self._last_fault:

@@ -30,20 +30,22 @@ class Fetch:
     Attributes:
         wanted: the keys of the blocks, in order; for the last one perhaps a second time, for the
             states after it.
-        gives_up_at: when nobody waits for it any more, in `time.monotonic` seconds. Reading the
+        gives_up_at: when nobody waits for it any more, in `time.monotonic` seconds. Computing the
             prompt would have taken as long.
         arrays: what was read, in the order of ``wanted``; fewer where something was damaged.
         is_read: whether that is all that there will be.
+        is_over: whether it is in memory, or nobody waits for it any more.
     """
 
     wanted: tuple[tuple[bytes, Part], ...]
     gives_up_at: float
     arrays: list[NDArray[Any]] = field(default_factory=list)
     is_read: bool = False
+    is_over: bool = False
 
     @property
-    def is_over(self) -> bool:
-        """Whether it is read, or took too long."""
+    def is_due(self) -> bool:
+        """Whether it is read, or takes too long."""
         return self.is_read or time.monotonic() > self.gives_up_at
 
 
@@ -105,8 +107,8 @@ class DiskTier:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether sequences may wait for the disk."""
-        return bool(self._fetches)
+        """Whether there is something to wait for."""
+        return any(not fetch.is_due for fetch in self._fetches)
 
     @property
     def report(self) -> TierReport:
@@ -163,11 +165,15 @@ class DiskTier:
         return fetch
 
     def restore(self) -> None:
-        """Brings to memory what has been read since the last call."""
-        for fetch in [each for each in self._fetches if each.is_over]:
+        """Brings to memory what has been read since the last call, and ends what takes too long.
+
+        What it evicts may take milliseconds: call it without a lock.
+        """
+        for fetch in [each for each in self._fetches if each.is_due]:
             self._fetches.remove(fetch)
             if fetch.is_read:
                 self._put(fetch)
+            fetch.is_over = True
 
     def keep(self, keys: Sequence[bytes], owner: str) -> None:
         """Has blocks of a prompt written that are in memory and not on disk.
@@ -212,6 +218,13 @@ class DiskTier:
 
     def _run(self, fetch: Fetch) -> None:
         """Reads; in the store's thread."""
+        try:
+            self._read_into(fetch)
+        finally:
+            fetch.is_read = True
+            self.wake()
+
+    def _read_into(self, fetch: Fetch) -> None:
         started = time.monotonic()
         for key, part in fetch.wanted:
             if fetch.is_over:
@@ -229,8 +242,6 @@ class DiskTier:
         if num_bytes:
             self._read.add(num_bytes, time.monotonic() - started)
             self._store.use(digest_of(fetch.wanted[-1][0]))
-        fetch.is_read = True
-        self.wake()
 
     def _put(self, fetch: Fetch) -> None:
         for (key, part), array in zip(fetch.wanted, fetch.arrays, strict=False):
