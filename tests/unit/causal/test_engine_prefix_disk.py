@@ -293,7 +293,7 @@ def test_nothing_is_read_or_written_that_is_computed_faster(folder: Path) -> Non
         assert tier.report.read_bytes_per_second == pytest.approx(BLOCK_BYTES)
         assert tier.report.prefill_tokens_per_second == pytest.approx(2 * BLOCK)
         num_blocks = store.num_blocks
-        bench.engine._prefix_disk.note_prefill = lambda *_: None  # type: ignore[union-attr,method-assign]
+        bench.engine._prefix_disk.note_prefill = lambda *_: None
         for prompt in (PROMPT, range(30, 51)):
             reader = bench.read(make_sequence(prompt, 3))
             await bench.run_dry()
