@@ -440,6 +440,12 @@ KINDS: tuple[Kind, ...] = (
     Kind("400", "/v1/completions", lambda n: {"model": "hybrid", "prompt": [word(n), 1]}, 400),
     Kind("ignored", "/v1/completions", _completion_with_unknown),
     Kind("401", "/classify", inputs("sentiment"), 401, {"Authorization": "Bearer x"}),
+    Kind(
+        "prefill",
+        "/v1/prefill",
+        _chat(key="admin"),
+        headers=_ADMIN,
+    ),
     Kind("401 admin", "/models/load", lambda n: {"model": word(n)}, 401),
     Kind("404", "/classify", lambda n: {"inputs": "x", "model": word(n)}, 404, {}),
     Kind("404 load", "/models/load", lambda n: {"model": word(n)}, 404, _ADMIN),

@@ -19,6 +19,7 @@ from maskdial.ask import catalogue
 from maskdial.batches import messages as message_batches
 from maskdial.batches import routes as batches
 from maskdial.batches.service import BatchService
+from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.config import Config
 from maskdial.engine.thread import in_thread
 from maskdial.errors import BundleError, MaskdialError, NotFoundError, explain_exhaustion, shortened
@@ -39,6 +40,8 @@ from maskdial.registry.served import ServedModel
 from maskdial.responses_store import ResponseStore
 
 _METRICS_SECONDS = 1.0  # so old may a page of metrics be
+_DISK_PATIENCE = 10.0  # seconds, until it is known which prefixes the disk has
+_DISK_GRACE = 10.0  # seconds, to write what waits
 
 _log = logging.getLogger("maskdial")
 
@@ -65,9 +68,13 @@ def create_app(
     )
     app.router.routes.extend((*dialects.ROUTES, *batches.ROUTES, *message_batches.ROUTES))
     metrics = Metrics()
+    disk = None
+    if config.prefix_cache_dir is not None:
+        disk = DiskStore(config.prefix_cache_dir, config.prefix_cache_disk_bytes, metrics.disk)
 
     def start(name: str, path: Path) -> tuple[ServedModel, ...]:
-        return start_models(name, path, config, metrics, alone=models.num_bases == 1)
+        alone = models.num_bases == 1
+        return start_models(name, path, config, metrics, alone=alone, disk=disk)
 
     models = Models(catalogue.LISTED, config, metrics, start)
     watchdog = Watchdog(lambda: (model.engine for model in models), config)
@@ -79,7 +86,7 @@ def create_app(
             config.responses_store, config.responses_max_age, config.responses_max_bytes
         )
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing, responses
+        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing, responses, disk
     )
     app.state.on_load_failure = on_load_failure
     app.state.batches = None if config.batch_dir is None else BatchService(app, config.batch_dir)
@@ -109,6 +116,8 @@ def create_app(
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
+    if context.disk is not None:
+        context.disk.start()
     loading = asyncio.create_task(_load_models(context, app.state.on_load_failure))
     context.watchdog.start()
     service: BatchService | None = app.state.batches
@@ -124,6 +133,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.wait({loading})
         # Running requests have had their grace period by now.
         await context.models.close()
+        if context.disk is not None:
+            await in_thread(partial(context.disk.close, _DISK_GRACE))
         if context.responses is not None:
             await context.responses.close()
         if context.tracing is not None:
@@ -137,6 +148,8 @@ async def _load_models(
         with explain_exhaustion():
             catalog = await in_thread(partial(find_bundles, context.config))
             await context.models.open(catalog)
+            if context.disk is not None:  # or the first prompts would be read for nothing
+                await in_thread(partial(context.disk.wait_until_open, _DISK_PATIENCE))
     except Exception as error:
         # Every failure is reported, or the server would be in its loading phase forever.
         if isinstance(error, MaskdialError):

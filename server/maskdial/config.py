@@ -467,6 +467,19 @@ class Config(BaseModel):
         "that all of them send is read once, but how fast a prompt is read tells each of them what "
         "others have sent",
     )
+    prefix_cache_dir: Annotated[Path | None, _None] = Field(
+        None,
+        description="folder where the prefix caches of all models go on beyond memory, and across "
+        "restarts: its files hold prompts, as numbers from which they can be computed. For one "
+        "server alone; none: they are in memory only",
+    )
+    prefix_cache_disk_bytes: int = Field(
+        10 * 2**30,
+        ge=2**20,
+        le=_MAX_BYTES,
+        description="maximum size of all files in --prefix-cache-dir; beyond that, the prefixes go "
+        "that were not used for longest",
+    )
     speculative_tokens: Annotated[int | None, Field(ge=0, le=64), _Auto] = Field(
         None,
         description="maximum number of draft tokens of a sequence, which one pass verifies; fewer "
@@ -622,6 +635,15 @@ class Config(BaseModel):
     def _check_log_texts(self) -> Self:
         if self.log_texts and self.log_format != "json":
             raise ValueError("log_texts: give log_format json as well")
+        return self
+
+    @model_validator(mode="after")
+    def _check_prefix_cache(self) -> Self:
+        if self.prefix_cache_dir is not None and not self.prefix_cache_bytes:
+            raise ValueError(
+                "prefix_cache_dir: what is read from disk goes to the prefix cache in memory; give "
+                "it some prefix_cache_bytes"
+            )
         return self
 
     @field_validator("auto_truncate")

@@ -139,6 +139,7 @@ class ModelMetrics(PassMetrics):
     kv_cache_bytes: Share
     prefix_cache_queries: Counter
     prefix_cache_hits: Counter
+    prefix_cache_disk_hits: Counter
     prefix_cache_bytes: Share
     prefix_cache_blocks: Share
     draft_tokens: Mapping[DraftKind, Counter]
@@ -151,6 +152,17 @@ class ModelMetrics(PassMetrics):
         self.engine_seconds["run"].inc(run)
         self.engine_seconds["sample"].inc(sample)
         self.engine_seconds["publish"].inc(publish)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskMetrics:
+    """The instruments of the prefix cache on disk, which all models share."""
+
+    bytes: Gauge
+    blocks: Gauge
+    read_bytes: Counter
+    written_bytes: Counter
+    damaged: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +265,16 @@ class Metrics:
         self._prefix_cache_hits = counter(
             "prefix_cache_hits", "Prompt tokens found in the prefix cache", "model"
         )
+        self._prefix_cache_disk_hits = counter(
+            "prefix_cache_disk_hits", "Those of the tokens found that came from disk", "model"
+        )
+        self.disk = DiskMetrics(
+            bytes=gauge("prefix_disk_bytes", "Bytes of the prefix cache on disk"),
+            blocks=gauge("prefix_disk_blocks", "Blocks in the prefix cache on disk"),
+            read_bytes=counter("prefix_disk_read_bytes", "Bytes read from it"),
+            written_bytes=counter("prefix_disk_written_bytes", "Bytes written to it"),
+            damaged=counter("prefix_disk_damaged", "Blocks of it that could not be read"),
+        )
         self._prefix_cache_bytes = gauge(
             "prefix_cache_bytes", "Bytes of blocks in the prefix cache", "model"
         )
@@ -299,6 +321,7 @@ class Metrics:
             kv_cache_bytes=Share(self._kv_cache_bytes.labels(model)),
             prefix_cache_queries=self._prefix_cache_queries.labels(model),
             prefix_cache_hits=self._prefix_cache_hits.labels(model),
+            prefix_cache_disk_hits=self._prefix_cache_disk_hits.labels(model),
             prefix_cache_bytes=Share(self._prefix_cache_bytes.labels(model)),
             prefix_cache_blocks=Share(self._prefix_cache_blocks.labels(model)),
             draft_tokens={

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prometheus_client import Counter
 
 from maskdial.bundle.bundle import Bundle, load_bundle
+from maskdial.bundle.manifest import CacheChoice
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.drafts.head import HeadDrafts
 from maskdial.causal.drafts.model import DraftModel
@@ -25,6 +26,8 @@ from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_disk.store import DiskStore
+from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence, SharedPrompt
@@ -254,6 +257,10 @@ class Tally(EngineMetrics):
         return self.value("prefix_cache_hits_total")
 
     @property
+    def num_from_disk(self) -> int:
+        return self.value("prefix_cache_disk_hits_total")
+
+    @property
     def kv_bytes(self) -> int:
         return self.value("kv_cache_bytes")
 
@@ -338,7 +345,7 @@ class WatchedDrafts(HeadDrafts):
 class LoadedModel:
     """A causal model, loaded once."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, kv_cache: CacheChoice = "auto") -> None:
         self.bundle = bundle
         self.manifest = self.bundle.manifest
         self.tokenizer = Tokenizer.from_file(self.bundle.tokenizer, self.manifest.special_tokens)
@@ -346,7 +353,7 @@ class LoadedModel:
         self.kernels = find_kernels("auto")
         head = self.manifest.draft_head
         self.options = SessionOptions(
-            "cpu", 1, False, kernels=self.kernels, kv_cache="auto", gives_hidden=head is not None
+            "cpu", 1, False, kernels=self.kernels, kv_cache=kv_cache, gives_hidden=head is not None
         )
         self.session = Session(self.bundle.graph, self.options)
         self.hidden_size = head.hidden_size if head is not None and self.session.is_exact else 0
@@ -372,8 +379,12 @@ class LoadedModel:
         proposers: SequenceOf[Proposer] = (ForcedText(), Prediction(), PromptLookup()),
         max_length: int = MAX_LENGTH,
         eos_token_ids: SequenceOf[int] | None = None,
+        disk: DiskStore | None = None,
     ) -> Bench:
-        """A fresh engine; with ``head_slots``, it drafts by the head of its bundle."""
+        """A fresh engine; with ``head_slots``, it drafts by the head of its bundle.
+
+        ``disk`` needs ``cache_blocks``.
+        """
         layout = self.layout
         vocab_size = self.manifest.vocab_size
         runner = WatchedRunner(
@@ -394,6 +405,23 @@ class LoadedModel:
         if eos_token_ids is None:
             eos_token_ids = self.manifest.special_tokens.eos
         fast = None if self.kernels is None else VocabularyKernels(self.kernels.path, vocab_size)
+        prefix_cache = prefix_disk = None
+        if cache_bytes:
+            prefix_cache = PrefixCache(
+                model=str((NAME, self.bundle.path, self.session.kv_cache)),
+                block_tokens=layout.query_block,
+                max_bytes=cache_bytes,
+                needs_states=bool(layout.states),
+            )
+        if prefix_cache is not None and disk is not None:
+            prefix_disk = DiskTier(
+                disk,
+                prefix_cache,
+                model=NAME,
+                dtype=layout.element,
+                block_shape=(layout.query_block, layout.elements_per_token),
+                num_states=layout.state_bytes // 4,
+            )
         engine = CausalEngine(
             runner,
             self.tokenizer,
@@ -405,14 +433,8 @@ class LoadedModel:
             max_queue=1000,
             eos_token_ids=eos_token_ids,
             sampler=Sampler(vocab_size, frozenset(eos_token_ids), kernels=fast),
-            prefix_cache=PrefixCache(
-                model="starter",
-                block_tokens=layout.query_block,
-                max_bytes=cache_bytes,
-                needs_states=bool(layout.states),
-            )
-            if cache_bytes
-            else None,
+            prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             speculation=Speculation(
                 proposers,
                 max_drafts=max_drafts,

@@ -72,6 +72,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     # POST, with the admin key
     "admin": (
         *("/models/load", "/models/unload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        *("/v1/prefill",),
         *("/v2/repository/models/{name:path}/load", "/v2/repository/models/{name:path}/unload"),
     ),
     # POST, with a file

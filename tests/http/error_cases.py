@@ -105,6 +105,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/batches/{id}/cancel": {},
     "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": CHAT_BODY}]},
     "/v1/messages/batches/{id}/cancel": {},
+    "/v1/prefill": {**CHAT_BODY, "key": "admin"},
     "/models/load": {"model": "sentiment"},
     "/models/unload": {"model": "sentiment"},
     "/v1/load_lora_adapter": {"lora_name": "mine", "lora_path": "mine"},
@@ -143,6 +144,7 @@ ADMIN = (
     "/v2/repository/models/",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
+    "/v1/prefill",
 )
 """Paths that want the admin's key begin so."""
 
@@ -975,6 +977,14 @@ MORE: dict[str, list[dict[str, Any]]] = {
     ],
     "/v1/messages": _ANTHROPIC,
     "/v1/messages/count_tokens": _ANTHROPIC,
+    "/v1/prefill": [
+        {"model": "nobody"},
+        {"model": "sentiment"},
+        {"key": "nobody"},
+        {"key": ""},
+        {"messages": []},
+        {"messages": [{"role": "nobody", "content": "x"}]},
+    ],
     "/models/load": [
         {"model": "nobody"},
         {"model": "a/../b"},

@@ -136,6 +136,9 @@ class TestClaudeCode:
         blocks = [{"type": "text", "text": billing}, {"type": "text", "text": "You are."}]
         assert count(http, USER, system=blocks) == plain
         assert count(http, USER, system=blocks[::-1]) > plain
+        for system, told in ((blocks, "system.x-anthropic-billing-header"), (blocks[::-1], None)):
+            body = {"model": "hermes", "system": system, "messages": [USER], "max_tokens": 1}
+            assert http.post("/v1/messages", json=body).headers.get(IGNORED) == told
 
     def test_tools_that_wait_are_described_where_they_are_named(self, http: httpx.Client) -> None:
         waiting = [tool("Fetch", defer_loading=True, description="Fetches a page")]

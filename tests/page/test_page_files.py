@@ -132,6 +132,8 @@ def test_the_examples_of_the_documentation_can_be_run(http: httpx.Client) -> Non
             assert "no fill-in-the-middle tokens" in reply.text  # nor has any other model here
         elif path in ("/v1/batches", "/v1/messages/batches"):
             assert reply.status_code == 403  # needs --batch-dir
+        elif path == "/v1/prefill":
+            assert reply.status_code == 403  # needs the admin key
         else:
             assert reply.status_code == 200, (path, reply.text)
 

@@ -82,6 +82,7 @@ def test_a_replica_is_busy_when_its_slots_are_taken(
         (["--admin-key", "secret"], "admin_key: keys are not written"),
         (["--uds", "/tmp/socket"], "not by a Unix socket"),
         (["--batch-dir", "/tmp/batches"], "belongs to one server"),
+        (["--prefix-cache-dir", "/tmp/prefixes"], "belongs to one server"),
         (["--replicas", "3", "--max-replicas", "2"], "--max-replicas is less than --replicas"),
         (["--threads", "0"], "setting 'threads'"),
     ],

@@ -15,6 +15,7 @@ from maskdial.causal.drafts.speculation import Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as Generated
 from maskdial.causal.stream import TokenStream
@@ -290,6 +291,7 @@ class Bench(EngineMetrics):
         max_queue: int = 100,
         chunk: int = 8,
         prefix_cache: PrefixCache | None = None,
+        prefix_disk: DiskTier | None = None,
         max_drafts: int = 0,
         detokenizer: LetterDetokenizer | None = None,
         encoder: SourceRunner | None = None,
@@ -313,6 +315,7 @@ class Bench(EngineMetrics):
             max_queue=max_queue,
             eos_token_ids=[EOS],
             prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
             speculation=Speculation(
                 (ForcedText(), Prediction(), PromptLookup()),
                 max_drafts=max_drafts,

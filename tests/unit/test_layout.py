@@ -99,6 +99,7 @@ HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
     *("causal.prefix_cache", "causal.sampling.sampler"),
+    *("causal.prefix_disk.record", "causal.prefix_disk.store", "causal.prefix_disk.tier"),
     *("causal.drafts.sources", "causal.drafts.policy", "causal.drafts.speculation"),
     *("causal.sampling.processors", "causal.sampling.candidates"),
     *("runtime.kv_cache", "runtime.logits", "runtime.memory", "runtime.cuda"),

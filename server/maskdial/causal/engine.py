@@ -14,6 +14,7 @@ from maskdial.causal.executor import Executor, ModelRunner, Output, SourceEncode
 from maskdial.causal.output_processor import OutputProcessor
 from maskdial.causal.plan import Plan
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.sampler import Sample, Sampler, TokenSampler
 from maskdial.causal.scheduler import Scheduler
 from maskdial.causal.sequence import Detokenizer, Sequence, State
@@ -25,6 +26,7 @@ from maskdial.errors import GenerationError, MaskdialError, OverloadedError, Val
 from maskdial.metrics import CancelReason, ModelMetrics
 
 _UNUSED_SLOT_SECONDS = 5.0
+_FETCH_SECONDS = 0.1  # how long a step waits for the disk, if there is nothing else to do
 _PREEMPTED = "other requests needed the slot; try again"
 
 
@@ -45,6 +47,7 @@ class CausalEngine(Engine):
         max_queue: sequences that may wait for a slot.
         eos_token_ids: tokens that end a text.
         prefix_cache: where to keep the prefixes of prompts, in blocks of ``block_tokens``.
+        prefix_disk: where to keep them beyond memory.
         speculation: proposes draft tokens. Default: none.
         never: tokens that are not drawn, and no beam goes on with.
         sampler: chooses the tokens. Default: one on the host.
@@ -74,6 +77,7 @@ class CausalEngine(Engine):
         eos_token_ids: Iterable[int],
         joint_tokens: int | None = None,
         prefix_cache: PrefixCache | None = None,
+        prefix_disk: DiskTier | None = None,
         speculation: Speculation | None = None,
         never: frozenset[int] = frozenset(),
         sampler: TokenSampler | None = None,
@@ -95,11 +99,17 @@ class CausalEngine(Engine):
             block_tokens=block_tokens,
             joint_tokens=joint_tokens or block_tokens,
             prefix_cache=prefix_cache,
+            prefix_disk=prefix_disk,
         )
         self._prefix_cache = prefix_cache
+        self._prefix_disk = prefix_disk
+        if prefix_disk is not None:
+            prefix_disk.wake = self._wake
         self._speculation = speculation
         keep_hidden = None if speculation is None else speculation.keep_hidden
-        self._executor = Executor(runner, prefix_cache, metrics, name, encoder, keep_hidden)
+        self._executor = Executor(
+            runner, prefix_cache, metrics, name, encoder, keep_hidden, prefix_disk
+        )
         ends = frozenset(eos_token_ids)
         self._processor = OutputProcessor(
             sampler or Sampler(vocab_size, ends, never),
@@ -115,6 +125,16 @@ class CausalEngine(Engine):
         self._delivery = ThreadPoolExecutor(1, f"maskdial-{name}-delivery") if overlaps else None
         self._channels: dict[Sequence, ReplyChannel] = {}  # of sequences that have not ended
         self._slot_used_at: dict[int, float] = {}  # of slots whose memory is committed
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The prefix cache in memory, if there is one."""
+        return self._prefix_cache
+
+    @property
+    def prefix_disk(self) -> DiskTier | None:
+        """The prefix cache on disk, if there is one."""
+        return self._prefix_disk
 
     @property
     def num_running(self) -> int:
@@ -214,6 +234,9 @@ class CausalEngine(Engine):
         began = pass_clock()
         outputs = self._executor.run(plan) if ahead is None else ahead[1]
         ran = time.perf_counter()
+        if self._prefix_disk is not None and plan.prefills:
+            num_tokens = sum(prefill.num_tokens for prefill in plan.prefills)
+            self._prefix_disk.note_prefill(num_tokens, ran - scheduled)
         if self._delivery is not None and self._may_overlap(plan, outputs):
             sampled, ran_ahead = self._overlap_next(plan, outputs[0], self._delivery)
         else:
@@ -232,6 +255,8 @@ class CausalEngine(Engine):
         )
 
     def _schedule(self) -> Plan:
+        if self._prefix_disk is not None:
+            self._prefix_disk.restore()
         unhashed = list[Sequence]()
         while True:
             for sequence in unhashed:  # without the lock, for which the event loop would wait
@@ -240,6 +265,8 @@ class CausalEngine(Engine):
                 if unhashed := self._scheduler.take_unhashed():
                     continue
                 plan = self._scheduler.schedule()
+                if plan.is_empty and self._is_fetching:
+                    self._changed.wait(_FETCH_SECONDS)
                 preempted = self._scheduler.take_preempted()
                 channels = [self._channels.pop(s) for s in preempted if s in self._channels]
                 break
@@ -251,6 +278,7 @@ class CausalEngine(Engine):
             if self._prefix_cache is not None and looks_up:
                 self._metrics.prefix_cache_queries.inc(sequence.num_prompt)
                 self._metrics.prefix_cache_hits.inc(sequence.num_reused)
+                self._metrics.prefix_cache_disk_hits.inc(sequence.num_restored)
         for sequence in (*fresh, *plan.awaiting_mask, *plan.encoding, *plan.decoding):
             if sequence.begin(now) and not sequence.usage.background:
                 self._metrics.queue_duration.observe(now - sequence.arrived_at)
@@ -258,6 +286,15 @@ class CausalEngine(Engine):
             return plan
         drafts = self._speculation.draft(plan)
         return replace(plan, drafts=drafts) if drafts else plan
+
+    @property
+    def _is_fetching(self) -> bool:
+        return self._prefix_disk is not None and self._prefix_disk.is_fetching
+
+    def _wake(self) -> None:
+        """Has a step that waits for the disk go on; called in any thread."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _may_overlap(self, plan: Plan, outputs: list[Output]) -> bool:
         """Whether the next step depends on nothing of this one but the sampled tokens."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from maskdial.causal.events import PromptLogprob
 from maskdial.causal.plan import Plan, Prefill
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.sampler import prompt_logprobs
 from maskdial.causal.sequence import Sequence
 from maskdial.engine.life import failure_of
@@ -142,6 +143,7 @@ class Executor:
         name: the model's, for messages.
         encoder: of an encoder-decoder model.
         keep_hidden: is called after each pass, with the sequences that it read tokens of.
+        prefix_disk: where to keep those prompts beyond memory.
     """
 
     def __init__(
@@ -152,11 +154,13 @@ class Executor:
         name: str,
         encoder: SourceEncoder | None = None,
         keep_hidden: Callable[[tuple[Sequence, ...]], None] | None = None,
+        prefix_disk: DiskTier | None = None,
     ) -> None:
         self._runner = runner
         self._encoder = encoder
         self._keep_hidden = keep_hidden
         self._prefix_cache = prefix_cache
+        self._prefix_disk = prefix_disk
         self._metrics = metrics
         self._name = name
         self._snapshots: dict[Sequence, NDArray[np.float32]] = {}
@@ -422,18 +426,19 @@ class Executor:
         """Copies the whole blocks of a chunk to the prefix cache."""
         if self._prefix_cache is None or prefill.sequence.full_prompt:
             return
-        size = self._prefix_cache.block_tokens
+        sequence, size = prefill.sequence, self._prefix_cache.block_tokens
         first, end = prefill.start // size, (prefill.start + prefill.num_tokens) // size
         for index in range(first, end):
-            key = prefill.sequence.block_keys[index]
+            key = sequence.block_keys[index]
             ends_here = (index + 1) * size == prefill.start + prefill.num_tokens
             keeps = ends_here and self._prefix_cache.needs_states
             if key not in self._prefix_cache or (keeps and not self._prefix_cache.has_states(key)):
                 block = self._runner.cache.read(prefill.slot, index * size, size)
                 states = self._runner.cache.read_states(prefill.slot) if keeps else None
-                self._prefix_cache.put(
-                    key, block, states, evicts=not prefill.sequence.usage.background
-                )
+                self._prefix_cache.put(key, block, states, evicts=not sequence.usage.background)
+        # What runs in the background, a file of requests, would push conversations out.
+        if self._prefix_disk is not None and not sequence.usage.background:
+            self._prefix_disk.keep(sequence.block_keys[:end], sequence.usage.key)
 
     def _forget_behind(self, sequence: Sequence, num_tokens: int) -> None:
         """As `_forget`, when a pass of ``num_tokens`` reaches one of the lengths to do so at."""

@@ -94,6 +94,12 @@ class Plan:
     encoding: tuple[Sequence, ...] = ()
     """Sequences whose source texts the encoder reads, as one padded batch."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        copies = self.forks or self.moves or self.loads or self.restores
+        return not (copies or self.awaiting_mask or self.rows or self.prefills or self.encoding)
+
     @cached_property
     def decoding(self) -> tuple[Sequence, ...]:
         """The sequences that get a token from the decode pass."""

@@ -27,11 +27,19 @@ class Block:
         data: read-only.
         previous: the digest of the block before it; empty for the first block.
         states: those of recurrent layers after its last token, where they were kept; read-only.
+        is_restored: whether it came from disk, and was not used since.
     """
 
     data: NDArray[np.generic]
     previous: bytes
     states: NDArray[np.float32] | None = None
+    is_restored: bool = False
+
+    def take_restored(self) -> int:
+        """Its tokens, if it came from disk and this is its first use, else 0."""
+        num_tokens = len(self.data) if self.is_restored else 0
+        self.is_restored = False
+        return num_tokens
 
     @property
     def num_bytes(self) -> int:
@@ -68,8 +76,8 @@ class PrefixCache:
         self.num_bytes = 0
         """Bytes of the blocks in the cache."""
         self._model = model
-        self._max_bytes = max_bytes
-        self._shared = shared
+        self.max_bytes = max_bytes
+        self.shared = shared
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # by digest, oldest use first
 
     @property
@@ -78,7 +86,7 @@ class PrefixCache:
         return len(self._blocks)
 
     def __contains__(self, key: bytes) -> bool:
-        return _digest(key) in self._blocks
+        return digest_of(key) in self._blocks
 
     def keys(
         self, token_ids: NDArray[np.int64], salt: str, owner: str = "", adapter: str = ""
@@ -93,7 +101,7 @@ class PrefixCache:
             owner: so do only those of the same owner, unless the cache is shared.
             adapter: and those of the same adapter, by its digest.
         """
-        roots = (self._model, "" if self._shared else owner, salt, adapter)
+        roots = (self._model, "" if self.shared else owner, salt, adapter)
         # JSON strings may contain a lone surrogate; no client's salt may fail here.
         names = [name.encode("utf-8", "surrogatepass") for name in roots]
         root = b"".join(struct.pack("<Q", len(name)) + name for name in names)
@@ -111,7 +119,7 @@ class PrefixCache:
 
     def has_states(self, key: bytes) -> bool:
         """Whether a text can go on after a block from its states."""
-        block = self._blocks.get(_digest(key))
+        block = self._blocks.get(digest_of(key))
         return block is not None and block.states is not None
 
     def match(self, keys: Sequence[bytes]) -> tuple[Block, ...]:
@@ -120,14 +128,25 @@ class PrefixCache:
         Args:
             keys: from `keys`, from the first on.
         """
-        num_cached = 0
-        while num_cached < len(keys) and keys[num_cached] in self:
-            num_cached += 1
-        while self.needs_states and num_cached and not self.has_states(keys[num_cached - 1]):
-            num_cached -= 1
-        if num_cached:
-            self._use(_digest(keys[num_cached - 1]))
-        return tuple(self._blocks[_digest(key)] for key in keys[:num_cached])
+        num_usable = self.num_usable(keys)
+        if num_usable:
+            self._use(digest_of(keys[num_usable - 1]))
+        return tuple(self._blocks[digest_of(key)] for key in keys[:num_usable])
+
+    def num_held(self, keys: Sequence[bytes]) -> int:
+        """How many blocks of a prompt are in the cache, from its first on."""
+        return next((i for i, key in enumerate(keys) if key not in self), len(keys))
+
+    def num_usable(self, keys: Sequence[bytes]) -> int:
+        """How many of them `match` would return."""
+        num_usable = self.num_held(keys)
+        while self.needs_states and num_usable and not self.has_states(keys[num_usable - 1]):
+            num_usable -= 1
+        return num_usable
+
+    def block(self, key: bytes) -> Block | None:
+        """A block, if it is in the cache; that does not count as a use."""
+        return self._blocks.get(digest_of(key))
 
     def put(
         self,
@@ -136,6 +155,7 @@ class PrefixCache:
         states: NDArray[np.float32] | None = None,
         *,
         evicts: bool = True,
+        is_restored: bool = False,
     ) -> None:
         """Adds a block, evicting others as needed; counts as a use of it and all blocks before it.
 
@@ -147,18 +167,19 @@ class PrefixCache:
             block: made read-only and kept without a copy, so it must own its memory.
             states: likewise; added to a block that has none yet.
             evicts: whether others may be evicted; otherwise only what fits is added.
+            is_restored: whether a new block comes from disk.
         """
-        digest, previous = _digest(key), key[:-_DIGEST_BYTES]
+        digest, previous = digest_of(key), previous_of(key)
         new_bytes = 0 if digest in self._blocks else block.nbytes
         new_bytes += 0 if states is None else states.nbytes
-        if not evicts and self.num_bytes + new_bytes > self._max_bytes:
+        if not evicts and self.num_bytes + new_bytes > self.max_bytes:
             return
         if digest not in self._blocks:
             is_unreachable = previous and previous not in self._blocks
-            if is_unreachable or block.nbytes > self._max_bytes:
+            if is_unreachable or block.nbytes > self.max_bytes:
                 return
             block.flags.writeable = False
-            self._blocks[digest] = Block(block, previous)
+            self._blocks[digest] = Block(block, previous, is_restored=is_restored)
             self.num_bytes += block.nbytes
         kept = self._blocks[digest]
         if kept.states is None and states is not None and self._fits(kept, states):
@@ -166,12 +187,12 @@ class PrefixCache:
             kept.states = states
             self.num_bytes += states.nbytes
         self._use(digest)
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             _, evicted = self._blocks.popitem(last=False)
             self.num_bytes -= evicted.num_bytes
 
     def _fits(self, block: Block, states: NDArray[np.float32]) -> bool:
-        return block.num_bytes + states.nbytes <= self._max_bytes
+        return block.num_bytes + states.nbytes <= self.max_bytes
 
     def _use(self, digest: bytes) -> None:
         for earlier in self._chain(digest):
@@ -184,5 +205,11 @@ class PrefixCache:
             digest = self._blocks[digest].previous
 
 
-def _digest(key: bytes) -> bytes:
+def digest_of(key: bytes) -> bytes:
+    """The digest of the block that a key is of."""
     return key[-_DIGEST_BYTES:]
+
+
+def previous_of(key: bytes) -> bytes:
+    """The digest of the block before it; empty for a prompt's first block."""
+    return key[:-_DIGEST_BYTES]

@@ -8,6 +8,7 @@ from operator import attrgetter
 from maskdial.causal.block_text import MOST_TOKENS
 from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill, Restore
 from maskdial.causal.prefix_cache import Block, PrefixCache
+from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sequence import Sequence, State
 from maskdial.engine.fairness import Shares
 
@@ -20,6 +21,9 @@ _GENERATED_COST = 2.0
 
 # After so many steps of the background alone, its prompts are read in whole chunks.
 _STEPS_ALONE = 256
+
+# So many of the first in the queue have their prefixes read from disk before there is a slot.
+_PREFETCHED = 2
 
 _queue_order = attrgetter("priority", "arrival")
 
@@ -58,6 +62,8 @@ class Scheduler:
             prefilled in chunks of this length.
         joint_tokens: prompts of 2 to this many tokens may be prefilled together.
         prefix_cache: where to look for prefixes of prompts.
+        prefix_disk: where to look for what that lacks. A sequence waits for what is read, and
+            others start meanwhile.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Scheduler:
         block_tokens: int,
         joint_tokens: int,
         prefix_cache: PrefixCache | None = None,
+        prefix_disk: DiskTier | None = None,
     ) -> None:
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
@@ -84,6 +91,7 @@ class Scheduler:
         self._block_tokens = block_tokens
         self._joint_tokens = joint_tokens
         self._prefix_cache = prefix_cache
+        self._prefix_disk = prefix_disk
         self._num_arrived = 0
         self._unhashed: list[Sequence] = []  # whose prefixes the cache may have
         self._num_started = 0
@@ -178,6 +186,9 @@ class Scheduler:
         for sequence in self.running:
             if sequence.cancelled:
                 self.release(sequence)
+        if self._prefix_disk is not None:
+            for sequence in self._waiting[:_PREFETCHED]:
+                self._awaits_disk(sequence)
         self._make_way()
         forks = tuple(self._fork_beams())
         moves = [*self._admit(), *self._fill_holes()]
@@ -310,7 +321,8 @@ class Scheduler:
                 return
             yield from self._vacate(slot)
             self._occupy(sequence, slot)
-            sequence.start(slot, len(prefix) * self._block_tokens)
+            num_restored = sum(map(Block.take_restored, prefix))
+            sequence.start(slot, len(prefix) * self._block_tokens, num_restored)
             self._prefilling.append(sequence)
             for index, block in enumerate(prefix):
                 states = block.states if index == len(prefix) - 1 else None
@@ -321,8 +333,8 @@ class Scheduler:
     def _next_waiting(self) -> Sequence | None:
         """The waiting sequence that starts next; it stays in the queue."""
         if not self._is_busy:
-            return next((s for s in self._background if not self._awaits_prompt(s)), None)
-        ready = (sequence for sequence in self._waiting if not self._awaits_prompt(sequence))
+            return next(filter(self._is_ready, self._background), None)
+        ready: Iterator[Sequence] = filter(self._is_ready, self._waiting)
         if len(self._num_waiting_of) > 1:
             candidates = tuple(ready)
             clients = dict.fromkeys(sequence.usage.client for sequence in candidates)
@@ -331,6 +343,28 @@ class Scheduler:
         if self._num_started % _STARTS_PER_OLDEST == _STARTS_PER_OLDEST - 1:
             return min(ready, key=attrgetter("arrival"), default=None)
         return next(ready, None)
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence waits for nothing but a slot."""
+        return not self._awaits_prompt(sequence) and not self._awaits_disk(sequence)
+
+    def _awaits_disk(self, sequence: Sequence) -> bool:
+        """Whether a prompt's beginning is being read from disk, or is from now on."""
+        disk = self._prefix_disk
+        if disk is None or sequence.full_prompt or sequence.params.prompt_logprobs:
+            return False
+        if sequence.fetch is not None:
+            if not sequence.fetch.is_over:
+                return True
+            if not sequence.fetch.is_read:  # the disk does not answer
+                sequence.await_fetch(None)
+        if sequence.fetches_left:
+            self.hash_prompt(sequence)
+            keys = sequence.block_keys[: self._num_reusable(sequence)]
+            sequence.await_fetch(disk.fetch(keys))
+        else:
+            sequence.await_fetch(None)
+        return sequence.fetch is not None
 
     def _charge(self, sequence: Sequence, num_tokens: int, cost: float) -> None:
         sequence.usage.tokens += num_tokens

@@ -19,6 +19,9 @@ from maskdial.engine.philox import draw_seed
 from maskdial.engine.trace import Timeline
 from maskdial.runtime.adapter import Adapter
 
+# What was read from disk for a sequence may be evicted before it starts, or be another's.
+_MAX_FETCHES = 3
+
 
 class Decoder(Protocol):
     """Turns a sequence's tokens into text piece by piece."""
@@ -74,6 +77,15 @@ class BeamFork:
     source: "Sequence"
     target: "Sequence"
     start: int
+
+
+class Fetch(Protocol):
+    """What a sequence waits for; `maskdial.causal.prefix_disk.tier` describes it."""
+
+    @property
+    def is_read(self) -> bool: ...
+    @property
+    def is_over(self) -> bool: ...
 
 
 class Search(Protocol):
@@ -192,6 +204,11 @@ class Sequence:
         """Prompt tokens that came from the prefix cache."""
         self.block_keys: tuple[bytes, ...] = ()
         """The prefix cache's keys of the prompt's whole blocks."""
+        self.fetch: Fetch | None = None
+        """The blocks of its prompt that are being read from disk."""
+        self.fetches_left = _MAX_FETCHES
+        self.num_restored = 0
+        """Of the tokens that came from the prefix cache, those that came from disk for it."""
 
         # The engine's.
         self.arrived_at = time.perf_counter()
@@ -293,10 +310,19 @@ class Sequence:
         if self.shared_prompt is not None:
             self.shared_prompt.block_keys = keys
 
-    def start(self, slot: int, num_reused: int) -> None:
-        """Takes a slot, to which the prefix cache's first ``num_reused`` tokens are loaded."""
+    def await_fetch(self, fetch: Fetch | None) -> None:
+        """Waits for blocks of its prompt; with None, for none any more."""
+        self.fetch = fetch
+        self.fetches_left = 0 if fetch is None else self.fetches_left - 1
+
+    def start(self, slot: int, num_reused: int, num_restored: int = 0) -> None:
+        """Takes a slot, to which the prefix cache's first ``num_reused`` tokens are loaded.
+
+        Of these, ``num_restored`` were read from disk, for it before others.
+        """
         self.slot = slot
         self.state = State.PREFILLING
+        self.num_restored = num_restored
         self.num_reused = self.num_computed = num_reused
 
     def fork(self, slot: int, shared: SharedPrompt) -> None:

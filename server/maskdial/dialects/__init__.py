@@ -44,6 +44,7 @@ from maskdial.dialects.openai import (
     fim,
     moderations,
     pooling,
+    prefill,
     rerank,
     scores,
 )
@@ -91,6 +92,7 @@ ROUTES = (
     *systemone.ROUTES,
     *openai_models.ROUTES,
     *openai_adapters.ROUTES,
+    *prefill.ROUTES,
     *anthropic_messages.ROUTES,
     *ollama.ROUTES,
     *openai_tokens.ROUTES,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.config import Config
 from maskdial.http.ignored import IgnoredLog
 from maskdial.http.keys import Keys
@@ -18,8 +19,8 @@ from maskdial.responses_store import ResponseStore
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """One server's settings, models, metrics, phase, keys, watchdog, tracing, store, and what it
-    has told the log of ignored fields.
+    """One server's settings, models, metrics, phase, keys, watchdog, tracing, stores of responses
+    and of prefixes, and what it has told the log of ignored fields.
     """
 
     config: Config
@@ -32,6 +33,7 @@ class ServerContext:
     watchdog: Watchdog
     tracing: Tracing | None = None
     responses: ResponseStore | None = None
+    disk: DiskStore | None = None
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
 
 

@@ -30,6 +30,7 @@ from maskdial.ask.write import Writer, task_under, writing
 from maskdial.bundle.manifest import Mask
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import Reply
+from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.config import MAX_BATCH_INPUTS, Config, load_config
 from maskdial.engine.thread import in_thread
@@ -64,6 +65,8 @@ T = TypeVar("T")
 
 # A caller in this process waits for its turn; nobody refuses it.
 _MAX_QUEUE = 2**20
+_DISK_PATIENCE = 10.0  # seconds, until it is known which prefixes the disk has
+_DISK_GRACE = 10.0  # seconds, to write what waits of them
 
 
 class AsyncModel:
@@ -92,7 +95,16 @@ class AsyncModel:
         self.name = folder.name
         self._choice = ModelChoice(mask=mask)
         self._chooser = Chooser(catalogue.LISTED)
-        self._models = start_models(self.name, folder, self._config, Metrics())
+        metrics = Metrics()
+        self._disk = None
+        if self._config.prefix_cache_dir is not None:
+            self._disk = DiskStore(
+                self._config.prefix_cache_dir, self._config.prefix_cache_disk_bytes, metrics.disk
+            )
+        self._models = start_models(self.name, folder, self._config, metrics, disk=self._disk)
+        if self._disk is not None:
+            self._disk.start()
+            self._disk.wait_until_open(_DISK_PATIENCE)
 
     @classmethod
     async def load(
@@ -104,6 +116,8 @@ class AsyncModel:
     async def close(self) -> None:
         """Stops the engines; requests that run fail with UnavailableError."""
         await asyncio.gather(*(in_thread(model.stop) for model in self._models))
+        if self._disk is not None:
+            await in_thread(partial(self._disk.close, _DISK_GRACE))
 
     async def __aenter__(self) -> Self:
         return self

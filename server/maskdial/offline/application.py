@@ -21,6 +21,7 @@ _OPEN = {
     "admin_key": None,
     "otlp_endpoint": None,
     "batch_dir": None,
+    "prefix_cache_dir": None,
     "responses_store": None,
 }
 # A caller in this process waits for its turn; nobody refuses it (`ClientUsage.unlimited`).

@@ -116,6 +116,10 @@ def serve_configuration(config: Config, options: argparse.Namespace) -> dict[str
             "batch_dir: a folder of batches belongs to one server; answer files with `maskdial ray "
             "batch`"
         )
+    if config.prefix_cache_dir is not None:
+        raise ConfigError(
+            "prefix_cache_dir: a folder of prefixes belongs to one server, and replicas are several"
+        )
     if config.uds is not None:
         raise ConfigError("uds: a cluster is reached by its proxies, not by a Unix socket")
     if options.max_replicas is not None and options.max_replicas < options.replicas:

@@ -19,6 +19,8 @@ from maskdial.causal.generation_config import (
 )
 from maskdial.causal.model import CausalModel
 from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_disk.store import DiskStore
+from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.device_sampler import DeviceSampler
 from maskdial.causal.sampling.sampler import Sampler, TokenSampler
 from maskdial.causal.sampling.scores import ScoreReader
@@ -35,6 +37,7 @@ from maskdial.registry.drafts import (
     hidden_size,
     make_speculation,
 )
+from maskdial.registry.fingerprint import fingerprint
 from maskdial.registry.golden import (
     LONG_PASS,
     causal_logits,
@@ -64,8 +67,11 @@ def make_causal(
     metrics: Metrics,
     placement: Placement,
     options: SessionOptions,
+    disk: DiskStore | None = None,
 ) -> CausalModel:
     """The model of a bundle; its engine is not started yet.
+
+    ``disk`` is where its prefix cache goes beyond memory.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
@@ -99,6 +105,17 @@ def make_causal(
         mask_token_id, never = _mask_and_never(bundle, tokenizer)
     model_metrics = metrics.declare(bundle.label)
     source_length = max_source_length(manifest, config)
+    prefix_cache = None
+    if encoder is None:
+        identity = fingerprint(
+            bundle,
+            session,
+            options,
+            layout,
+            block_tokens=block_tokens,
+            chunk_tokens=chunk_tokens,
+        )
+        prefix_cache = _prefix_cache(bundle, identity, layout, config, block_tokens)
     engine = CausalEngine(
         runner,
         tokenizer,
@@ -111,9 +128,17 @@ def make_causal(
         joint_tokens=_joint_tokens(placement, layout, chunk_tokens),
         max_queue=config.max_queue,
         eos_token_ids=frozenset(manifest.special_tokens.eos) if writes else frozenset(),
-        prefix_cache=_prefix_cache(bundle, layout, config, block_tokens)
-        if encoder is None
-        else None,
+        prefix_cache=prefix_cache,
+        prefix_disk=None
+        if prefix_cache is None or disk is None
+        else DiskTier(
+            disk,
+            prefix_cache,
+            model=bundle.name,
+            dtype=layout.element,
+            block_shape=(block_tokens, layout.elements_per_token),
+            num_states=layout.state_bytes // 4,
+        ),
         speculation=make_speculation(
             bundle, session, runner, options, config, max_drafts, chunk_tokens, model_metrics
         ),
@@ -436,7 +461,7 @@ def _block_tokens(session: Session, layout: KVLayout, provider: Provider) -> int
 
 
 def _prefix_cache(
-    bundle: Bundle, layout: KVLayout, config: Config, block_tokens: int
+    bundle: Bundle, identity: str, layout: KVLayout, config: Config, block_tokens: int
 ) -> PrefixCache | None:
     if not config.prefix_cache_bytes:
         return None
@@ -447,7 +472,7 @@ def _prefix_cache(
             "model %s: memory for %d bytes of its prefix cache is free", bundle.label, max_bytes
         )
     return PrefixCache(
-        model=bundle.manifest.files[bundle.manifest.graph],
+        model=identity,
         block_tokens=block_tokens,
         max_bytes=max_bytes,
         shared=config.prefix_cache_shared == "on",

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles
+from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.config import Config
 from maskdial.errors import BundleError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
@@ -30,11 +31,17 @@ def load_model(
 
 
 def start_models(
-    name: str, path: Path, config: Config, metrics: Metrics, *, alone: bool = True
+    name: str,
+    path: Path,
+    config: Config,
+    metrics: Metrics,
+    *,
+    alone: bool = True,
+    disk: DiskStore | None = None,
 ) -> tuple[ServedModel, ...]:
     """Reads a bundle folder and starts all of its graphs, or none.
 
-    ``alone``: no other model runs beside it.
+    ``alone``: no other model runs beside it. ``disk``: where prefix caches go beyond memory.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
@@ -45,8 +52,8 @@ def start_models(
     try:
         with explain_exhaustion():
             for bundle in bundles:
-                each = start_model(bundle, config, metrics, alone=alone and len(bundles) == 1)
-                models.append(each)
+                alone = alone and len(bundles) == 1
+                models.append(start_model(bundle, config, metrics, alone=alone, disk=disk))
     except BaseException:
         for model in models:
             model.stop()
@@ -55,11 +62,16 @@ def start_models(
 
 
 def start_model(
-    bundle: Bundle, config: Config, metrics: Metrics, *, alone: bool = True
+    bundle: Bundle,
+    config: Config,
+    metrics: Metrics,
+    *,
+    alone: bool = True,
+    disk: DiskStore | None = None,
 ) -> ServedModel:
     """Loads a bundle's graph, repeats its golden check and starts its engine.
 
-    ``alone``: no other engine runs beside it.
+    ``alone``: no other engine runs beside it. ``disk``: where prefix caches go beyond memory.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
@@ -83,8 +95,9 @@ def start_model(
             kernels=kernels,
             adapters=_takes_adapters(bundle, config),
         )
-        make = make_masked if bundle.manifest.family == "masked" else make_causal
-        return make(bundle, config, metrics, placement, options)
+        if bundle.manifest.family == "masked":
+            return make_masked(bundle, config, metrics, placement, options)
+        return make_causal(bundle, config, metrics, placement, options, disk)
 
     model = place(bundle, config.provider, start)
     model.engine.start()

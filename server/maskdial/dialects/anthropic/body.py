@@ -133,6 +133,8 @@ class ConversationBody(Lenient, TaskBody):
     def _check_conversation(self) -> Self:
         if any(block.type != "text" for block in self.system or ()):
             raise FieldError("system", "must be text")
+        if self.instructions != (self.system or []):
+            note_field(_BILLING.rstrip(":"), "system")
         check_results(self.messages)
         if self.continues and any(block.type == "tool_use" for block in self.messages[-1].content):
             raise FieldError(

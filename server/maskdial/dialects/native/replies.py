@@ -214,6 +214,30 @@ class Limits(TypedDict):
     slots: int
 
 
+class DiskTierInfo(TypedDict):
+    """What a model has measured of its prefix cache on disk: rates are null if nothing was lately.
+
+    Blocks are read and written while it ``pays``: while reading a token takes less time than
+    computing it.
+    """
+
+    model: str
+    bytes_per_token: int
+    read_bytes_per_second: float | None
+    prefill_tokens_per_second: float | None
+    pays: bool
+
+
+class PrefixDiskInfo(TypedDict):
+    """The prefix cache on disk, and why it is not used, if there is a problem."""
+
+    problem: str
+    bytes: int
+    max_bytes: int
+    blocks: int
+    models: list[DiskTierInfo]
+
+
 class ServerInfo(TypedDict):
     """The server's version, its limits and its models."""
 
@@ -222,6 +246,7 @@ class ServerInfo(TypedDict):
     phase: Literal["loading", "serving", "draining"]
     limits: Limits
     models: list[ModelDescription]
+    prefix_disk: NotRequired[PrefixDiskInfo]
 
 
 class Health(TypedDict):

@@ -1,5 +1,6 @@
 """The service routes: what is served, how it is doing, and the metrics."""
 
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
@@ -68,6 +69,7 @@ async def info(request: Request) -> Response:
                 "slots": max(slots, default=0),
             },
             "models": _describe_all(server),
+            **_describe_disk(server),
         }
     )
 
@@ -105,6 +107,27 @@ async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
     content = await server_context(request).metrics_page.result()
     return Response(content, media_type=CONTENT_TYPE_LATEST)
+
+
+def _describe_disk(server: ServerContext) -> dict[str, Any]:
+    """The prefix cache on disk, if there is one."""
+    disk = server.disk
+    if disk is None:
+        return {}
+    tiers = [
+        {"model": model.bundle.name, **asdict(model.engine.prefix_disk.report)}
+        for model in server.models
+        if isinstance(model, CausalModel) and model.engine.prefix_disk is not None
+    ]
+    return {
+        "prefix_disk": {
+            "problem": disk.problem,
+            "bytes": disk.num_bytes,
+            "max_bytes": disk.max_bytes,
+            "blocks": disk.num_blocks,
+            "models": tiers,
+        }
+    }
 
 
 def _describe_all(server: ServerContext) -> list[dict[str, Any]]:

@@ -58,6 +58,21 @@ class Usage(PromptUsage):
     completion_tokens_details: NotRequired[CompletionTokens]
 
 
+class PrefillUsage(TypedDict):
+    """Tokens that were read, and those of them that were in the cache already."""
+
+    prompt_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class PrefillReply(TypedDict):
+    """What was read into the prefix cache."""
+
+    object: Literal["prefill"]
+    model: str
+    usage: PrefillUsage
+
+
 class CompletionLogprobsReply(TypedDict):
     """The tokens of a text, with their log-probabilities."""
 
