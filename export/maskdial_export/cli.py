@@ -46,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=f"{{{','.join(PRECISIONS)}}}",
         help="number format of weights and activations: int8 is about twice as fast as fp32 on "
         "CPUs with VNNI, int4 is the smallest; for CUDA, fp16, or int4-fp16, which reads about a "
-        "quarter of fp16's weight bytes per token (default: fp32; for a GGUF file of integers int4 "
-        "or int8, which keeps them)",
+        "quarter of fp16's weight bytes per token (default: int8, or fp32 where the quality gate "
+        "refuses that; for a GGUF file of integers int4 or int8, which keeps them)",
     )
     parser.add_argument(
         "--trace",
         action="store_true",
         help="trace the model with torch, as is done of families that the direct path does not "
-        "know: takes minutes, and compares with torch; the options of quality need it (default: "
+        "know: takes minutes, and compares with torch; most options of quality need it (default: "
         "write the graph from the file, where the family is known)",
     )
     _add_gate_arguments(parser)

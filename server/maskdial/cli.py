@@ -39,6 +39,7 @@ from maskdial.model_cache import (
     source_bundle,
 )
 from maskdial.runtime.host_limits import reservable_bytes
+from maskdial.runtime.providers import find_provider
 
 if TYPE_CHECKING:
     from maskdial.bundle.bundle import Bundle
@@ -298,16 +299,19 @@ def _export_missing(config: Config) -> Config:
     Returns:
         The settings, with the folders of bundles in place of files and checkpoints.
     """
-    models = {name: _exported(name, path) for name, path in config.models.items()}
+    models = {
+        name: _exported(name, path, config.provider) for name, path in config.models.items()
+    }
     return config.model_copy(update={"models": models})
 
 
-def _exported(name: str, path: Path) -> Path:
+def _exported(name: str, path: Path, provider: str) -> Path:
     """The bundle of a model, exported now if it has to be.
 
     Args:
         name: of the model, perhaps on the Hub.
         path: of its bundle, a GGUF file or a checkpoint.
+        provider: the setting. CUDA does not run int8, which floats become by default.
 
     Raises:
         ConfigError: the export failed.
@@ -319,13 +323,20 @@ def _exported(name: str, path: Path) -> Path:
     source = str(path) if comes_from_path else name
     print(f"maskdial: exporting {source} to {folder}", file=sys.stderr)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "maskdial", "export", source, str(folder)]
+    floats = [] if path.suffix == GGUF or _runs_on_cpu(provider) else ["--precision", "fp32"]
+    command = [sys.executable, "-m", "maskdial", "export", *floats, source, str(folder)]
     if subprocess.run(command, check=False).returncode:
         raise ConfigError(
             f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
             "line above says why; a bundle of your own is --model NAME=PATH"
         )
     return folder
+
+
+def _runs_on_cpu(provider: str) -> bool:
+    """Whether the CPU is the first provider of a setting, as far as this machine has others."""
+    first = provider.split(",")[0]
+    return first == "cpu" or (first == "auto" and not find_provider("cuda").installed())
 
 
 _FITTING = {"fill-mask": "fill", "classify": "classify", "embed": "embed", "generate": "generate"}
@@ -336,8 +347,9 @@ def _run(options: argparse.Namespace) -> int:
     """Runs the command that fits a model, in this process."""
     from maskdial.bundle.bundle import read_manifests
 
-    ((name, path),) = load_config({"model": [_as_setting(options.source)]}).models.items()
-    folder = _exported(name, path)
+    config = load_config({"model": [_as_setting(options.source)]})
+    ((name, path),) = config.models.items()
+    folder = _exported(name, path, config.provider)
     manifests = read_manifests(name, folder)
     heads = [manifest.task for manifest in manifests]
     command = next((_FITTING[head] for head in heads if head in _FITTING), None)

@@ -47,9 +47,9 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def run(command: list[str], *, check: bool) -> Any:
-        *_, verb, source, dest = command
+        verb, *options, source, dest = command[3:]
         assert verb == "export"
-        names.append(source)
+        names.append(" ".join([*options, source]))
         shutil.copytree(STARTER_FOLDER / "sentiment", dest)
         return subprocess.CompletedProcess(command, 0)
 
@@ -79,6 +79,17 @@ def test_a_name_of_the_hub_is_exported_once(
     assert not (cache / "acme" / "taste").exists()
     assert cli.main(["models", "--remove", NAME]) == 1
     assert "there is no 'acme/taste' in the cache" in capsys.readouterr().err
+
+
+def test_other_providers_get_floats(
+    cache: Path, served: list[dict[str, Path]], exported: list[str], tmp_path: Path
+) -> None:
+    assert cli.main(["serve", "--model", NAME, "--provider", "cuda,cpu"]) == 0
+    assert exported == [f"--precision fp32 {NAME}"]
+    file = tmp_path / "some.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    assert cli.main(["serve", "--model", f"a={file}", "--provider", "cuda,cpu"]) == 0
+    assert exported[1:] == [str(file)]  # which keeps its integers
 
 
 def test_without_the_extra_it_says_what_to_install(
