@@ -299,9 +299,7 @@ def _export_missing(config: Config) -> Config:
     Returns:
         The settings, with the folders of bundles in place of files and checkpoints.
     """
-    models = {
-        name: _exported(name, path, config.provider) for name, path in config.models.items()
-    }
+    models = {name: _exported(name, path, config.provider) for name, path in config.models.items()}
     return config.model_copy(update={"models": models})
 
 

@@ -40,7 +40,7 @@ def start_models(
         BundleError: the bundle cannot be served as it is.
         ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
-    bundles = load_bundles(name, path)
+    bundles = load_bundles(name, path, in_background=True)
     models: list[ServedModel] = []
     try:
         with explain_exhaustion():
@@ -86,7 +86,12 @@ def start_model(
         make = make_masked if bundle.manifest.family == "masked" else make_causal
         return make(bundle, config, metrics, placement, options)
 
-    model = place(bundle, config.provider, start)
+    try:
+        model = place(bundle, config.provider, start)
+    except Exception:
+        bundle.finish_verifying()  # a damaged file says more than what comes of it
+        raise
+    bundle.finish_verifying()
     model.engine.start()
     _log.info(
         "model %s: %s %s, %s, %s%s",
