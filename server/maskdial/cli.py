@@ -4,6 +4,8 @@ import argparse
 import difflib
 import json
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -323,10 +325,23 @@ def _exported(name: str, path: Path, provider: str) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     floats = [] if path.suffix == GGUF or _runs_on_cpu(provider) else ["--precision", "fp32"]
     command = [sys.executable, "-m", "maskdial", "export", *floats, source, str(folder)]
-    if subprocess.run(command, check=False).returncode:
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        why = "the line above says why"
+        if status < 0:  # of mapped weights that were cut, it is SIGBUS
+            signal_name = signal.strsignal(-status) or f"signal {-status}"
+            why = (
+                f"its process was ended ({signal_name}): memory ran out, or the file was cut "
+                "meanwhile"
+            )
         raise ConfigError(
-            f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
-            "line above says why; a bundle of your own is --model NAME=PATH"
+            f"model {name} is not in the cache {cache_folder()}, and its export failed; {why}; "
+            "a bundle of your own is --model NAME=PATH"
+        )
+    if comes_from_path and source_bundle(path) != folder:
+        shutil.rmtree(folder)
+        raise ConfigError(
+            f"{path} has changed while it was exported; try again once it is complete"
         )
     return folder
 

@@ -2,7 +2,9 @@
 
 import io
 import math
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,3 +78,13 @@ def test_a_quality_text_is_read_without_a_tracer(tmp_path: Path) -> None:
         direct(folder, tmp_path / "other", gate=Gate(text=text))
     with pytest.raises(ExportError, match="do not apply to fp32"):
         direct(folder, tmp_path / "other", gate=Gate(max_loss=1), precision="fp32")
+
+
+def test_a_disk_without_room_is_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_folder("llama", tmp_path / "folder")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
+    with pytest.raises(ExportError, match=r"the bundle takes 0.0 GB, and 0.0 are free on its disk"):
+        direct(folder, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

@@ -1,6 +1,7 @@
 """Models by their names on the Hub: exported once into the cache, listed and removed."""
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,33 @@ def test_a_name_of_the_hub_is_exported_once(
     assert not (cache / "acme" / "taste").exists()
     assert cli.main(["models", "--remove", NAME]) == 1
     assert "there is no 'acme/taste' in the cache" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(
+    cache: Path,
+    served: list[dict[str, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "some.gguf"
+    file.write_bytes(b"GGUF")
+    status = 0
+
+    def run(command: list[str], *, check: bool) -> Any:
+        if not status:
+            shutil.copytree(STARTER_FOLDER / "sentiment", command[-1])
+            file.write_bytes(file.read_bytes() + b"more")  # a download goes on
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr("maskdial.cli.subprocess.run", run)
+    assert cli.main(["serve", "--model", str(file)]) == 1
+    assert f"{file} has changed while it was exported; try again" in capsys.readouterr().err
+    assert [*(cache / "files").iterdir()] == []
+    status = -signal.SIGBUS
+    assert cli.main(["serve", "--model", str(file)]) == 1
+    assert "its process was ended (Bus error): memory ran out, or" in capsys.readouterr().err
+    assert served == []
 
 
 def test_other_providers_get_floats(

@@ -1,6 +1,8 @@
 """Writes a bundle straight from a checkpoint's file: no torch, no trace, no float32 copy."""
 
 import importlib.metadata
+import math
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +37,7 @@ from maskdial_export.direct.products import BlockProducts, FloatProducts
 from maskdial_export.direct.quality import QualityGate, limit_of
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
-from maskdial_export.direct.weights import RoundedWeights, check_weights
+from maskdial_export.direct.weights import RoundedWeights, Weights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.golden_check import TEXT
 from maskdial_export.phase import finding, phase
@@ -104,6 +106,7 @@ def _write(
 ) -> Manifest:
     decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
     check_weights(decoder, checkpoint.weights)
+    _check_disk(decoder, checkpoint.weights, precision, folder)
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
     config = SimpleNamespace(**token_ids(checkpoint.config))
@@ -197,6 +200,28 @@ def _precision(checkpoint: DirectCheckpoint, asked: str | None, gate: Gate) -> D
         f"the direct path does not round to {chosen}: it keeps integers of a GGUF file, and rounds "
         "to int8"
     )
+
+
+def _check_disk(
+    decoder: Decoder, weights: Weights, precision: DirectPrecision, folder: Path
+) -> None:
+    """Refuses a bundle that is too large for the disk, before the work.
+
+    Raises:
+        ExportError: at least so much room is missing.
+    """
+    needed = 0.0
+    for name, shape in decoder.shapes().items():
+        bits = 32
+        if precision != "fp32" and len(shape) > 1:
+            bits = 5 if precision == "int4" and weights.bits(name) == 4 else 9  # with their scales
+        needed += math.prod(shape) * bits / 8
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ExportError(
+            f"the bundle takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free on its disk; "
+            "make room, or choose another folder (the cache is MASKDIAL_CACHE)"
+        )
 
 
 def _write_graph(

@@ -277,9 +277,7 @@ def load_bundle(name: str, path: Path) -> Bundle:
     return bundle
 
 
-def load_bundles(
-    name: str, path: Path, *, in_background: bool = False
-) -> tuple[Bundle, ...]:
+def load_bundles(name: str, path: Path, *, in_background: bool = False) -> tuple[Bundle, ...]:
     """Reads and verifies a model folder: one bundle for each of its graphs.
 
     Args:
