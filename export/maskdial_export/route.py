@@ -16,7 +16,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.extras import how_to_install
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct.decoder import NotDirectError
-from maskdial_export.errors import ExportError, QualityError
+from maskdial_export.errors import ExportError, QualityError, io_reason
 from maskdial_export.phase import say
 from maskdial_export.quantize.gate import Gate
 
@@ -60,6 +60,8 @@ def export_any_way(
         ExportError: the checkpoint cannot be exported, or has to be traced and torch is missing.
     """
     console, gate = console or Console(quiet=True), gate or Gate()
+    if ":" in source:
+        source, revision = _downloaded(source, revision)
     common: dict[str, Any] = {
         "revision": revision,
         "max_length": max_length,
@@ -78,6 +80,19 @@ def export_any_way(
             "any loss",
         )
     return _export(source, dest, trace=trace, precision="fp32", gate=Gate(), **common)
+
+
+def _downloaded(source: str, revision: str | None) -> tuple[str, str | None]:
+    """The path of a GGUF file that is named as on the Hub; another source as it is."""
+    from maskdial_export.checkpoint.hub import download_gguf, split_gguf  # takes time to import
+
+    of_hub = split_gguf(source)
+    if of_hub is None:
+        return source, revision
+    try:
+        return str(download_gguf(*of_hub, revision)), None
+    except OSError as error:
+        raise ExportError(f"cannot download {source}: {io_reason(error)}") from error
 
 
 def _export(

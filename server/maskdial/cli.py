@@ -33,9 +33,9 @@ from maskdial.extras import how_to_install
 from maskdial.model_cache import (
     GGUF,
     VARIABLE,
-    bundle_folder,
     cache_folder,
     cached_models,
+    hub_source,
     is_source,
     remove,
     source_bundle,
@@ -165,8 +165,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     run.add_argument(
         "source",
         metavar="SOURCE",
-        help="a GGUF file, a checkpoint's folder or ORG/NAME of the Hub, exported the first time; "
-        "a bundle; or a starter model's name",
+        help="a GGUF file, a checkpoint's folder, ORG/NAME of the Hub or ORG/NAME:Q4_K_M, a GGUF "
+        "file there, exported the first time; a bundle; or a starter model's name",
     )
     run.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="a text, unless it is a chat"
@@ -318,12 +318,16 @@ def _exported(name: str, path: Path, provider: str) -> Path:
     """
     comes_from_path = is_source(path)
     folder = source_bundle(path) if comes_from_path else path
-    if not (comes_from_path or folder == bundle_folder(name)) or folder.exists():
+    of_hub = None if comes_from_path else hub_source(folder)
+    if of_hub is not None and of_hub.partition(":")[0] != name:  # a folder of the user's choice
+        of_hub = None
+    if not (comes_from_path or of_hub) or folder.exists():
         return folder
-    source = str(path) if comes_from_path else name
+    source = of_hub or str(path)
     print(f"maskdial: exporting {source} to {folder}", file=sys.stderr)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    floats = [] if path.suffix == GGUF or _runs_on_cpu(provider) else ["--precision", "fp32"]
+    is_gguf = path.suffix == GGUF or ":" in (of_hub or "")
+    floats = [] if is_gguf or _runs_on_cpu(provider) else ["--precision", "fp32"]
     command = [sys.executable, "-m", "maskdial", "export", *floats, source, str(folder)]
     status = subprocess.run(command, check=False).returncode
     if status:

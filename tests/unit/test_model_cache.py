@@ -109,6 +109,15 @@ def test_a_file_that_changes_meanwhile_is_not_kept(
     assert served == []
 
 
+def test_a_file_of_a_repository_is_exported_once(
+    cache: Path, served: list[dict[str, Path]], exported: list[str]
+) -> None:
+    for _ in range(2):
+        assert cli.main(["serve", "--model", f"{NAME}:Q4_K_M", "--provider", "cuda,cpu"]) == 0
+    assert exported == [f"{NAME}:Q4_K_M"]
+    assert served == [{NAME: cache / "acme" / "taste--Q4_K_M"}] * 2
+
+
 def test_other_providers_get_floats(
     cache: Path, served: list[dict[str, Path]], exported: list[str], tmp_path: Path
 ) -> None:
