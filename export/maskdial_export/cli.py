@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial export`` to a parser."""
     parser.add_argument(
         "source",
-        help="a checkpoint folder, a GGUF file, a Hugging Face Hub id, or ID:Q4_K_M, a GGUF file there",
+        help="a checkpoint folder, a GGUF file, a Hugging Face Hub id, or ID:Q4_K_M, a GGUF file "
+        "there",
     )
     parser.add_argument(
         "dest", type=Path, help="folder to write the bundle to; must be new or empty"

@@ -54,7 +54,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shutil.copytree(STARTER_FOLDER / "sentiment", dest)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("maskdial.cli.subprocess.run", run)
+    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
     return names
 
 
@@ -99,9 +99,9 @@ def test_a_file_that_changes_meanwhile_is_not_kept(
             file.write_bytes(file.read_bytes() + b"more")  # a download goes on
         return subprocess.CompletedProcess(command, status)
 
-    monkeypatch.setattr("maskdial.cli.subprocess.run", run)
+    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
     assert cli.main(["serve", "--model", str(file)]) == 1
-    assert f"{file} has changed while it was exported; try again" in capsys.readouterr().err
+    assert f"{file} has changed while it was exported; wait" in capsys.readouterr().err
     assert [*(cache / "files").iterdir()] == []
     status = -signal.SIGBUS
     assert cli.main(["serve", "--model", str(file)]) == 1
