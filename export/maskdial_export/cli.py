@@ -24,7 +24,11 @@ from maskdial_export.route import export_any_way, load_tracer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial export`` to a parser."""
-    parser.add_argument("source", help="a checkpoint folder, a GGUF file, or a Hugging Face Hub id")
+    parser.add_argument(
+        "source",
+        help="a checkpoint folder, a GGUF file, a Hugging Face Hub id, or ID:Q4_K_M, a GGUF file "
+        "there",
+    )
     parser.add_argument(
         "dest", type=Path, help="folder to write the bundle to; must be new or empty"
     )
@@ -46,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=f"{{{','.join(PRECISIONS)}}}",
         help="number format of weights and activations: int8 is about twice as fast as fp32 on "
         "CPUs with VNNI, int4 is the smallest; for CUDA, fp16, or int4-fp16, which reads about a "
-        "quarter of fp16's weight bytes per token (default: fp32; for a GGUF file of integers int4 "
-        "or int8, which keeps them)",
+        "quarter of fp16's weight bytes per token (default: int8, or fp32 where the quality gate "
+        "refuses that; for a GGUF file of integers int4 or int8, which keeps them)",
     )
     parser.add_argument(
         "--trace",
         action="store_true",
         help="trace the model with torch, as is done of families that the direct path does not "
-        "know: takes minutes, and compares with torch; the options of quality need it (default: "
+        "know: takes minutes, and compares with torch; most options of quality need it (default: "
         "write the graph from the file, where the family is known)",
     )
     _add_gate_arguments(parser)

@@ -18,6 +18,18 @@ class ExportError(MaskdialError):
     """The checkpoint cannot be exported. The message is one sentence that says why."""
 
 
+class QualityError(ExportError):
+    """A lower precision loses more than the quality gate allows, or what it loses is not known.
+
+    Attributes:
+        measured: what was found, in a few words.
+    """
+
+    def __init__(self, message: str, measured: str) -> None:
+        super().__init__(message)
+        self.measured = measured
+
+
 def first_line(error: Exception) -> str:
     """The first line of another library's message, or the error's repr if that says too little.
 

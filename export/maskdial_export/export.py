@@ -18,13 +18,12 @@ from maskdial_export.checkpoint.integers import stored_matrices
 from maskdial_export.checkpoint.sample import read_calibration, read_sample
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.checkpoint.task_adapters import TaskAdapters, read_tasks
-from maskdial_export.choices import PRECISIONS, TOLERANCE, MaskChoice, Precision
+from maskdial_export.choices import TOLERANCE, MaskChoice, Precision
 from maskdial_export.destination import new_folder
 from maskdial_export.errors import ExportError, first_line, io_reason
 from maskdial_export.join import join
 from maskdial_export.phase import finding, phase
-from maskdial_export.quantize.gate import Gate
-from maskdial_export.quantize.int4 import INT4
+from maskdial_export.quantize.gate import Gate, check_choice
 from maskdial_export.writing import Settings, write_bundle
 
 
@@ -44,6 +43,7 @@ def export(
     adapter: Path | None = None,
     draft: str | None = None,
     tolerance: float = TOLERANCE,
+    rounds: bool = False,
     console: Console | None = None,
 ) -> Manifest:
     """Exports a checkpoint to the new or empty folder ``dest`` and returns its manifest.
@@ -55,7 +55,7 @@ def export(
         mask: the attention mask; None for that of the architecture. "both" writes two graphs that
             share one weight file, and returns the causal graph's manifest.
         precision: one of ``PRECISIONS``; None for that of the integers which a GGUF file has, or
-            fp32.
+            of floats as ``rounds`` says.
         gate: how much quality a precision below fp32 may lose, and where.
         revision: a branch, tag or commit of the Hub id.
         allow_pickle: whether to load ``.bin`` files, which can run code.
@@ -67,14 +67,17 @@ def export(
         draft: the folder or Hub id of an EAGLE-3 head, which drafts for the model.
         tolerance: the largest difference allowed between the logits of torch and ONNX Runtime in
             fp32. Where logits exceed 10 it scales with them, as float32 rounding does.
+        rounds: whether floats become int8 if no precision is asked for, and the quality gate can
+            measure it; otherwise they become fp32.
         console: where to show progress; None for nowhere.
 
     Raises:
+        QualityError: the precision loses more than the gate allows.
         ExportError: the checkpoint cannot be exported.
     """
     console, gate = console or Console(quiet=True), gate or Gate()
     if precision is not None:
-        _check_choice(precision, gate)
+        check_choice(precision, gate)
     sample = read_sample(gate.text)
     calibration = read_calibration(gate.calibration_text, gate.text)
     with new_folder(dest) as folder, _temporary(folder, ".gguf.") as restored:
@@ -92,8 +95,8 @@ def export(
                 check_adapter(adapter, allow_pickle=allow_pickle)
                 found = replace(found, adapter=adapter)
         if precision is None:
-            precision = _of_file(found, console)
-            _check_choice(precision, gate)
+            precision = _of_file(found, rounds=rounds, console=console)
+            check_choice(precision, gate)
         settings = Settings(
             cast(Precision, precision),
             gate,
@@ -119,40 +122,16 @@ def export(
             raise ExportError(f"cannot write the bundle to {dest}: {reason}") from error
 
 
-def _check_choice(precision: str, gate: Gate) -> None:
-    """Refuses options that do not apply to a precision."""
-    if precision not in PRECISIONS:
-        raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
-    if precision == "fp32" and replace(gate, text=None) != Gate():
-        raise ExportError(
-            "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
-            "--precision int8, int4 or int4-fp16"
-        )
-    if precision != "int4" and gate.int8:
-        raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
-    if precision != "int8" and gate.reduce_range:
-        raise ExportError(
-            "--reduce-range is for int8, whose weights may have one scale for a row; products in "
-            f"blocks and floats do not saturate, so {precision} needs none"
-        )
-    if precision not in INT4 and gate.tune is not None:
-        raise ExportError(
-            "--tune trains the scales of 4-bit weights; add --precision int4 or int4-fp16"
-        )
-    if precision == "fp16" and (gate.keep or gate.keep_worst):
-        raise ExportError(
-            "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
-        )
+def _of_file(source: Source, *, rounds: bool, console: Console) -> Precision:
+    """The precision that keeps the integers of a GGUF file; of floats, int8 or fp32.
 
-
-def _of_file(source: Source, console: Console) -> Precision:
-    """The precision that keeps the integers of a GGUF file; fp32 if it has none.
-
-    As floats of 32 bits they would take five to eight times the file.
+    As floats of 32 bits integers would take five to eight times the file. Nothing measures what
+    int8 loses of a table of vectors, or of canvases.
     """
     bits = {each.bits for each in stored_matrices(source).values()} if source.gguf else set()
     if not bits:
-        return "fp32"
+        measured = source.table is None and source.task != "block-diffusion"
+        return "int8" if rounds and measured else "fp32"
     chosen: Precision = "int4" if 4 in bits else "int8"
     finding(console, f"exported as {chosen}, which keeps the file's integers; see --precision")
     return chosen

@@ -16,7 +16,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.extras import how_to_install
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct.decoder import NotDirectError
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, QualityError, io_reason
 from maskdial_export.phase import say
 from maskdial_export.quantize.gate import Gate
 
@@ -48,18 +48,69 @@ def export_any_way(
 ) -> Manifest:
     """Exports a checkpoint to the new or empty folder ``dest``, and returns its manifest.
 
+    Without a precision, integers of a GGUF file are kept, and floats become int8 if the quality
+    gate accepts that; otherwise the bundle is fp32.
+
     Args:
         trace: whether to trace the model even if the direct path knows it.
-        options: the others of `maskdial_export.export.export`, which describes all of them. The
-            direct path has none of those, and no quality gate: what rounding to int8 loses is
-            measured by it wherever torch is installed.
+        options: the others of `maskdial_export.export.export`, which describes all of them.
 
     Raises:
+        QualityError: the precision that was asked for loses more than the gate allows.
         ExportError: the checkpoint cannot be exported, or has to be traced and torch is missing.
     """
     console, gate = console or Console(quiet=True), gate or Gate()
+    if ":" in source:
+        source, revision = _downloaded(source, revision)
+    common: dict[str, Any] = {
+        "revision": revision,
+        "max_length": max_length,
+        "tolerance": tolerance,
+        "console": console,
+        **options,
+    }
+    try:
+        return _export(source, dest, trace=trace, precision=precision, gate=gate, **common)
+    except QualityError as error:
+        if precision is not None:
+            raise
+        say(
+            console,
+            f"{dest}: {error.measured}, so it becomes fp32; --precision int8 --max-loss inf takes "
+            "any loss",
+        )
+    return _export(source, dest, trace=trace, precision="fp32", gate=Gate(), **common)
+
+
+def _downloaded(source: str, revision: str | None) -> tuple[str, str | None]:
+    """The path of a GGUF file that is named as on the Hub; another source as it is."""
+    from maskdial_export.checkpoint.hub import download_gguf, split_gguf  # takes time to import
+
+    of_hub = split_gguf(source)
+    if of_hub is None:
+        return source, revision
+    try:
+        return str(download_gguf(*of_hub, revision)), None
+    except OSError as error:
+        raise ExportError(f"cannot download {source}: {io_reason(error)}") from error
+
+
+def _export(
+    source: str,
+    dest: Path,
+    *,
+    trace: bool,
+    precision: str | None,
+    gate: Gate,
+    revision: str | None,
+    max_length: int | None,
+    tolerance: float,
+    console: Console,
+    **options: Any,
+) -> Manifest:
     common: dict[str, Any] = {
         "precision": precision,
+        "gate": gate,
         "revision": revision,
         "max_length": max_length,
         "tolerance": tolerance,
@@ -72,7 +123,7 @@ def export_any_way(
         except ImportError as error:
             raise ExportError(f"export needs a package that is missing: {error}") from error
         try:
-            manifest = export_direct(source, dest, rounds=not _can_trace(), **common)
+            manifest = export_direct(source, dest, **common)
         except NotDirectError as error:
             if not _can_trace():
                 raise ExportError(
@@ -80,10 +131,15 @@ def export_any_way(
                     f"{how_to_install('export')}"
                 ) from error
             reason = error.message
+        except QualityError as error:
+            if not _can_trace():
+                raise
+            reason = f"as {error.measured}, and the tracer can leave layers as they are"
+            say(console, f"{dest}: tracing, {reason}")
         else:
             say(console, f"{dest}: written directly from the file, without torch")
             return manifest
-    manifest = load_tracer()(source, dest, gate=gate, **common, **options)
+    manifest = load_tracer()(source, dest, rounds=True, **common, **options)
     say(console, f"{dest}: traced, {reason}")
     return manifest
 
@@ -93,7 +149,8 @@ def _option(gate: Gate, options: dict[str, Any]) -> str | None:
     for name, values in _OF_TRACER.items():
         if options.get(name, values[0]) not in values:
             return f"as --{name.replace('_', '-')} needs it"
-    return None if gate == Gate() else "as the options of the quality gate need it"
+    measured = Gate(text=gate.text, max_loss=gate.max_loss)
+    return None if gate == measured else "as the options of the quality gate need it"
 
 
 def _can_trace() -> bool:

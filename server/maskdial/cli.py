@@ -5,7 +5,6 @@ import difflib
 import json
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,15 +28,13 @@ from maskdial.config import (
 )
 from maskdial.errors import ConfigError, MaskdialError, printable
 from maskdial.extras import how_to_install
+from maskdial.intake import take_in
 from maskdial.model_cache import (
     GGUF,
     VARIABLE,
-    bundle_folder,
     cache_folder,
     cached_models,
-    is_source,
     remove,
-    source_bundle,
 )
 from maskdial.runtime.host_limits import reservable_bytes
 
@@ -165,8 +162,8 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     run.add_argument(
         "source",
         metavar="SOURCE",
-        help="a GGUF file, a checkpoint's folder or ORG/NAME of the Hub, exported the first time; "
-        "a bundle; or a starter model's name",
+        help="a GGUF file, a checkpoint's folder, ORG/NAME of the Hub or ORG/NAME:Q4_K_M, a GGUF "
+        "file there, exported the first time; a bundle; or a starter model's name",
     )
     run.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="a text, unless it is a chat"
@@ -308,34 +305,8 @@ def _export_missing(config: Config) -> Config:
     Returns:
         The settings, with the folders of bundles in place of files and checkpoints.
     """
-    models = {name: _exported(name, path) for name, path in config.models.items()}
+    models = {name: take_in(name, path, config.provider) for name, path in config.models.items()}
     return config.model_copy(update={"models": models})
-
-
-def _exported(name: str, path: Path) -> Path:
-    """The bundle of a model, exported now if it has to be.
-
-    Args:
-        name: of the model, perhaps on the Hub.
-        path: of its bundle, a GGUF file or a checkpoint.
-
-    Raises:
-        ConfigError: the export failed.
-    """
-    comes_from_path = is_source(path)
-    folder = source_bundle(path) if comes_from_path else path
-    if not (comes_from_path or folder == bundle_folder(name)) or folder.exists():
-        return folder
-    source = str(path) if comes_from_path else name
-    print(f"maskdial: exporting {source} to {folder}", file=sys.stderr)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "maskdial", "export", source, str(folder)]
-    if subprocess.run(command, check=False).returncode:
-        raise ConfigError(
-            f"model {name} is not in the cache {cache_folder()}, and its export failed; the "
-            "line above says why; a bundle of your own is --model NAME=PATH"
-        )
-    return folder
 
 
 _FITTING = {"fill-mask": "fill", "classify": "classify", "embed": "embed", "generate": "generate"}
@@ -346,8 +317,9 @@ def _run(options: argparse.Namespace) -> int:
     """Runs the command that fits a model, in this process."""
     from maskdial.bundle.bundle import read_manifests
 
-    ((name, path),) = load_config({"model": [_as_setting(options.source)]}).models.items()
-    folder = _exported(name, path)
+    config = load_config({"model": [_as_setting(options.source)]})
+    ((name, path),) = config.models.items()
+    folder = take_in(name, path, config.provider)
     manifests = read_manifests(name, folder)
     heads = [manifest.task for manifest in manifests]
     command = next((_FITTING[head] for head in heads if head in _FITTING), None)

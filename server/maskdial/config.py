@@ -29,7 +29,7 @@ from maskdial import settings
 from maskdial.bundle.starters import starters
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
-from maskdial.model_cache import GGUF, bundle_folder, is_hub_name
+from maskdial.model_cache import GGUF, bundle_folder, is_hub_file, is_hub_name
 from maskdial.runtime import providers
 
 
@@ -214,12 +214,14 @@ class Config(BaseModel):
         "without a dot, and those below .localhost and .internal, which no web page has; *: any. "
         "Default: none for one that listens on this machine alone, else any",
     )
-    models: Annotated[dict[str, Path], Repeated("model", "NAME=PATH|FILE.gguf|ORG/NAME")] = Field(
+    models: Annotated[
+        dict[str, Path], Repeated("model", "NAME=PATH|FILE.gguf|ORG/NAME[:QUANT]")
+    ] = Field(
         {},
-        description="models to serve, by name, loaded at the start. A name of the Hub, or a GGUF "
-        "file (also as NAME=FILE.gguf), is exported into the cache (MASKDIAL_CACHE) the first "
-        "time; that of a starter model is enough, too. None, and no --model-dir: the starter "
-        "models",
+        description="models to serve, by name, loaded at the start. A name of the Hub (with "
+        ":Q4_K_M, a GGUF file there of that quantization), or a GGUF file (also as "
+        "NAME=FILE.gguf), is exported into the cache (MASKDIAL_CACHE) the first time; that of a "
+        "starter model is enough, too. None, and no --model-dir: the starter models",
     )
     model_dir: Annotated[Path | None, _None] = Field(
         None,
@@ -594,6 +596,8 @@ class Config(BaseModel):
                 path = str(starters()[name])
             elif not equals and is_hub_name(name):
                 path = str(bundle_folder(name))
+            elif not equals and is_hub_file(name):
+                name, path = name.partition(":")[0], str(bundle_folder(name))
             elif not (name and equals and path):
                 raise ValueError(_model_fault(str(pair)))
             if name in models:

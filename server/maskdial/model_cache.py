@@ -1,6 +1,7 @@
 """The cache of bundles that were exported to be served.
 
-Those of the Hub's repositories are at ORG/NAME, those of GGUF files and of checkpoints' folders at
+Those of the Hub's repositories are at ORG/NAME, of a repository's GGUF file at
+ORG/NAME--QUANTIZATION, those of GGUF files and of checkpoints' folders at
 files/NAME-DIGEST.
 
 It has the form of ``--model-dir``.
@@ -25,6 +26,9 @@ GGUF = ".gguf"
 
 _FILES = "files"
 _CONFIG = "config.json"
+_OF_FILE = "--"
+"""In place of the colon, which paths cannot have everywhere; no repository's name has it."""
+_HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+:\w+")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -65,9 +69,21 @@ def is_hub_name(text: str) -> bool:
     return named and not Path(text).exists()
 
 
+def is_hub_file(text: str) -> bool:
+    """Whether a text may name a GGUF file of a repository, ORG/NAME:QUANTIZATION."""
+    return _HUB_FILE.fullmatch(text) is not None and is_hub_name(text.partition(":")[0])
+
+
 def bundle_folder(name: str) -> Path:
-    """Where a repository's bundle is, or would be."""
-    return cache_folder() / name
+    """Where the bundle of a repository, or of one of its GGUF files, is or would be."""
+    return cache_folder() / name.replace(":", _OF_FILE)
+
+
+def hub_source(folder: Path) -> str | None:
+    """What of the Hub a folder of `bundle_folder` is the bundle of; None of another one."""
+    if folder.parent.parent != cache_folder() or folder.parent.name == _FILES:
+        return None
+    return f"{folder.parent.name}/{folder.name.replace(_OF_FILE, ':')}"
 
 
 def is_source(path: Path) -> bool:

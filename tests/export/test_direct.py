@@ -148,7 +148,7 @@ def test_integers_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) 
 def test_floats_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write(name, path)
-    assert direct(path, tmp_path / "direct").precision == "fp32"
+    direct(path, tmp_path / "direct", precision="fp32")
     traced(path, tmp_path / "traced", precision="fp32")
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
@@ -194,8 +194,15 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
     folder = save_folder(name, tmp_path / "checkpoint", dtype)
     written = direct(folder, tmp_path / "direct", precision=precision)
     assert written.source == "checkpoint"
-    traced(folder, tmp_path / "traced", precision=precision)
+    other = traced(folder, tmp_path / "traced", precision=precision)
     assert_alike(tmp_path / "direct", tmp_path / "traced")
+    if written.quality is None or other.quality is None:
+        assert precision == "fp32"
+        return
+    assert written.quality.positions == other.quality.positions
+    for figure, value in other.quality.figures.items():
+        tolerance = 2e-3 if figure == "top1_agreement" else 1e-3 * value  # float32's rounding
+        assert abs(written.quality.figures[figure] - value) <= tolerance, figure
 
 
 def test_parts_of_matrices_are_written_as_wholes(
@@ -562,8 +569,11 @@ def test_the_route_is_the_direct_one_where_it_can_be(
     assert len(calls) == 7
     folder, floats = str(save_folder("llama", tmp_path / "folder")), tmp_path / "floats.gguf"
     write("llama", floats)
-    for each in (folder, str(floats)):
-        assert export_any_way(each, tmp_path / "b", precision="int8") is manifest  # for the gate
+    for number, each in enumerate((folder, str(floats))):
+        found = export_any_way(each, tmp_path / f"floats{number}")
+        assert (found.precision, found.parity.reference) == ("int8", "numpy")
+        assert found.quality is not None
+        assert 0 < found.quality.loss < 0.01
     monkeypatch.setattr(route, "_NEEDED", ("no_such_module",))
     with pytest.raises(ExportError, match=r"'starcoder2' is not known .* pip install"):
         export_any_way(str(path), tmp_path / "b")

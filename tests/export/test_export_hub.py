@@ -10,11 +10,16 @@ from typing import Any
 import huggingface_hub
 import pytest
 import tokenizers
+from rich.console import Console
 from transformers import BertConfig
 
 from maskdial_export.checkpoint.files import read_files
+from maskdial_export.checkpoint.hub import download_gguf, split_gguf
 from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError
+from maskdial_export.route import export_any_way
+from tests.export.test_direct import TYPES
+from tests.export.test_gguf_models import write
 
 New = Callable[[str], Path]
 Refuse = Callable[..., None]
@@ -145,3 +150,26 @@ def test_adapter_in_place_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
     with pytest.raises(ExportError, match="is an adapter of some/model; export that model with"):
         find(str(tmp_path), "auto", revision=None, allow_pickle=False)
+
+
+def test_a_gguf_file_by_its_quantization(hub: dict[str, bytes], tmp_path: Path) -> None:
+    write("llama", tmp_path / "made.gguf", quantize=TYPES)
+    content = (tmp_path / "made.gguf").read_bytes()
+    hub["model-Q4_K_M.gguf"] = content
+    parts = [f"other-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    others = ["model-Q4_K_S.gguf", "mmproj-Q4_K_M.gguf", "a-Q5_0.gguf", "b-Q5_0.gguf", *parts]
+    hub.update(dict.fromkeys(others, b"GGUF"))
+    console = Console(quiet=True)
+    manifest = export_any_way("some/model:q4_k_m", tmp_path / "bundle", console=console)
+    assert (manifest.source, manifest.precision) == ("model-Q4_K_M.gguf", "int4")
+    with pytest.raises(ExportError, match=r"some/model has no GGUF file of Q9 \(a name that ends"):
+        export_any_way("some/model:Q9", tmp_path / "other")
+    with pytest.raises(ExportError, match=r"several files of Q5_0: a-Q5_0.gguf, b-Q5_0.gguf"):
+        export_any_way("some/model:Q5_0", tmp_path / "other")
+    with pytest.raises(ExportError, match="shows no such repository"):
+        export_any_way("some/other:Q4_K_M", tmp_path / "other")
+    first = download_gguf("some/model", "Q8_0", None)
+    assert first.name == parts[0]
+    assert (first.parent / parts[1]).is_file()
+    assert split_gguf("C:/models") is None
+    assert split_gguf("org/name") is None

@@ -159,7 +159,7 @@ def test_a_file_is_not_refused_for_what_its_integers_round(
     assert 1e-9 < quality.loss < 0.05 == quality.max_loss
     assert (quality.raised, quality.kept) == ((), ())
     assert "the rounding of what the file's integers are multiplied by" in told.export_text()
-    monkeypatch.setattr(quality_module, "_FILE_LOSS", 0.9 * quality.loss)
+    monkeypatch.setattr(quality_module, "FILE_LOSS", 0.9 * quality.loss)
     with pytest.raises(ExportError, match=f"{precision} diverges by"):
         export(str(path), tmp_path / "c", precision=precision)
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import shutil
+import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -355,3 +356,51 @@ def test_no_request_is_lost_while_versions_are_swapped(shelf: Any, http: httpx.C
     engines = [thread for thread in threading.enumerate() if thread.name == "maskdial-m"]
     assert len(engines) == 1
     assert 'maskdial_engine_up{model="m"} 1.0' in http.get("/metrics").text
+
+
+def test_a_file_in_the_folder_is_exported_by_its_first_request(
+    tmp_path: Path, start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASKDIAL_CACHE", str(tmp_path / "cache"))
+    exported: list[str] = []
+
+    def run(command: list[str], *, check: bool) -> Any:
+        exported.append(command[-2])
+        if "bad" in command[-2]:
+            return subprocess.CompletedProcess(command, 1)
+        make_version(Path(command[-1]), "NO", "YES")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
+    root = tmp_path / "models"
+    (root / "acme" / "folder").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (root / "acme" / "folder" / name).write_text("{}")
+    for name in ("taste-Q4_K_M", "bad", "parts-00001-of-00002", "parts-00002-of-00002"):
+        (root / f"{name}.gguf").write_bytes(b"GGUF")
+    (root / "acme" / "settings").mkdir()
+    (root / "acme" / "settings" / "config.json").write_text("{}")  # without weights
+    names = ["acme/folder", "bad", "parts-00001-of-00002", "taste-Q4_K_M"]
+    running = start_server(model_dir=root)
+    try:
+        with httpx.Client(base_url=running.url, timeout=60) as http:
+            assert states(http) == dict.fromkeys(names, "unloaded")
+            assert [each["id"] for each in http.get("/v1/models").json()["data"]] == names
+            assert label(http, "taste-Q4_K_M") == "YES"
+            assert label(http, "acme/folder") == "YES"
+            assert label(http, "taste-Q4_K_M") == "YES"
+            assert exported == [str(root / "taste-Q4_K_M.gguf"), str(root / "acme" / "folder")]
+            refused = http.post("/classify", json={"inputs": TEXT, "model": "bad"})
+            assert refused.status_code == 503
+            assert "its export failed" in refused.text
+            assert states(http)["bad"] == "failed"
+    finally:
+        running.stop()
+    running = start_server(model_dir=root)
+    try:
+        with httpx.Client(base_url=running.url, timeout=60) as http:
+            listed = {each["name"]: each for each in http.get("/models").json()}
+            assert listed["taste-Q4_K_M"]["labels"] == ["NO", "YES"]  # the cache has it
+    finally:
+        running.stop()
+    assert len(exported) == 3

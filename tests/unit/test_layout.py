@@ -50,6 +50,7 @@ SERVER = (
         "responses_store",
         "config",
         "settings",
+        "intake",
         "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer"),

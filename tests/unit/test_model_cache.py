@@ -1,6 +1,7 @@
 """Models by their names on the Hub: exported once into the cache, listed and removed."""
 
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,13 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def run(command: list[str], *, check: bool) -> Any:
-        *_, verb, source, dest = command
+        verb, *options, source, dest = command[3:]
         assert verb == "export"
-        names.append(source)
+        names.append(" ".join([*options, source]))
         shutil.copytree(STARTER_FOLDER / "sentiment", dest)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr("maskdial.cli.subprocess.run", run)
+    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
     return names
 
 
@@ -79,6 +80,53 @@ def test_a_name_of_the_hub_is_exported_once(
     assert not (cache / "acme" / "taste").exists()
     assert cli.main(["models", "--remove", NAME]) == 1
     assert "there is no 'acme/taste' in the cache" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(
+    cache: Path,
+    served: list[dict[str, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "some.gguf"
+    file.write_bytes(b"GGUF")
+    status = 0
+
+    def run(command: list[str], *, check: bool) -> Any:
+        if not status:
+            shutil.copytree(STARTER_FOLDER / "sentiment", command[-1])
+            file.write_bytes(file.read_bytes() + b"more")  # a download goes on
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
+    assert cli.main(["serve", "--model", str(file)]) == 1
+    assert f"{file} has changed while it was exported; wait" in capsys.readouterr().err
+    assert [*(cache / "files").iterdir()] == []
+    status = -signal.SIGBUS
+    assert cli.main(["serve", "--model", str(file)]) == 1
+    assert "its process was ended (Bus error): memory ran out, or" in capsys.readouterr().err
+    assert served == []
+
+
+def test_a_file_of_a_repository_is_exported_once(
+    cache: Path, served: list[dict[str, Path]], exported: list[str]
+) -> None:
+    for _ in range(2):
+        assert cli.main(["serve", "--model", f"{NAME}:Q4_K_M", "--provider", "cuda,cpu"]) == 0
+    assert exported == [f"{NAME}:Q4_K_M"]
+    assert served == [{NAME: cache / "acme" / "taste--Q4_K_M"}] * 2
+
+
+def test_other_providers_get_floats(
+    cache: Path, served: list[dict[str, Path]], exported: list[str], tmp_path: Path
+) -> None:
+    assert cli.main(["serve", "--model", NAME, "--provider", "cuda,cpu"]) == 0
+    assert exported == [f"--precision fp32 {NAME}"]
+    file = tmp_path / "some.Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    assert cli.main(["serve", "--model", f"a={file}", "--provider", "cuda,cpu"]) == 0
+    assert exported[1:] == [str(file)]  # which keeps its integers
 
 
 def test_without_the_extra_it_says_what_to_install(

@@ -1,5 +1,6 @@
 """Checkpoints on the Hugging Face Hub: downloading one, or finding it in the cache."""
 
+import re
 from pathlib import Path
 
 import huggingface_hub
@@ -20,6 +21,8 @@ _DOWNLOADED = (
     *("*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors"),
     *(_MODULES, _ADAPTERS),
 )
+_GGUF_SOURCE = re.compile(r"([\w.-]+/[\w.-]+):(\w+)")
+_PART = "-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 """What stands beside the weights of a model with sparse weights and token vectors, BGE-M3."""
 _PICKLES = ("*.bin", *HYBRID_HEADS)
@@ -37,9 +40,46 @@ def download(name: str, revision: str | None, *, allow_pickle: bool) -> Path:
         OSError: the cache cannot be written.
     """
     patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
+    return _snapshot(name, revision, patterns, [*_NOT_DOWNLOADED])
+
+
+def split_gguf(source: str) -> tuple[str, str] | None:
+    """The repository and the quantization of ``ORG/NAME:Q4_K_M``; None if it is nothing such."""
+    found = _GGUF_SOURCE.fullmatch(source)
+    return None if found is None or Path(source).exists() else (found[1], found[2])
+
+
+def download_gguf(name: str, quantization: str, revision: str | None) -> Path:
+    """A repository's GGUF file of a quantization, as `download`; of one in parts, the first.
+
+    Raises:
+        ExportError: as `download`, or there is no such file, or several.
+        OSError: the cache cannot be written.
+    """
+    ends = [
+        f"*[-._]{spelled}{part}.gguf"
+        for spelled in (quantization, quantization.upper(), quantization.lower())
+        for part in ("", _PART)
+    ]
+    folder = _snapshot(name, revision, ends, ["*mmproj*"])
+    files = {file for end in ends for file in folder.rglob(end)}
+    files = {each for each in files if "mmproj" not in each.name}
+    firsts = sorted(each for each in files if "-of-" not in each.name or "-00001-of-" in each.name)
+    if len(firsts) == 1:
+        return firsts[0]
+    if firsts:
+        names = ", ".join(each.name for each in firsts)
+        raise ExportError(f"{name} has several files of {quantization}: {names}; download one")
+    raise ExportError(
+        f"{name} has no GGUF file of {quantization} (a name that ends with -{quantization}.gguf); "
+        f"{huggingface_hub.constants.ENDPOINT}/{name}/tree/main lists those that it has"
+    )
+
+
+def _snapshot(name: str, revision: str | None, allowed: list[str], ignored: list[str]) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=[*_NOT_DOWNLOADED]
+            name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ExportError(_reason(name, revision, error)) from error

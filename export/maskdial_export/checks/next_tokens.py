@@ -29,7 +29,8 @@ from maskdial_export.session import CausalSession, Floats, Graph, Ids, Loaded
 _WINDOW = 256
 # Log-probabilities of the reference, 4 GiB of a file: those of large vocabularies in 16 bits
 _MAX_KEPT, _MAX_EXACT = 2**31, 2**30
-_NOT_MEASURED = -1.0
+NOT_MEASURED = -1.0
+"""In place of a divergence."""
 _MANY_TOKENS = 100_000
 """A vocabulary of as many is one of several languages."""
 _MOST_UNKNOWN = 0.3
@@ -68,7 +69,7 @@ class NextTokens(Evaluation):
 
     def answers(self, graph: Graph, show: Progress = silent) -> Answers:
         """(num_tokens, 4): the negative log-probability of the token in nats, the argmax, the
-        divergence from the reference in nats, `_NOT_MEASURED` where it is not measured, and the
+        divergence from the reference in nats, `NOT_MEASURED` where it is not measured, and the
         window.
         """
         lengths = [len(text) for text in self.texts]
@@ -83,22 +84,22 @@ class NextTokens(Evaluation):
             texts = [self.texts[index] for index in batch]
             for index, logits in zip(batch, session.run(0, texts), strict=True):
                 text = self.texts[index]
-                probabilities = _log_softmax(logits[: -1 : self._every])
-                divergence = np.full(len(text) - 1, _NOT_MEASURED)
+                probabilities = log_softmax(logits[: -1 : self._every])
+                divergence = np.full(len(text) - 1, NOT_MEASURED)
                 if is_reference:
                     self._reference.append(_in_file(probabilities, self._kept_as, graph))
                 else:
                     of_reference = self._reference[len(rows)].astype(np.float32)
                     if self._kept_as is np.float16:  # probabilities again, whose sum is 1
-                        of_reference = _log_softmax(of_reference)
-                    divergence[:: self._every] = _divergence(of_reference, probabilities)
+                        of_reference = log_softmax(of_reference)
+                    divergence[:: self._every] = divergences(of_reference, probabilities)
                 window = np.full(len(text) - 1, index)
-                rows.append(np.column_stack([_next_tokens(text, logits), divergence, window]))
+                rows.append(np.column_stack([next_tokens(text, logits), divergence, window]))
         return np.concatenate(rows) if rows else np.zeros((0, 4))
 
     def compare(self, reference: Answers, answers: Answers) -> Comparison:
         before, after = (np.exp(np.mean(each[:, 0])) for each in (reference, answers))
-        measured = answers[answers[:, 2] != _NOT_MEASURED]
+        measured = answers[answers[:, 2] != NOT_MEASURED]
         windows = measured[:, 3].astype(np.int64)
         counts = np.bincount(windows)
         sums = np.bincount(windows, measured[:, 2]).astype(np.float64)[counts > 0]
@@ -154,21 +155,25 @@ def _in_file(
         return np.memmap(file, dtype=dtype, mode="r", shape=values.shape)
 
 
-def _log_softmax(logits: Floats) -> Floats:
+def log_softmax(logits: Floats) -> Floats:
+    """Of each row, in float32; sums are in float64."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     total = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
     probabilities: Floats = shifted - np.log(total).astype(np.float32)
     return probabilities
 
 
-def _divergence(reference: Floats, other: Floats) -> NDArray[np.float64]:
-    """Of each row of log-probabilities, in nats."""
+def divergences(reference: Floats, other: Floats) -> NDArray[np.float64]:
+    """Kullback-Leibler, of each row of log-probabilities, in nats."""
     difference = np.where(reference > -np.inf, reference - other, 0)  # tokens that are ruled out
     divergence: NDArray[np.float64] = (np.exp(reference) * difference).sum(axis=1, dtype=np.float64)
     return divergence
 
 
-def _next_tokens(text: Ids, logits: Floats) -> Answers:
+def next_tokens(text: Ids, logits: Floats) -> Answers:
+    """What logits (length, vocab_size) say of a text's next tokens, (length - 1, 2): the negative
+    log-probability of the token in nats, and the argmax.
+    """
     rows = logits[:-1]
     peak = rows.max(axis=1)
     total = np.exp(rows - peak[:, None]).sum(axis=1, dtype=np.float64)

@@ -1,6 +1,8 @@
 """Writes a bundle straight from a checkpoint's file: no torch, no trace, no float32 copy."""
 
 import importlib.metadata
+import math
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from maskdial_export.checkpoint.files import (
     write_files,
 )
 from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.destination import new_folder
 from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
@@ -31,12 +34,15 @@ from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import BlockProducts, FloatProducts
+from maskdial_export.direct.quality import QualityGate, limit_of
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
-from maskdial_export.direct.weights import RoundedWeights, check_weights
+from maskdial_export.direct.weights import RoundedWeights, Weights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.golden_check import TEXT
 from maskdial_export.phase import finding, phase
+from maskdial_export.quantize.gate import Gate, check_choice
+from maskdial_export.session import Loaded, kernels_here
 
 DirectPrecision = Literal["fp32", "int8", "int4"]
 _TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "tokenizers")
@@ -50,7 +56,7 @@ def export_direct(
     revision: str | None = None,
     max_length: int | None = None,
     tolerance: float,
-    rounds: bool = True,
+    gate: Gate | None = None,
     console: Console,
 ) -> Manifest:
     """Exports a causal model to the new or empty folder ``dest``; returns its manifest.
@@ -59,18 +65,19 @@ def export_direct(
         source: a GGUF file, a folder of safetensors, or a Hub id.
         dest: the bundle's folder.
         precision: fp32, int8, or int4 for a file that has integers of 4 bits; None for that of the
-            file's integers, or fp32.
+            file's integers, or int8.
         revision: of the Hub id.
         max_length: tokens of a text; None for as many as the model has positions for, at most
             131,072.
         tolerance: the largest difference allowed between the logits of the graph in float32 and
             those of the reference; it scales with logits beyond 10.
-        rounds: whether floats may be rounded to int8. What that loses on thousands of tokens is
-            measured by the quality gate, which needs the tracer.
+        gate: how much floats that are rounded to int8 may lose, and on which text that is
+            measured; its other options are the tracer's.
         console: where to show progress.
 
     Raises:
         NotDirectError: the checkpoint says what is not known here; the tracer may know it.
+        QualityError: int8 loses more than the gate allows.
         ExportError: the checkpoint cannot be exported.
     """
     with (
@@ -79,8 +86,9 @@ def export_direct(
     ):
         try:
             checkpoint = open_checkpoint(source, revision, Path(restored))
-            chosen = _precision(checkpoint, precision, rounds=rounds)
-            return _write(checkpoint, folder, chosen, max_length, tolerance, console)
+            gate = gate or Gate()
+            chosen = _precision(checkpoint, precision, gate)
+            return _write(checkpoint, folder, chosen, gate, max_length, tolerance, console)
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
@@ -91,24 +99,28 @@ def _write(
     checkpoint: DirectCheckpoint,
     folder: Path,
     precision: DirectPrecision,
+    gate: Gate,
     limit: int | None,
     tolerance: float,
     console: Console,
 ) -> Manifest:
     decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
     check_weights(decoder, checkpoint.weights)
-    sample = read_sample(None)
+    _check_disk(decoder, checkpoint.weights, precision, folder)
+    sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
     config = SimpleNamespace(**token_ids(checkpoint.config))
     tokens = special_tokens(checkpoint, config, tokenizer)
     texts = read_files(checkpoint, tokenizer)
+    num_parameters = sum(int(np.prod(shape)) for shape in decoder.shapes().values())
     layout = KVLayout(layers=(Heads(decoder.num_kv_heads, decoder.head_dim),) * len(decoder.layers))
     with phase(console, "Writing"):
         model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
     original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
-    if rounded is not None and rounded.rounds_products:
+    is_gated = rounded is not None and rounded.rounds_products
+    if is_gated:
         original = Reference(checkpoint.config, checkpoint.weights)
     with phase(console, "Checking"), onnxruntime_errors():
         checked = check_graph(
@@ -120,8 +132,19 @@ def _write(
             [*ids, *further][: decoder.max_length],
             len(ids),
             tolerance,
+            is_gated=is_gated,
         )
-    if checked.divergence is not None:
+        quality = None
+        if is_gated:
+            evaluation = NextTokens(
+                tokenizer, sample, decoder.max_length, decoder.vocab_size, layout
+            )
+            most = limit_of(gate, keeps_integers=bool(checkpoint.bits))
+            measure = QualityGate(evaluation, original, sample, num_parameters, most)
+            served = Loaded(folder / GRAPH, kernels=kernels_here())
+            quality = measure.check(served, precision, decoder.vocab_size, console)
+            served.free()
+    if quality is None and checked.divergence is not None:
         finding(
             console,
             f"{precision} diverges by {checked.divergence:.2g} nats from float32 on the check's "
@@ -136,7 +159,7 @@ def _write(
         precision=precision,
         batch_invariant=checked.batch_invariant,
         vocab_size=decoder.vocab_size,
-        num_parameters=sum(int(np.prod(shape)) for shape in decoder.shapes().values()),
+        num_parameters=num_parameters,
         max_length=decoder.max_length,
         special_tokens=tokens,
         tokenization=tokenization,
@@ -147,6 +170,7 @@ def _write(
         source_sha256=checkpoint.sha256(),
         tool_versions={"maskdial": maskdial.__version__, **versions},
         parity=checked.parity,
+        quality=quality,
         golden=checked.golden,
         files=hash_files(folder, names),
     )
@@ -154,20 +178,20 @@ def _write(
     return manifest
 
 
-def _precision(checkpoint: DirectCheckpoint, asked: str | None, *, rounds: bool) -> DirectPrecision:
-    """The precision that was asked for, or that of the file's integers.
+def _precision(checkpoint: DirectCheckpoint, asked: str | None, gate: Gate) -> DirectPrecision:
+    """The precision that was asked for, or that of the file's integers, or int8.
 
     Raises:
-        NotDirectError: it rounds what the file does not have rounded, and that may not be.
+        NotDirectError: it rounds otherwise, or the gate has options for integers that are kept.
+        ExportError: the options of the gate do not apply to it.
     """
-    of_file: DirectPrecision = "fp32"
-    if checkpoint.bits:
-        of_file = "int4" if 4 in checkpoint.bits else "int8"
+    of_file: DirectPrecision = "int4" if 4 in checkpoint.bits else "int8"
     chosen = of_file if asked is None else asked
+    check_choice(chosen, gate)
+    if checkpoint.bits and gate != Gate():
+        raise NotDirectError("the direct path measures what rounding of floats loses alone")
     if chosen == "fp32":
         return "fp32"
-    if chosen == "int8" and not (rounds or checkpoint.bits):
-        raise NotDirectError("the quality gate measures what int8 of floats loses")
     if chosen == "int8":
         return "int8"
     if chosen == of_file == "int4":
@@ -176,6 +200,28 @@ def _precision(checkpoint: DirectCheckpoint, asked: str | None, *, rounds: bool)
         f"the direct path does not round to {chosen}: it keeps integers of a GGUF file, and rounds "
         "to int8"
     )
+
+
+def _check_disk(
+    decoder: Decoder, weights: Weights, precision: DirectPrecision, folder: Path
+) -> None:
+    """Refuses a bundle that is too large for the disk, before the work.
+
+    Raises:
+        ExportError: at least so much room is missing.
+    """
+    needed = 0.0
+    for name, shape in decoder.shapes().items():
+        bits = 32
+        if precision != "fp32" and len(shape) > 1:
+            bits = 5 if precision == "int4" and weights.bits(name) == 4 else 9  # with their scales
+        needed += math.prod(shape) * bits / 8
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ExportError(
+            f"the bundle takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free on its disk; "
+            "make room, or choose another folder (the cache is MASKDIAL_CACHE)"
+        )
 
 
 def _write_graph(

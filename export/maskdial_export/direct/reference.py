@@ -2,7 +2,7 @@
 
 It is written from transformers' modeling files and not from the graph writer, with which it shares
 nothing but the weights: it reads config.json itself, and computes in float32, one matrix at a time.
-It is slow, and meant for a few dozen tokens.
+It is slow, and meant for a few dozen tokens, or one reading of some thousand.
 """
 
 import math
@@ -31,14 +31,20 @@ class Reference:
         self._heads = int(config["num_attention_heads"])
         self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
         usual = {"qwen3": 128}.get(self._kind, 256 if self._is_gemma else 0)
+        self._ends: Ids = np.zeros(0, np.int64)
         self._size = int(config.get("head_dim") or usual or self._hidden_size // self._heads)
 
-    def hidden(self, ids: Ids) -> Floats:
-        """The hidden states that the output layer reads, (num_tokens, hidden_size)."""
+    def hidden(self, *texts: Ids) -> Floats:
+        """The hidden states that the output layer reads, (num_tokens, hidden_size).
+
+        Those of several texts lie one after the other, and each weight is read once for all.
+        """
         config = self._config
         table = "model.embed_tokens.weight"
-        rows = [self._weights.values(table, slice(each, each + 1)) for each in ids.tolist()]
-        states = np.concatenate(rows)
+        self._ends = np.cumsum([len(text) for text in texts])[:-1]
+        tokens, places = np.unique(np.concatenate(texts), return_inverse=True)
+        rows = [self._weights.values(table, slice(each, each + 1)) for each in tokens.tolist()]
+        states = np.concatenate(rows)[places]
         if self._is_gemma:
             states = states * np.float32(math.sqrt(self._hidden_size))
         if self._kind == "granite":
@@ -105,7 +111,7 @@ class Reference:
             up = self._linear(values, f"{prefix}.mlp.up_proj")
         if self._is_gemma:
             root = np.float32(math.sqrt(2 / math.pi))
-            inner = np.tanh(root * (gate + np.float32(0.044715) * gate**3))
+            inner = np.tanh(root * (gate + np.float32(0.044715) * gate * gate * gate))
             active = np.float32(0.5) * gate * (1 + inner)
         else:
             with np.errstate(over="ignore"):
@@ -125,17 +131,23 @@ class Reference:
         if self._kind != "olmo2" and f"{name}.q_norm.weight" in self._names:
             heads[0] = self._norm(heads[0], f"{name}.q_norm")
             heads[1] = self._norm(heads[1], f"{name}.k_norm")
+        parts = zip(*(np.split(part, self._ends) for part in heads), strict=True)
+        joined = np.concatenate([self._attend(index, *each) for each in parts])
+        return self._linear(joined, f"{name}.o_proj")
+
+    def _attend(self, index: int, query: Floats, key: Floats, value: Floats) -> Floats:
+        """Within one text: of (num_tokens, heads, size), (num_tokens, columns)."""
         slides = self._slides(index)
         if self._turns(index):
-            heads[:2] = [self._rotated(part, slides) for part in heads[:2]]
+            query, key = self._rotated(query, slides), self._rotated(key, slides)
         groups = self._heads // self._kv_heads
-        query, key, value = (part.swapaxes(0, 1) for part in heads)
+        query, key, value = (part.swapaxes(0, 1) for part in (query, key, value))
         key, value = np.repeat(key, groups, axis=0), np.repeat(value, groups, axis=0)
         scores = query @ key.swapaxes(1, 2) * np.float32(self._scale())
         cap = self._config.get("attn_logit_softcapping", 50.0 if self._kind == "gemma2" else None)
         if cap:
             scores = np.tanh(scores / np.float32(cap)) * np.float32(cap)
-        positions = np.arange(len(values))
+        positions = np.arange(query.shape[1])
         distance = positions[:, None] - positions[None, :]
         hidden = distance < 0
         if slides:
@@ -144,8 +156,8 @@ class Reference:
         scores = np.where(hidden, np.float32(-np.inf), scores)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares = shares / shares.sum(axis=-1, keepdims=True)
-        joined = (shares @ value).swapaxes(0, 1).reshape(len(values), -1)
-        return self._linear(joined, f"{name}.o_proj")
+        attended: Floats = (shares @ value).swapaxes(0, 1).reshape(len(positions), -1)
+        return attended
 
     def _scale(self) -> float:
         if self._kind == "granite":

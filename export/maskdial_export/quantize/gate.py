@@ -1,12 +1,19 @@
 """Gate: how much quality a lower precision may lose, and which layers keep the higher one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from maskdial_export.choices import MAX_LOSS
+from maskdial_export.choices import MAX_LOSS, PRECISIONS
 from maskdial_export.errors import ExportError
+
+_OF_4_BITS = ("int4", "int4-fp16")
+MIN_POSITIONS = 200
+"""Decisions: with fewer, a single one that changes is half of the default maximum loss."""
+FILE_LOSS = 0.05
+"""What a file may lose by default, though nothing is rounded but what its integers multiply.
+Trained language models lose a tenth of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,36 @@ class Gate:
             ExportError: a pattern matches no name.
         """
         return _matching("--int8", self.int8, names)
+
+
+def check_choice(precision: str, gate: Gate) -> None:
+    """Refuses an unknown precision, and options that do not apply to it.
+
+    Raises:
+        ExportError: one does not.
+    """
+    if precision not in PRECISIONS:
+        raise ExportError(f"unknown precision {precision!r}; supported: {', '.join(PRECISIONS)}")
+    if precision == "fp32" and replace(gate, text=None) != Gate():
+        raise ExportError(
+            "the quality options (--keep, --max-loss and others) do not apply to fp32; add "
+            "--precision int8, int4 or int4-fp16"
+        )
+    if precision != "int4" and gate.int8:
+        raise ExportError("--int8 names layers of a bundle of int4; add --precision int4")
+    if precision != "int8" and gate.reduce_range:
+        raise ExportError(
+            "--reduce-range is for int8, whose weights may have one scale for a row; products in "
+            f"blocks and floats do not saturate, so {precision} needs none"
+        )
+    if precision not in _OF_4_BITS and gate.tune is not None:
+        raise ExportError(
+            "--tune trains the scales of 4-bit weights; add --precision int4 or int4-fp16"
+        )
+    if precision == "fp16" and (gate.keep or gate.keep_worst):
+        raise ExportError(
+            "--keep and --keep-worst apply to int8, int4 and int4-fp16; fp16 converts every layer"
+        )
 
 
 def _matching(option: str, patterns: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -16,11 +16,11 @@ from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.checkpoint.vocabulary import unknown_ids
 from maskdial_export.checks.evaluation import Answers, Comparison, evenly
 from maskdial_export.checks.kernels import exact_here
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, QualityError
 from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.blocks import Blocks
-from maskdial_export.quantize.gate import Gate
+from maskdial_export.quantize.gate import FILE_LOSS, MIN_POSITIONS, Gate
 from maskdial_export.quantize.observe import observe_moments
 from maskdial_export.quantize.quantize import HALF, IntegerPrecision, projections, quantize
 from maskdial_export.quantize.sensitivity import layer_errors, rank
@@ -31,14 +31,9 @@ from maskdial_export.session import Ids, Loaded, kernels_here
 from maskdial_export.tracing.graph import data_file, optimize, save
 from maskdial_export.tracing.rewrite import modules_of
 
-# With fewer, a single changed decision is half of the default maximum loss.
-_MIN_POSITIONS = 200
 _MIN_CALIBRATION = 64  # tokens
 _RANKED_TEXTS = 16
 _CALIBRATION_TEXTS = 64
-# What a file may lose by default, though nothing is rounded but what its integers multiply. Trained
-# language models lose a tenth of that.
-_FILE_LOSS = 0.05
 # Of the layers, how many the automatic pass may keep, or raise to int8: more would not be worth the
 # name int8 or int4.
 _KEPT_PART, _RAISED_PART = 8, 4
@@ -138,10 +133,11 @@ class Quantizer:
         with phase(self.console, "Evaluating fp32") as show:
             reference = self.evaluation.answers(fp32, show)
         fp32.free()
-        if len(reference) < _MIN_POSITIONS:
-            raise ExportError(
+        if len(reference) < MIN_POSITIONS:
+            raise QualityError(
                 f"the quality text {self.sample.name} is too short: it gives {len(reference)} "
-                f"decisions, and at least {_MIN_POSITIONS} are needed"
+                f"decisions, and at least {MIN_POSITIONS} are needed",
+                f"what {self.precision} loses cannot be measured",
             )
         folder = path.parent
         weakness = self.evaluation.weakness(reference)
@@ -158,7 +154,7 @@ class Quantizer:
             accepted = self._accepts(attempt, comparison, [each for _, each in tried])
             if not accepted and not tried:
                 accepted = self._is_the_files(graphs, attempt, folder, comparison, reference)
-                limit = _FILE_LOSS
+                limit = FILE_LOSS
             if accepted:
                 exact = self._by_weights_alone(graphs, attempt, folder, reference)
                 portable = self._portable(folder, reference)
@@ -166,7 +162,7 @@ class Quantizer:
             quantized.free()
             if not attempt.by_row:
                 tried.append((len(attempt.worst), comparison))
-        raise ExportError(self._refusal(tried, weakness))
+        raise self._refusal(tried, weakness)
 
     def _save(self, graphs: Graphs, attempt: _Attempt, folder: Path, **how: Any) -> Loaded:
         """Writes the graphs of an attempt; returns the main one as it is served."""
@@ -185,10 +181,11 @@ class Quantizer:
             answers = self.evaluation.answers(graph, show)
             comparison = self.evaluation.compare(reference, answers)
         if math.isnan(comparison.loss):
-            raise ExportError(
+            raise QualityError(
                 f"in {self.precision} the model computes NaN on {self.sample.name}: its "
                 "activations overflow; choose another precision, or keep the layers that do "
-                f"in {self.kept_as} with --keep"
+                f"in {self.kept_as} with --keep",
+                f"in {self.precision} it computes NaN",
             )
         return comparison
 
@@ -221,7 +218,7 @@ class Quantizer:
         """
         if not self.keeps_integers or attempt.worst or self.gate.max_loss is not None:
             return False
-        if comparison.loss > _FILE_LOSS:
+        if comparison.loss > FILE_LOSS:
             return False
         own = comparison
         if not self.stored.kept.issuperset(self.projections):
@@ -444,7 +441,9 @@ class Quantizer:
         named = {*self.named, *self.raised, *self.stored.kept}
         return [name for name in rank(self._layer_errors()) if name in present - named]
 
-    def _refusal(self, tried: Sequence[tuple[int, Comparison]], weakness: str | None) -> str:
+    def _refusal(
+        self, tried: Sequence[tuple[int, Comparison]], weakness: str | None
+    ) -> QualityError:
         kept, best = min(tried, key=lambda each: each[1].loss)
         layers = (
             f" with the worst {kept} of {len(self.names)} layers in {self.kept_as}" if kept else ""
@@ -458,12 +457,12 @@ class Quantizer:
             if weakness
             else ""
         )
-        return (
-            f"{self.precision} {loss_in_words(best.loss, best.figures, 'fp32')} on "
-            f"{self.sample.name}{layers} ({_figures(best)}), and the maximum is "
-            f"{with_unit(self.gate.limit, best.figures)}; "
-            f"{other_text}{advice}, choose another precision, "
-            "or raise --max-loss"
+        said = f"{self.precision} {loss_in_words(best.loss, best.figures, 'fp32')}"
+        limit = with_unit(self.gate.limit, best.figures)
+        return QualityError(
+            f"{said} on {self.sample.name}{layers} ({_figures(best)}), and the maximum is {limit}; "
+            f"{other_text}{advice}, choose another precision, or raise --max-loss",
+            f"{said}, more than {limit}",
         )
 
     def _report(

@@ -79,9 +79,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pydantic
@@ -111,6 +112,8 @@ UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
 
 # A manifest with the labels and languages of the largest models has less than a tenth of this.
 _MAX_MANIFEST_BYTES = 16 * 2**20
+_LARGE = 2**25
+"""Bytes of a file that are hashed in a thread: weights. A tokenizer has less."""
 
 
 class Stamp(NamedTuple):
@@ -131,13 +134,15 @@ class Stamp(NamedTuple):
 class Bundle:
     """A model folder with a valid manifest and verified files.
 
-    ``stamps`` are those of its files when they were verified.
+    ``stamps`` are those of its files when they were verified, ``hashing`` the large files of which
+    that is still under way.
     """
 
     name: str
     path: Path
     manifest: Manifest
     stamps: dict[str, Stamp] = field(default_factory=dict)
+    hashing: dict[str, "Future[str]"] = field(default_factory=dict)
 
     @property
     def graph(self) -> Path:
@@ -201,6 +206,16 @@ class Bundle:
     def tokenizer(self) -> Path:
         return self.path / TOKENIZER
 
+    def finish_verifying(self) -> None:
+        """Waits until all files are known to be those of the export.
+
+        Raises:
+            BundleError: one has changed, or cannot be read.
+        """
+        with _explain_reading(self.name):
+            for file_name, sha256 in self.hashing.items():
+                _compare(self.name, file_name, sha256.result(), self.manifest)
+
     def find_overwritten(self) -> str | None:
         """The name of a file with other content than when it was verified; None if there is none.
 
@@ -256,19 +271,30 @@ def load_bundle(name: str, path: Path) -> Bundle:
     Raises:
         BundleError: the manifest or a file is missing, invalid or changed.
     """
-    return _verify(name, path, _read_manifest(name, path / MANIFEST), {})
+    with _Hashes() as hashes:
+        bundle = _verify(name, path, _read_manifest(name, path / MANIFEST), hashes)
+    bundle.finish_verifying()
+    return bundle
 
 
-def load_bundles(name: str, path: Path) -> tuple[Bundle, ...]:
+def load_bundles(name: str, path: Path, *, in_background: bool = False) -> tuple[Bundle, ...]:
     """Reads and verifies a model folder: one bundle for each of its graphs.
+
+    Args:
+        in_background: whether a thread goes on reading large files, whose SHA-256 takes a second
+            for 300 MB on some processors. Nothing that is made of them may be used before
+            `Bundle.finish_verifying` has returned.
 
     Raises:
         BundleError: as `load_bundle`.
     """
-    hashes: dict[Path, tuple[str, Stamp]] = {}  # both graphs share the weights
     manifests = read_manifests(name, path)
-    with _explain_reading(name):
-        return tuple(_verify(name, path, manifest, hashes) for manifest in manifests)
+    with _explain_reading(name), _Hashes() as hashes:  # both graphs share the weights
+        bundles = tuple(_verify(name, path, manifest, hashes) for manifest in manifests)
+    if not in_background:
+        for bundle in bundles:
+            bundle.finish_verifying()
+    return bundles
 
 
 def read_manifests(name: str, path: Path) -> list[Manifest]:
@@ -295,11 +321,46 @@ def _explain_reading(name: str) -> Iterator[None]:
         ) from error
 
 
-def _verify(
-    name: str, path: Path, manifest: Manifest, hashes: dict[Path, tuple[str, Stamp]]
-) -> Bundle:
-    """``hashes`` holds hash and stamp of the files that were read before, and gets the new ones."""
+class _Hashes:
+    """SHA-256 of files, each read once: of small ones at once, of large ones in a thread."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "maskdial-hash")
+        self._found: dict[Path, tuple[Future[str], Stamp]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False)  # what was asked for is done
+
+    def of(self, file: Path) -> tuple["Future[str]", Stamp]:
+        """The hash of a file, perhaps a later one, and the file's stamp.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if file not in self._found:
+            stamp = Stamp.of(file)  # before it is read: what is written later must be noticed
+            if stamp.size >= _LARGE:
+                sha256 = self._pool.submit(file_sha256, file)
+            else:
+                sha256 = Future()
+                sha256.set_result(file_sha256(file))
+            self._found[file] = sha256, stamp
+        return self._found[file]
+
+
+def _compare(name: str, file_name: str, sha256: str, manifest: Manifest) -> None:
+    if sha256 != manifest.files[file_name]:
+        raise BundleError(
+            f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
+        )
+
+
+def _verify(name: str, path: Path, manifest: Manifest, hashes: _Hashes) -> Bundle:
     stamps: dict[str, Stamp] = {}
+    hashing: dict[str, Future[str]] = {}
     others: tuple[str, ...] = () if manifest.text_to_text is None else (ENCODER_GRAPH,)
     if manifest.extraction is not None:
         others = (manifest.extraction.graph,)
@@ -316,21 +377,18 @@ def _verify(
     for required in (manifest.graph, TOKENIZER, *others):
         if required not in manifest.files:
             raise BundleError(f"model {name!r}: the manifest does not list {required}")
-    for file_name, expected in manifest.files.items():
+    for file_name in manifest.files:
         file = path / file_name
         if Path(file_name).name != _below(file_name, manifest):
             raise BundleError(f"model {name!r}: {file_name!r} is outside the bundle")
         if not file.is_file():
             raise BundleError(f"model {name!r}: {file_name} is missing from {path}")
-        if file not in hashes:
-            stamp = Stamp.of(file)  # before it is read: what is written later must be noticed
-            hashes[file] = file_sha256(file), stamp
-        sha256, stamps[file_name] = hashes[file]
-        if sha256 != expected:
-            raise BundleError(
-                f"model {name!r}: {file_name} has changed since it was exported (SHA-256 differs)"
-            )
-    return Bundle(name, path, manifest, stamps)
+        sha256, stamps[file_name] = hashes.of(file)
+        if stamps[file_name].size >= _LARGE:
+            hashing[file_name] = sha256
+        else:
+            _compare(name, file_name, sha256.result(), manifest)
+    return Bundle(name, path, manifest, stamps, hashing)
 
 
 def _below(file_name: str, manifest: Manifest) -> str:

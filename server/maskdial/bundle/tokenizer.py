@@ -72,13 +72,16 @@ class Tokenizer:
         self._trims_offsets = any(map(_trims_offsets, _stages(backend.post_processor)))
         self._byte_fallback = any(stage["type"] == "ByteFallback" for stage in stages)
         self.vocab_size: int = backend.get_vocab_size()
-        self._longest_token = max(_MIN_LONGEST_TOKEN, *map(len, backend.get_vocab()))
+        vocabulary = backend.get_vocab()  # that of Gemma takes half a second
+        self._longest_token = max(_MIN_LONGEST_TOKEN, *map(len, vocabulary))
+        ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
+        self._has_token = np.zeros(ids.max(initial=-1) + 1, np.bool_)
+        self._has_token[ids] = True
         added = backend.get_added_tokens_decoder()
         self.added_ids = {token.content: token_id for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         # Pieces that continue a word are marked in the vocabulary (``##``), not by spaces.
         self.marks_subwords = bool(getattr(backend.model, "continuing_subword_prefix", None))
-        self._without_token: dict[int, frozenset[int]] = {}
         self._leading_code = settings.leading_code
         self.mask_token_id = special.mask
         self.mask_token = None if special.mask is None else backend.id_to_token(special.mask)
@@ -355,10 +358,8 @@ class Tokenizer:
 
     def ids_without_token(self, vocab_size: int) -> frozenset[int]:
         """The ids below ``vocab_size``, a model's, that are no token's."""
-        if vocab_size not in self._without_token:  # asking for a vocabulary takes milliseconds
-            every = frozenset(range(vocab_size))
-            self._without_token[vocab_size] = every.difference(self._backend.get_vocab().values())
-        return self._without_token[vocab_size]
+        gaps = np.flatnonzero(~self._has_token[:vocab_size]).tolist()
+        return frozenset([*gaps, *range(len(self._has_token), vocab_size)])
 
     def is_text(self, token_id: int) -> bool:
         """Whether a token is in the vocabulary and not special; only such tokens become text."""

@@ -27,6 +27,7 @@ _FLAGS = (
     "-O3",
     "-fPIC",
     "-fvisibility=hidden",
+    "-pthread",
     # A product and a sum in one rounding would differ between processors.
     "-ffp-contract=off",
     # Some compilers trap undefined behavior of C++ in the inner loops.

@@ -1,7 +1,9 @@
 """Catalog: which bundle folders there are to serve, by name.
 
-A folder of bundles holds them as ``NAME`` or as ``ORG/NAME``. Links in it are followed: write
-access to the folder decides what is served. A path in a request is confined to the folder.
+A folder of bundles holds them as ``NAME`` or as ``ORG/NAME``, and beside them GGUF files and
+folders of checkpoints, which become bundles in the cache when they are first asked for. Links in
+it are followed: write access to the folder decides what is served. A path in a request is confined
+to the folder.
 """
 
 import logging
@@ -12,6 +14,7 @@ from maskdial.bundle.starters import STARTER_FOLDER as STARTER_FOLDER
 from maskdial.bundle.starters import starters as starters
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import BundleError, ConfigError, ValidationError, io_reason
+from maskdial.model_cache import GGUF, is_source
 
 _log = logging.getLogger("maskdial.models")
 
@@ -46,17 +49,19 @@ class Catalog:
         for path in children:
             for bundle in self._bundles(path):
                 name = bundle.relative_to(self.folder).as_posix()
+                if is_source(bundle):
+                    name = name.removesuffix(GGUF)
                 if self._is_usable(name):
                     found.setdefault(name, bundle)
         return found
 
     def _bundles(self, path: Path, *, deeper: bool = True) -> list[Path]:
-        """A folder if it is a bundle, otherwise those in it.
+        """A path if it is a bundle or becomes one, otherwise those in it.
 
         One that cannot be read, such as ``lost+found``, hides the others no more than a file does.
         """
         try:
-            if (path / MANIFEST).is_file():
+            if (path / MANIFEST).is_file() or _becomes_bundle(path):
                 return [path]
             children = _children(path) if deeper and path.is_dir() else []
         except OSError as error:
@@ -118,6 +123,13 @@ def find_bundles(config: Config) -> Catalog:
     if not found:
         raise BundleError("no --model was given, and this installation has no starter models")
     return Catalog(found)
+
+
+def _becomes_bundle(path: Path) -> bool:
+    """Whether a path is one that `maskdial.intake` exports. Parts of a file come with the first."""
+    if path.suffix == GGUF:
+        return path.is_file() and ("-of-" not in path.stem or "-00001-of-" in path.stem)
+    return is_source(path) and any(path.glob("*.safetensors"))
 
 
 def _children(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Causal models: a bundle becomes one, its graphs checked and its engine made."""
 
 import logging
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -86,7 +87,8 @@ def make_causal(
         kv_cache=config.kv_cache_dtype,
         gives_hidden=hidden_size(bundle, config) > 0,
     )
-    session = _session(bundle, config, placement, options)
+    texts = _Texts(bundle)
+    session = _session(bundle, config, placement, options, texts)
     layout = manifest.kv.stored_as(session.kv_cache)
     block_tokens = _block_tokens(session, layout, provider)
     chunk_tokens = _chunk_tokens(manifest, config, provider, block_tokens)
@@ -95,10 +97,7 @@ def make_causal(
     )
     runner = _runner(session, bundle, config, placement, layout, chunk_tokens, max_drafts)
     encoder = _checked(runner, session, bundle, config, placement, options, chunk_tokens)
-    tokenizer = Tokenizer.from_file(
-        bundle.tokenizer, manifest.special_tokens, manifest.tokenization
-    )
-    chat_template = read_chat_template(bundle, tokenizer)
+    tokenizer, chat_template = texts.read.result()
     writes = manifest.task == "generate"
     mask_token_id, never = None, frozenset[int]()
     if writes and encoder is None:  # an encoder-decoder checkpoint names what it never writes
@@ -222,6 +221,28 @@ def _checked(
     return None
 
 
+class _Texts:
+    """A bundle's tokenizer and chat template."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self.read: Future[tuple[Tokenizer, ChatTemplate]] = Future()
+
+    def start(self) -> None:
+        """Reads them; an error is that of the result."""
+        if self.read.done():
+            return
+        bundle = self._bundle
+        manifest = bundle.manifest
+        try:
+            tokenizer = Tokenizer.from_file(
+                bundle.tokenizer, manifest.special_tokens, manifest.tokenization
+            )
+            self.read.set_result((tokenizer, read_chat_template(bundle, tokenizer)))
+        except BaseException as error:
+            self.read.set_exception(error)
+
+
 def _mask_and_never(bundle: Bundle, tokenizer: Tokenizer) -> tuple[int | None, frozenset[int]]:
     """The mask token of a hybrid, and the tokens that no text contains."""
     manifests = read_manifests(bundle.name, bundle.path)
@@ -319,9 +340,19 @@ def _runner(
 
 
 def _session(
-    bundle: Bundle, config: Config, placement: Placement, options: SessionOptions
+    bundle: Bundle,
+    config: Config,
+    placement: Placement,
+    options: SessionOptions,
+    texts: _Texts,
 ) -> Session:
-    """A session that captures decode steps, if that is wanted and the provider can do it."""
+    """A session that captures decode steps, if that is wanted and the provider can do it.
+
+    The texts are read meanwhile, where the graph is loaded in main memory alone.
+    """
+    if placement.memory.of_passes.on_host:
+        return Session(bundle.graph, replace(options, meanwhile=texts.start))
+    texts.start()
     if config.cuda_graphs == "off" or not placement.provider.captures:
         return Session(bundle.graph, options)
     try:

@@ -4,9 +4,10 @@ import logging
 from pathlib import Path
 
 from maskdial.bundle.bundle import Bundle, load_bundle, load_bundles
+from maskdial.bundle.manifest import Manifest
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.config import Config
-from maskdial.errors import BundleError, explain_exhaustion
+from maskdial.errors import BundleError, ConfigError, explain_exhaustion
 from maskdial.kernels.installed import find_kernels
 from maskdial.metrics import Metrics
 from maskdial.registry.causal import make_causal
@@ -16,6 +17,9 @@ from maskdial.runtime.placement import Placement, place
 from maskdial.runtime.session import SessionOptions
 
 _log = logging.getLogger("maskdial.models")
+_BYTES = {"int8": 1.13, "int4": 0.63}
+"""Of a weight, with its share of a block's scale in the file."""
+_TABLE = "StaticEmbedding"
 
 
 def load_model(
@@ -47,13 +51,20 @@ def start_models(
         BundleError: the bundle cannot be served as it is.
         ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
     """
-    bundles = load_bundles(name, path)
+    bundles = load_bundles(name, path, in_background=True)
     models: list[ServedModel] = []
     try:
         with explain_exhaustion():
             for bundle in bundles:
-                alone = alone and len(bundles) == 1
-                models.append(start_model(bundle, config, metrics, alone=alone, disk=disk))
+                each = start_model(
+                    bundle,
+                    config,
+                    metrics,
+                    alone=alone and len(bundles) == 1,
+                    shares_weights=bool(models),
+                    disk=disk,
+                )
+                models.append(each)
     except BaseException:
         for model in models:
             model.stop()
@@ -67,15 +78,22 @@ def start_model(
     metrics: Metrics,
     *,
     alone: bool = True,
+    shares_weights: bool = False,
     disk: DiskStore | None = None,
 ) -> ServedModel:
     """Loads a bundle's graph, repeats its golden check and starts its engine.
 
-    ``alone``: no other engine runs beside it. ``disk``: where prefix caches go beyond memory.
+    Args:
+        bundle: the model.
+        config: the settings.
+        metrics: where its figures are counted.
+        alone: no other engine runs beside it.
+        shares_weights: whether its weights are in memory, as those of another graph.
+        disk: where prefix caches go beyond memory.
 
     Raises:
         BundleError: the bundle cannot be served as it is.
-        ConfigError: the provider cannot run it, or its KV cache does not fit into memory.
+        ConfigError: the provider cannot run it, or it does not fit into memory.
     """
     try:
         str(bundle.path).encode()
@@ -87,6 +105,8 @@ def start_model(
 
     def start(placement: Placement) -> ServedModel:
         name = placement.provider.name
+        if placement.memory.of_passes.on_host and not shares_weights:
+            _check_memory(bundle, placement.memory.free_bytes())
         kernels = find_kernels(config.kernels) if name == "cpu" else None
         options = SessionOptions(
             name,
@@ -99,7 +119,12 @@ def start_model(
             return make_masked(bundle, config, metrics, placement, options)
         return make_causal(bundle, config, metrics, placement, options, disk)
 
-    model = place(bundle, config.provider, start)
+    try:
+        model = place(bundle, config.provider, start)
+    except Exception:
+        bundle.finish_verifying()  # a damaged file says more than what comes of it
+        raise
+    bundle.finish_verifying()
     model.engine.start()
     _log.info(
         "model %s: %s %s, %s, %s%s",
@@ -111,6 +136,32 @@ def start_model(
         f" with {model.kernels} kernels" if model.kernels else "",
     )
     return model
+
+
+def _check_memory(bundle: Bundle, free: int | None) -> None:
+    """Refuses weights that do not fit into memory: the system would end the process.
+
+    A graph takes about the size of its files. A table of vectors is read where it is mapped.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    manifest, needed = bundle.manifest, bundle.num_bytes
+    if free is None or needed <= free or manifest.architecture == _TABLE:
+        return
+    raise ConfigError(
+        f"model {bundle.name!r} needs {needed / 1e9:.1f} GB of memory for its weights, and "
+        f"{free / 1e9:.1f} are free; {_smaller(manifest, free)}"
+    )
+
+
+def _smaller(manifest: Manifest, free: int) -> str:
+    lower = {"int8": ("int4",), "int4": ()}.get(manifest.precision, ("int8", "int4"))
+    sizes = {name: (manifest.num_parameters or 0) * _BYTES[name] for name in lower}
+    fitting = next((name for name, size in sizes.items() if 0 < size <= free), None)
+    if fitting is None:
+        return "serve fewer models beside it, or a smaller one"
+    return f"exported with --precision {fitting} it would need {sizes[fitting] / 1e9:.1f}"
 
 
 def _takes_adapters(bundle: Bundle, config: Config) -> bool:

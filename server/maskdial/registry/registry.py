@@ -28,6 +28,7 @@ from maskdial.errors import (
     ValidationError,
 )
 from maskdial.metrics import Metrics, UnloadReason
+from maskdial.model_cache import is_source, source_bundle
 from maskdial.registry.adapters import Adapters
 from maskdial.registry.catalog import Catalog
 from maskdial.registry.choice import Chooser, ModelChoice
@@ -579,14 +580,18 @@ def _not_loaded(entry: Entry, cause: MaskdialError) -> UnavailableError:
 def _scan(
     catalog: Catalog, known: set[str]
 ) -> tuple[Mapping[str, Path], Mapping[str, tuple[Manifest, ...] | MaskdialError]]:
-    """The bundles that there are, and what the manifests of those not ``known`` say."""
+    """The bundles that there are, and what the manifests of those not ``known`` say; of what is no
+    bundle yet, nothing.
+    """
     found = catalog.scan()
     read: dict[str, tuple[Manifest, ...] | MaskdialError] = {}
     for name, folder in found.items():
         if name in known:
             continue
         try:
-            read[name] = tuple(read_manifests(name, folder))
-        except BundleError as error:
+            bundle = source_bundle(folder) if is_source(folder) else folder
+            is_there = bundle == folder or bundle.exists()
+            read[name] = tuple(read_manifests(name, bundle)) if is_there else ()
+        except (BundleError, ConfigError) as error:
             read[name] = error
     return found, read

@@ -19,7 +19,9 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config
 from maskdial.engine.thread import in_thread
 from maskdial.errors import ConfigError
+from maskdial.intake import take_in
 from maskdial.metrics import Metrics
+from maskdial.model_cache import is_source
 from maskdial.registry.entry import Version
 from maskdial.registry.served import ServedModel
 from maskdial.runtime.memory import return_free_memory
@@ -54,7 +56,7 @@ class Versions:
         self._metrics = metrics
         self._start = start
         self._evict = evict
-        self._turn = asyncio.Lock()
+        self._turn, self._intake = asyncio.Lock(), asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, "maskdial-load")
         self._serving: list[Version] = []
         self._draining: dict[Version, asyncio.Task[None]] = {}
@@ -67,13 +69,16 @@ class Versions:
 
         Args:
             name: what the models are loaded as.
-            folder: the bundle's.
+            folder: the bundle's, or a file or a checkpoint of which it is made first.
             install: has the name serve the version.
 
         Raises:
             BundleError: the bundle cannot be served.
             ConfigError: it does not fit the provider or into memory.
         """
+        if is_source(folder):
+            async with self._intake:  # others are loaded meanwhile
+                folder = await in_thread(partial(take_in, name, folder, self._config.provider))
         async with self._turn:
             resolved, manifests, size = await self._in_loader(partial(_read, name, folder))
             for version in self._serving:

@@ -1,10 +1,12 @@
 """Session: a graph loaded by ONNX Runtime, and how it runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -22,6 +24,8 @@ _ERRORS_ONLY = 3
 _FATAL_ONLY = 4
 _NOT_CAPTURED = -1
 _REPORT = 600  # characters; no error of one sentence is longer
+_HEAD_START = 0.03  # seconds
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class SessionOptions:
         kv_cache: what the graph's KV cache is to consist of, if it has one.
         adapters: whether texts may have adapters, which needs the kernels.
         gives_hidden: whether the kernels' graph gives the hidden states of all tokens, if it can.
+        meanwhile: called while ONNX Runtime loads the graph, which takes no part in Python then.
         profile: where `Session.end_profile` finds what each operator of each pass did, a file whose
             name begins so; None for no profile.
     """
@@ -54,6 +59,7 @@ class SessionOptions:
     kv_cache: CacheChoice = "float"
     adapters: bool = False
     gives_hidden: bool = False
+    meanwhile: Callable[[], object] | None = None
     profile: Path | None = None
 
 
@@ -132,15 +138,17 @@ class Session:
             model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
         try:
+            create = partial(
+                ort.InferenceSession,
+                model,
+                settings,
+                providers=None if devices else [(provider.ort_name, provider_options)],
+                disabled_optimizers=provider.disabled_optimizers,
+                # Otherwise ONNX Runtime silently falls back to another provider.
+                enable_fallback=False,
+            )
             with self.turn:
-                self._session = ort.InferenceSession(
-                    model,
-                    settings,
-                    providers=None if devices else [(provider.ort_name, provider_options)],
-                    disabled_optimizers=provider.disabled_optimizers,
-                    # Otherwise ONNX Runtime silently falls back to another provider.
-                    enable_fallback=False,
-                )
+                self._session = _beside(create, options.meanwhile)
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             if exhaustion(error) is not None:
                 raise
@@ -267,6 +275,18 @@ class Session:
         number = _NOT_CAPTURED if capture is None else capture
         options.add_run_config_entry("gpu_graph_id", str(number))
         self._session.run_with_iobinding(binding, options)
+
+
+def _beside(create: Callable[[], T], meanwhile: Callable[[], object] | None) -> T:
+    """Runs ``create`` in a thread while ``meanwhile`` runs in this one."""
+    if meanwhile is None:
+        return create()
+    with ThreadPoolExecutor(1, "maskdial-session") as pool:
+        created = pool.submit(create)
+        # Until it is in ONNX Runtime it needs the interpreter, which tokenizers keep for seconds.
+        wait([created], timeout=_HEAD_START)
+        meanwhile()
+        return created.result()
 
 
 def _find_external_data(settings: ort.SessionOptions, graph: Path) -> None:

@@ -40,7 +40,8 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def _is_available(entry: Entry, models: Models) -> bool:
-    return bool(entry.models or (entry.manifests and models.autoloads))
+    """What is to be exported first has no manifests yet, and no failure."""
+    return bool(entry.models or (models.autoloads and (entry.manifests or not entry.failure)))
 
 
 def _describe(entry: Entry, config: Config) -> ModelReply:

@@ -21,6 +21,7 @@
 // an attribute.
 #include <cstring>
 
+#include "file_pages.h"
 #include "operators.h"
 #include "projection.h"
 
@@ -64,10 +65,11 @@ class Int8Matrix {
     return kColumnBytes + weight_bytes() + kColumnBytes * (has_bias_ ? 2 : 1);
   }
 
-  // Writes the panels, each `stride` bytes after the one before, to zeros.
-  void pack(uint8_t* out, size_t stride) const {
+  // Writes some of the panels, each `stride` bytes after the one before, to zeros.
+  void pack(uint8_t* out, size_t stride, size_t first_panel, size_t last_panel) const {
     const auto* weights = static_cast<const int8_t*>(weight_.data);
-    for (size_t column = 0; column < num_outputs_; ++column) {
+    const size_t last_column = std::min(last_panel * kPanel, num_outputs_);
+    for (size_t column = first_panel * kPanel; column < last_column; ++column) {
       uint8_t* panel = out + column / kPanel * stride;
       const size_t lane = column % kPanel;
       auto* to = reinterpret_cast<int8_t*>(panel + kColumnBytes) + lane * kQuad;
@@ -88,10 +90,11 @@ class Int8Matrix {
     }
   }
 
-  // Where they are from now on.
+  // Where they are from now on. The weight is not read again.
   void place(const uint8_t* panels, size_t stride) {
     panels_ = panels;
     stride_ = stride;
+    forget_file_pages(weight_.data, weight_.size());
   }
 
   Prefetch panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }

@@ -26,6 +26,7 @@
 #include <cstring>
 #include <string>
 
+#include "file_pages.h"
 #include "halves.h"
 #include "operators.h"
 #include "projection.h"
@@ -136,10 +137,11 @@ class BlockMatrix {
            (has_bias_ ? kBiasBytes : 0);
   }
 
-  // Writes the panels, each `stride` bytes after the one before, to zeros.
-  void pack(uint8_t* out, size_t stride) const {
+  // Writes some of the panels, each `stride` bytes after the one before, to zeros.
+  void pack(uint8_t* out, size_t stride, size_t first_panel, size_t last_panel) const {
     const size_t block_size = chunks_per_block_ * chunk_size_;
-    for (size_t column = 0; column < num_outputs_; ++column) {
+    const size_t last_column = std::min(last_panel * kPanel4, num_outputs_);
+    for (size_t column = first_panel * kPanel4; column < last_column; ++column) {
       const size_t its = column % kPanel4;
       uint8_t* to = out + column / kPanel4 * stride;
       Group group;
@@ -168,10 +170,13 @@ class BlockMatrix {
     }
   }
 
-  // Where they are from now on.
+  // Where they are from now on. The weight is not read again.
   void place(const uint8_t* panels, size_t stride) {
     panels_ = panels;
     stride_ = stride;
+    forget_file_pages(weight_.data, weight_.size());
+    forget_file_pages(scale_.data, scale_.size() * sizeof(float));
+    if (minimum_.data != nullptr) forget_file_pages(minimum_.data, minimum_.size() * sizeof(float));
   }
 
   Prefetch panel(size_t index) const { return {panels_ + index * stride_, panel_bytes()}; }
@@ -274,7 +279,26 @@ class BlockMatrix {
     const size_t block_bytes = chunks_per_block_ * chunk_size_ * kBits / 8;
     const auto* in = static_cast<const uint8_t*>(weight_.data) +
                      (column * num_blocks_ + block) * block_bytes;
-    for (size_t i = 0; i < size; ++i) {
+    size_t i = 0;
+    // Whole quads at a time, and of nibbles two, whose second one is the upper half
+    if constexpr (kNibbles) {
+      for (; i + 2 * kQuad <= size; i += 2 * kQuad) {
+        const uint8_t* pairs = in + i / 2;
+        uint8_t* octet = to + i / (2 * kQuad) * kPanel4 * kQuad;
+        octet[0] = static_cast<uint8_t>((pairs[0] & 15) | pairs[2] << 4);
+        octet[1] = static_cast<uint8_t>(pairs[0] >> 4 | (pairs[2] & 240));
+        octet[2] = static_cast<uint8_t>((pairs[1] & 15) | pairs[3] << 4);
+        octet[3] = static_cast<uint8_t>(pairs[1] >> 4 | (pairs[3] & 240));
+      }
+    } else {
+      for (; i + kQuad <= size; i += kQuad) {
+        uint32_t quad;
+        std::memcpy(&quad, in + i, sizeof(quad));
+        quad ^= kMiddle8 * 0x01010101u;
+        std::memcpy(to + i * kPanel4, &quad, sizeof(quad));
+      }
+    }
+    for (; i < size; ++i) {
       if (kNibbles) {
         const int nibble = in[i / 2] >> (i % 2 * 4) & 15;
         const size_t octet = i / (2 * kQuad), high = i / kQuad % 2;

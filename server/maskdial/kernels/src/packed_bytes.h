@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <vector>
 
 // Bytes that do not change any more, and begin at a multiple of a cache line. Equal ones, as those of
 // two graphs over the same weights, are in memory once. All weights of a process share large pages
@@ -12,7 +12,10 @@
 class PackedBytes {
  public:
   PackedBytes() = default;
-  explicit PackedBytes(const std::vector<uint8_t>& bytes);
+  // Packs panels of `stride` bytes: `pack(bytes, begin, end)` writes those from `begin` to before `end`
+  // into zeros, of which the panel 0 is at `bytes`. Several threads call it, each for panels of its own.
+  PackedBytes(size_t stride, size_t num_panels, size_t num_threads,
+              const std::function<void(uint8_t*, size_t, size_t)>& pack);
 
   const uint8_t* data() const;
 

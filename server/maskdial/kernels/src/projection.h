@@ -252,11 +252,12 @@ class Projection {
   void pack(size_t first, size_t last) {
     size_t stride = 0;
     for (size_t i = first; i < last; ++i) stride += matrices_[i]->panel_bytes();
-    std::vector<uint8_t> bytes(stride * matrices_[first]->num_panels());
-    for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
-      matrices_[i]->pack(bytes.data() + offset, stride);
-    }
-    packed_.emplace_back(bytes);
+    const auto pack_panels = [&](uint8_t* bytes, size_t begin, size_t end) {
+      for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
+        matrices_[i]->pack(bytes + offset, stride, begin, end);
+      }
+    };
+    packed_.emplace_back(stride, matrices_[first]->num_panels(), num_threads_, pack_panels);
     for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
       matrices_[i]->place(packed_.back().data() + offset, stride);
     }
