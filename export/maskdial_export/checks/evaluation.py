@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
@@ -399,6 +398,8 @@ class FindBySchema(Agreement):
             self.asked.append(np.concatenate([firsts[marked], starts]))
 
     def choose(self, output: Floats) -> Answers:
+        import torch  # not needed by the others, which the direct path uses
+
         count = 1 + len(LABELS)
         hidden = torch.from_numpy(output[:, -self.hidden_size :].copy())
         fields = hidden[1:count]

@@ -14,12 +14,10 @@ from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, Floats, Rotary
-from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
 from maskdial_export.direct.weights import Weights
 
-OPSET = 20
-IR_VERSION = 10
 _WHOLE = 2**63 - 1  # as the end of a slice
 
 

@@ -15,6 +15,7 @@ _MICROSOFT = frozenset(
     }
 )
 """ONNX Runtime's own operators (docs/ContribOperators.md)."""
+OPSET, IR_VERSION = 20, 10
 MODULES = "maskdial.modules"
 """The metadata by which adapters know the module of a product or a lookup of floats."""
 
