@@ -4,7 +4,7 @@ import importlib.metadata
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -23,14 +23,16 @@ from maskdial_export.checkpoint.files import (
 )
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.destination import new_folder
+from maskdial_export.direct import encoders
 from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.encoder_export import write_encoder
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
 from maskdial_export.direct.nodes import Nodes
-from maskdial_export.direct.products import BlockProducts, FloatProducts
+from maskdial_export.direct.products import BlockProducts, FloatProducts, Words
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, check_weights
@@ -53,7 +55,7 @@ def export_direct(
     rounds: bool = True,
     console: Console,
 ) -> Manifest:
-    """Exports a causal model to the new or empty folder ``dest``; returns its manifest.
+    """Exports a causal model or an encoder to the new or empty folder ``dest``.
 
     Args:
         source: a GGUF file, a folder of safetensors, or a Hub id.
@@ -69,6 +71,9 @@ def export_direct(
             measured by the quality gate, which needs the tracer.
         console: where to show progress.
 
+    Returns:
+        Its manifest.
+
     Raises:
         NotDirectError: the checkpoint says what is not known here; the tracer may know it.
         ExportError: the checkpoint cannot be exported.
@@ -79,8 +84,9 @@ def export_direct(
     ):
         try:
             checkpoint = open_checkpoint(source, revision, Path(restored))
-            chosen = _precision(checkpoint, precision, rounds=rounds)
-            return _write(checkpoint, folder, chosen, max_length, tolerance, console)
+            return _write(
+                checkpoint, folder, precision, max_length, tolerance, console, rounds=rounds
+            )
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
@@ -90,11 +96,39 @@ def export_direct(
 def _write(
     checkpoint: DirectCheckpoint,
     folder: Path,
+    precision: str | None,
+    limit: int | None,
+    tolerance: float,
+    console: Console,
+    *,
+    rounds: bool,
+) -> Manifest:
+    """Writes the bundle of a checkpoint of either kind."""
+    if encoders.knows(checkpoint.config):
+        described = write_encoder(checkpoint, folder, precision, limit, tolerance, console)
+    else:
+        chosen = _precision(checkpoint, precision, rounds=rounds)
+        described = _write_decoder(checkpoint, folder, chosen, limit, tolerance, console)
+    versions = {name: importlib.metadata.version(name) for name in _TOOLS}
+    manifest = Manifest(
+        **described,
+        source=checkpoint.provenance,
+        source_sha256=checkpoint.sha256(),
+        tool_versions={"maskdial": maskdial.__version__, **versions},
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _write_decoder(
+    checkpoint: DirectCheckpoint,
+    folder: Path,
     precision: DirectPrecision,
     limit: int | None,
     tolerance: float,
     console: Console,
-) -> Manifest:
+) -> dict[str, Any]:
+    """Writes everything but the manifest; returns what that says of it."""
     decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
     check_weights(decoder, checkpoint.weights)
     sample = read_sample(None)
@@ -128,30 +162,24 @@ def _write(
             "text; --trace measures it on several thousand tokens",
         )
     names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
-    versions = {name: importlib.metadata.version(name) for name in _TOOLS}
-    manifest = Manifest(
-        family="causal",
-        task="generate",
-        architecture=decoder.architecture,
-        precision=precision,
-        batch_invariant=checked.batch_invariant,
-        vocab_size=decoder.vocab_size,
-        num_parameters=sum(int(np.prod(shape)) for shape in decoder.shapes().values()),
-        max_length=decoder.max_length,
-        special_tokens=tokens,
-        tokenization=tokenization,
-        kv=layout,
-        infill=find_infill_tokens(tokenizer.token_to_id),
-        response_template=response_template(checkpoint),
-        source=checkpoint.provenance,
-        source_sha256=checkpoint.sha256(),
-        tool_versions={"maskdial": maskdial.__version__, **versions},
-        parity=checked.parity,
-        golden=checked.golden,
-        files=hash_files(folder, names),
-    )
-    write_manifest(folder, manifest)
-    return manifest
+    return {
+        "family": "causal",
+        "task": "generate",
+        "architecture": decoder.architecture,
+        "precision": precision,
+        "batch_invariant": checked.batch_invariant,
+        "vocab_size": decoder.vocab_size,
+        "num_parameters": sum(int(np.prod(shape)) for shape in decoder.shapes().values()),
+        "max_length": decoder.max_length,
+        "special_tokens": tokens,
+        "tokenization": tokenization,
+        "kv": layout,
+        "infill": find_infill_tokens(tokenizer.token_to_id),
+        "response_template": response_template(checkpoint),
+        "parity": checked.parity,
+        "golden": checked.golden,
+        "files": hash_files(folder, names),
+    }
 
 
 def _precision(checkpoint: DirectCheckpoint, asked: str | None, *, rounds: bool) -> DirectPrecision:
@@ -187,12 +215,13 @@ def _write_graph(
 ) -> tuple[onnx.ModelProto, RoundedWeights | None]:
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
+    words = Words(tied=decoder.tied)
     with DataFile(folder / f"{GRAPH}.data") as data:
         if precision == "fp32":
-            floats = FloatProducts(decoder, weights, nodes, data)
+            floats = FloatProducts(words, weights, nodes, data)
             model = GraphWriter(decoder, weights, floats, nodes, data).write()
         else:
-            blocks = BlockProducts(decoder, weights, nodes, data, 4 if precision == "int4" else 8)
+            blocks = BlockProducts(words, weights, nodes, data, 4 if precision == "int4" else 8)
             model = GraphWriter(decoder, weights, blocks, nodes, data).write()
             if checkpoint.bits:
                 finding(

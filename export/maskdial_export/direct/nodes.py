@@ -10,7 +10,8 @@ from onnx import helper, numpy_helper
 
 _MICROSOFT = frozenset(
     {
-        *("FusedMatMul", "GroupQueryAttention", "MatMulNBits"),
+        *("FusedMatMul", "GroupQueryAttention", "MatMulNBits", "MatMulIntegerToFloat"),
+        *("BiasGelu", "MultiHeadAttention", "RotaryEmbedding"),
         "SkipSimplifiedLayerNormalization",
     }
 )

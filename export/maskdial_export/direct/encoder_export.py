@@ -1,0 +1,199 @@
+"""Writes the bundle of an encoder straight from a checkpoint's folder, without torch.
+
+int8 goes through the quality gate: what it loses is measured on the sample that the tracer measures
+on, as no part of that needs torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+from rich.console import Console
+
+from maskdial.bundle.bundle import hash_files
+from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK, loss_in_words
+from maskdial_export.checkpoint.config import check_config
+from maskdial_export.checkpoint.files import read_files, special_tokens, write_files
+from maskdial_export.checkpoint.module_settings import check_modules, is_cross_encoder
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.sentence import longest_text, lower_case
+from maskdial_export.checks.kernels import exact_here, kernel_check
+from maskdial_export.choices import MAX_LOSS
+from maskdial_export.direct.checkpoint import DirectCheckpoint
+from maskdial_export.direct.data import DataFile
+from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
+from maskdial_export.direct.encoder_graph import IDS, EncoderWriter
+from maskdial_export.direct.encoder_head import read_head
+from maskdial_export.direct.encoder_reference import EncoderReference
+from maskdial_export.direct.encoders import default_ids, default_tokens, read_encoder
+from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.products import (
+    BlockProducts,
+    FloatProducts,
+    Products,
+    RowProducts,
+    Words,
+)
+from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
+from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_encoder_weights
+from maskdial_export.errors import ExportError, onnxruntime_errors
+from maskdial_export.phase import finding, phase
+
+_LARGEST, _REDUCED = 127, 63
+
+
+def write_encoder(
+    checkpoint: DirectCheckpoint,
+    folder: Path,
+    precision: str | None,
+    limit: int | None,
+    tolerance: float,
+    console: Console,
+) -> dict[str, Any]:
+    """Writes everything but the manifest into a folder; returns what that says of it.
+
+    Raises:
+        NotDirectError: the checkpoint says what is not known here.
+        ExportError: it cannot be exported.
+    """
+    if precision not in (None, "fp32", "int8"):
+        raise NotDirectError(f"the direct path does not round encoders to {precision}")
+    check_config(checkpoint.name, checkpoint.config)
+    sends = sends_types(checkpoint)
+    encoder = read_encoder(checkpoint.config, sends_types=sends, limit=limit)
+    checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
+    encoder, weights = _with_head(checkpoint, encoder)
+    check_encoder_weights(encoder, weights)
+    sample = read_sample(None)
+    special = default_tokens(checkpoint.config)
+    tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, special)
+    lower_case(checkpoint, tokenizer)
+    config = SimpleNamespace(**{**default_ids(checkpoint.config), **checkpoint.config})
+    tokens = special_tokens(checkpoint, config, tokenizer)
+    texts = read_files(checkpoint, tokenizer)
+    max_length = _max_length(checkpoint, encoder, limit)
+    reference = EncoderReference(checkpoint, weights)
+    check = EncoderCheck(encoder, reference, tokenizer, tokens, max_length, sample)
+    path, names = folder / GRAPH, [GRAPH, f"{GRAPH}.data"]
+    words = _words(encoder)
+    with phase(console, "Writing"):
+        _write_graph(encoder, weights, path, lambda *parts: FloatProducts(words, *parts))
+    with phase(console, "Checking"), onnxruntime_errors():
+        parity = check.parity(path, tolerance)
+    quality, graph = None, None
+    if precision == "int8":
+        with onnxruntime_errors():
+            lowered = _lower(encoder, weights, words, path, check, console)
+        quality, graph = check.report(lowered), path
+        if lowered.by_row and exact_here():
+            onnx.save(kernel_check(), folder / KERNEL_CHECK)
+            names.append(KERNEL_CHECK)
+    with onnxruntime_errors():
+        golden = check.golden(parity.tolerance, graph)
+        invariant = check.is_invariant(path, quantized=graph is not None)
+    names += write_files(texts, folder)
+    shapes = encoder.shapes()
+    shapes |= {name: shape for name, shape in encoder.optional.items() if name in weights.shapes()}
+    of_model = [shape for name, shape in shapes.items() if not name.startswith("pooler.steps.")]
+    head = encoder.head
+    return {
+        "family": "masked",
+        "task": head.task,
+        "architecture": encoder.architecture,
+        "precision": precision or "fp32",
+        "batch_invariant": invariant,
+        "vocab_size": encoder.vocab_size,
+        "num_parameters": sum(int(np.prod(shape)) for shape in of_model),
+        "max_length": max_length,
+        "special_tokens": tokens,
+        "tokenization": tokenization,
+        "labels": head.labels,
+        "problem_type": head.problem_type,
+        "embedding": head.embedding,
+        "parity": parity,
+        "quality": quality,
+        "golden": golden,
+        "files": hash_files(folder, names),
+    }
+
+
+def _with_head(checkpoint: DirectCheckpoint, encoder: Encoder) -> tuple[Encoder, Weights]:
+    """The encoder with its head, and the weights of both."""
+    weights = checkpoint.weights
+    if encoder.head.task != "embed":
+        check_modules(checkpoint)
+        return encoder, weights
+    head, parts = read_head(checkpoint, encoder.hidden_size)
+    assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
+    return replace(encoder, head=head), weights.with_parts(parts)
+
+
+def _max_length(checkpoint: DirectCheckpoint, encoder: Encoder, limit: int | None) -> int:
+    """Tokens of a text. Raises: ExportError: there are fewer positions than the limit."""
+    longest, task = encoder.max_length, encoder.head.task
+    if task == "embed" or (task == "classify" and is_cross_encoder(checkpoint)):
+        longest = longest_text(checkpoint, longest)
+    if limit is not None and limit > longest:
+        raise ExportError(
+            f"{checkpoint.name} reads at most {longest} tokens, fewer than --max-length {limit}"
+        )
+    return limit or longest
+
+
+def _words(encoder: Encoder) -> Words:
+    head = encoder.vocabulary
+    return Words(encoder.words, None if head is None else head.module, head is not None, IDS)
+
+
+def _write_graph(
+    encoder: Encoder,
+    weights: Weights,
+    path: Path,
+    make: Callable[[Weights, Nodes, DataFile], Products],
+) -> None:
+    nodes = Nodes()
+    with DataFile(path.with_name(f"{path.name}.data")) as data:
+        products = make(weights, nodes, data)
+        model = EncoderWriter(encoder, weights, products, nodes, data).write()
+    path.write_bytes(model.SerializeToString())
+
+
+def _lower(
+    encoder: Encoder,
+    weights: Weights,
+    words: Words,
+    path: Path,
+    check: EncoderCheck,
+    console: Console,
+) -> Lowered:
+    """Replaces the fp32 graph by the fastest form of int8 that loses little enough.
+
+    Raises:
+        NotDirectError: both lose too much; the tracer keeps layers in fp32 then.
+    """
+    with phase(console, "Evaluating fp32"):
+        before = check.answers(path)
+    largest = _LARGEST if exact_here() else _REDUCED
+    forms: tuple[Callable[[Weights, Nodes, DataFile], Products], ...] = (
+        lambda *parts: RowProducts(words, *parts, largest),
+        lambda *parts: BlockProducts(words, *parts, 8),
+    )
+    for by_row, form in zip((True, False), forms, strict=True):
+        with phase(console, "Quantizing"):
+            _write_graph(encoder, weights, path, form)
+        with phase(console, "Checking quality"):
+            lowered = check.lowered(path, before, by_row=by_row)
+        if lowered is not None:
+            found = lowered.comparison
+            finding(console, f"int8 {loss_in_words(found.loss, found.figures, 'fp32')}")
+            return lowered
+    raise NotDirectError(
+        f"int8 of {encoder.architecture} loses more than {MAX_LOSS:.0%} of what fp32 answers, and "
+        "the direct path keeps no layer in fp32"
+    )
