@@ -107,7 +107,9 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise NotDirectError(f"{source} has no weights in safetensors")
+        pickles = sorted(folder.glob("pytorch_model*.bin"))
+        beside = f", but {pickles[0].name}, a pickle" if pickles else ""
+        raise NotDirectError(f"{source} has no weights in safetensors{beside}")
     name = folder.resolve().name
     return DirectCheckpoint(
         source,

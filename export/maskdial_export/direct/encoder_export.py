@@ -31,7 +31,7 @@ from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
 from maskdial_export.direct.encoder_graph import IDS, EncoderWriter
 from maskdial_export.direct.encoder_head import read_head
 from maskdial_export.direct.encoder_reference import EncoderReference
-from maskdial_export.direct.encoders import default_ids, default_tokens, read_encoder
+from maskdial_export.direct.encoders import family_of, read_encoder
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import (
     BlockProducts,
@@ -65,16 +65,21 @@ def write_encoder(
     if precision not in (None, "fp32", "int8"):
         raise NotDirectError(f"the direct path does not round encoders to {precision}")
     check_config(checkpoint.name, checkpoint.config)
-    sends = sends_types(checkpoint)
+    family, sends = family_of(checkpoint.config), sends_types(checkpoint)
     encoder = read_encoder(checkpoint.config, sends_types=sends, limit=limit)
     checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
     encoder, weights = _with_head(checkpoint, encoder)
     check_encoder_weights(encoder, weights)
     sample = read_sample(None)
-    special = default_tokens(checkpoint.config)
-    tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, special)
+    tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, family.special)
+    kind = type(tokenizer.model).__name__
+    if sends is None and kind != family.tokenizer and encoder.num_types > 1:
+        raise NotDirectError(
+            f"a tokenizer of {kind} in a {encoder.architecture}, whose own is of "
+            f"{family.tokenizer}, is not known to the direct path"
+        )
     lower_case(checkpoint, tokenizer)
-    config = SimpleNamespace(**{**default_ids(checkpoint.config), **checkpoint.config})
+    config = SimpleNamespace(**{**family.ids, **checkpoint.config})
     tokens = special_tokens(checkpoint, config, tokenizer)
     texts = read_files(checkpoint, tokenizer)
     max_length = _max_length(checkpoint, encoder, limit)

@@ -75,7 +75,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class Family:
     """A family of encoders.
 
     Attributes:
@@ -85,6 +85,7 @@ class _Family:
         heads: by the rest of the class's name.
         ids: the special tokens that its configuration has by default.
         types: whether its tokenizer tells the parts of a text pair.
+        tokenizer: what its tokenizer's model is called in tokenizer.json.
         special: the special tokens that its tokenizer's class has by default.
     """
 
@@ -93,6 +94,7 @@ class _Family:
     read: Callable[[Config, str], Encoder]
     heads: Mapping[str, tuple[_Part, ...]]
     ids: Mapping[str, int] = field(default_factory=lambda: {"pad_token_id": 0})
+    tokenizer: str = "WordPiece"
     types: bool = False
     special: tuple[str, ...] = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 
@@ -112,14 +114,9 @@ def knows(values: Mapping[str, Any]) -> bool:
     return family is not None and not values.get("is_decoder")
 
 
-def default_tokens(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The special tokens that a family's tokenizer has by default."""
-    return _FAMILIES[str(values["model_type"])].special
-
-
-def default_ids(values: Mapping[str, Any]) -> Mapping[str, int]:
-    """The special tokens that a family's configuration names by default."""
-    return _FAMILIES[str(values["model_type"])].ids
+def family_of(values: Mapping[str, Any]) -> Family:
+    """The family of a configuration that is known."""
+    return _FAMILIES[str(values["model_type"])]
 
 
 def read_encoder(
@@ -135,7 +132,7 @@ def read_encoder(
     Raises:
         NotDirectError: the class or an entry is not known.
     """
-    family = _FAMILIES[str(values["model_type"])]
+    family = family_of(values)
     config = Config(values, harmless=_HARMLESS, neutral=_NEUTRAL)
     architecture, kind = _class_of(config, values, family)
     config.take("architectures")
@@ -157,7 +154,7 @@ def read_encoder(
     )
 
 
-def _class_of(config: Config, values: Mapping[str, Any], family: _Family) -> tuple[str, str]:
+def _class_of(config: Config, values: Mapping[str, Any], family: Family) -> tuple[str, str]:
     """The class, and the rest of its name behind the family's."""
     given = values.get("architectures")
     name = given[0] if isinstance(given, list) and len(given) == 1 else None
@@ -168,9 +165,10 @@ def _class_of(config: Config, values: Mapping[str, Any], family: _Family) -> tup
 
 
 def _head(
-    config: Config, values: Mapping[str, Any], family: _Family, kind: str, encoder: Encoder
+    config: Config, values: Mapping[str, Any], family: Family, kind: str, encoder: Encoder
 ) -> Head:
     task = _TASKS[kind]
+    pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
     if task == "embed":
         return Head("embed", (), ())
     labels = _labels(config, values)
@@ -179,9 +177,7 @@ def _head(
     reads: tuple[str, ...] = ()
     problem: ProblemType | None = None
     if task == "classify":
-        pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
         reads, problem = (pooling,), values.get("problem_type")
-    config.take("classifier_pooling")
     steps = _steps(config, family.heads[kind], encoder, len(labels))
     classifies = task in ("classify", "token-classify")
     return Head(task, reads, steps, labels if classifies else (), problem)
@@ -429,14 +425,25 @@ _ROBERTA_HEADS = _classifiers(
         _Part("lm_head.decoder", "vocabulary", bias="lm_head.bias"),
     )
 }
-_ROBERTA_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-_ROBERTA_TOKENS = ("<s>", "</s>", "<unk>", "<pad>", "<mask>")
 # No bias, as classifier_bias is false by default
 _MODERN_HEAD = _Part("head.dense", "hidden", "gelu", None), _Part("head.norm", "norm")
 _MODERN_LABELS = (*_MODERN_HEAD, _Part("classifier", "labels"))
 
-_FAMILIES: Mapping[str, _Family] = {
-    "albert": _Family(
+
+def _roberta_family(prefix: str, tokenizer: str) -> Family:
+    return Family(
+        prefix,
+        "roberta",
+        _roberta,
+        _ROBERTA_HEADS,
+        {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        tokenizer,
+        special=("<s>", "</s>", "<unk>", "<pad>", "<mask>"),
+    )
+
+
+_FAMILIES: Mapping[str, Family] = {
+    "albert": Family(
         "Albert",
         "albert",
         _albert,
@@ -450,9 +457,10 @@ _FAMILIES: Mapping[str, _Family] = {
         },
         types=True,
         ids={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
+        tokenizer="Unigram",
         special=("[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"),
     ),
-    "bert": _Family(
+    "bert": Family(
         "Bert",
         "bert",
         _bert,
@@ -466,10 +474,8 @@ _FAMILIES: Mapping[str, _Family] = {
         },
         types=True,
     ),
-    "camembert": _Family(
-        "Camembert", "roberta", _roberta, _ROBERTA_HEADS, ids=_ROBERTA_IDS, special=_ROBERTA_TOKENS
-    ),
-    "distilbert": _Family(
+    "camembert": _roberta_family("Camembert", "Unigram"),
+    "distilbert": Family(
         "DistilBert",
         "distilbert",
         _distilbert,
@@ -482,7 +488,7 @@ _FAMILIES: Mapping[str, _Family] = {
             )
         },
     ),
-    "electra": _Family(
+    "electra": Family(
         "Electra",
         "electra",
         _bert,
@@ -498,7 +504,7 @@ _FAMILIES: Mapping[str, _Family] = {
         },
         types=True,
     ),
-    "modernbert": _Family(
+    "modernbert": Family(
         "ModernBert",
         "model",
         _modernbert,
@@ -509,12 +515,9 @@ _FAMILIES: Mapping[str, _Family] = {
             "ForQuestionAnswering": _MODERN_LABELS,
         },
         ids={"pad_token_id": 50283, "bos_token_id": 50281, "eos_token_id": 50282},
+        tokenizer="BPE",
         special=(),
     ),
-    "roberta": _Family(
-        "Roberta", "roberta", _roberta, _ROBERTA_HEADS, ids=_ROBERTA_IDS, special=_ROBERTA_TOKENS
-    ),
-    "xlm-roberta": _Family(
-        "XLMRoberta", "roberta", _roberta, _ROBERTA_HEADS, ids=_ROBERTA_IDS, special=_ROBERTA_TOKENS
-    ),
+    "roberta": _roberta_family("Roberta", "BPE"),
+    "xlm-roberta": _roberta_family("XLMRoberta", "Unigram"),
 }
