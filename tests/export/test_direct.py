@@ -38,7 +38,7 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.route import export_any_way
 from maskdial_export.session import CausalSession, Loaded, kernels_here
 from tests.export.gguf_files import make_model
-from tests.export.test_gguf_models import LLAMA3, LONGROPE, SHAPE, write, write_with
+from tests.export.test_gguf_models import LLAMA3, LONGROPE, MOE, SHAPE, write, write_with
 
 Floats = NDArray[np.float32]
 
@@ -52,12 +52,16 @@ TYPES = {
     "ffn_gate.weight": "Q4_1",
     "ffn_up.weight": "Q8_0",
     "ffn_down.weight": "Q5_0",
+    "ffn_gate_exps.weight": "Q4_1",
+    "ffn_up_exps.weight": "Q4_0",
+    "ffn_down_exps.weight": "Q4_0",
+    "shexp.weight": "Q8_0",
     "token_embd.weight": "Q8_0",
     "output.weight": "Q8_0",
 }
 FAMILIES = [
     *("llama", "llama-bias", "llama3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
-    *("phi3", "granite", "smollm3", "olmo2"),
+    *("phi3", "granite", "smollm3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe"),
 ]
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
@@ -76,6 +80,19 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         SHAPE | {"num_hidden_layers": 7, "sliding_window": 16, "head_dim": 16},
     ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        SHAPE | MOE | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        SHAPE | MOE | {"shared_expert_intermediate_size": 48, "head_dim": 16},
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    ),
+    "olmoe": ("OlmoeForCausalLM", SHAPE | MOE | {"num_experts": 16}),
     "phi3": ("Phi3ForCausalLM", SHAPE | {"sliding_window": 31, "pad_token_id": 0}),
 }
 

@@ -169,7 +169,9 @@ def test_both_forms_of_int8_give_the_bits_of_a_trace(
     """Random weights may lose anything, so the gate accepts what is asked for."""
     monkeypatch.setattr(encoder_check, "MAX_LOSS", math.inf)
     monkeypatch.setattr(Evaluation, "negligible", math.inf if by_row else -1.0)
-    monkeypatch.setattr("maskdial_export.checks.evaluation.Cosine.negligible", Evaluation.negligible)
+    monkeypatch.setattr(
+        "maskdial_export.checks.evaluation.Cosine.negligible", Evaluation.negligible
+    )
     source = make(name, tmp_path / "checkpoint")
     written = direct(source, tmp_path / "direct", precision="int8")
     assert written.quality is not None
@@ -252,7 +254,9 @@ def test_checkpoints_of_pretraining(tmp_path: Path) -> None:
     old["bert.embeddings.position_ids"] = torch.arange(128)[None]
     old["bert.pooler.dense.weight"] = torch.zeros(32, 32)
     old["cls.seq_relationship.weight"] = torch.zeros(2, 32)
-    old["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"].clone()
+    old["cls.predictions.decoder.weight"] = weights[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
     old["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"].clone()
     save_file(old, file, {"format": "pt"})
     assert direct(source, tmp_path / "old").files == plain.files

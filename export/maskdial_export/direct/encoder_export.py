@@ -36,9 +36,9 @@ from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import (
     BlockProducts,
     FloatProducts,
+    Modules,
     Products,
     RowProducts,
-    Words,
 )
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
 from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_encoder_weights
@@ -86,15 +86,15 @@ def write_encoder(
     reference = EncoderReference(checkpoint, weights)
     check = EncoderCheck(encoder, reference, tokenizer, tokens, max_length, sample)
     path, names = folder / GRAPH, [GRAPH, f"{GRAPH}.data"]
-    words = _words(encoder)
+    modules = _modules(encoder)
     with phase(console, "Writing"):
-        _write_graph(encoder, weights, path, lambda *parts: FloatProducts(words, *parts))
+        _write_graph(encoder, weights, path, lambda *parts: FloatProducts(modules, *parts))
     with phase(console, "Checking"), onnxruntime_errors():
         parity = check.parity(path, tolerance)
     quality, graph = None, None
     if precision == "int8":
         with onnxruntime_errors():
-            lowered = _lower(encoder, weights, words, path, check, console)
+            lowered = _lower(encoder, weights, modules, path, check, console)
         quality, graph = check.report(lowered), path
         if lowered.by_row and exact_here():
             onnx.save(kernel_check(), folder / KERNEL_CHECK)
@@ -151,9 +151,9 @@ def _max_length(checkpoint: DirectCheckpoint, encoder: Encoder, limit: int | Non
     return limit or longest
 
 
-def _words(encoder: Encoder) -> Words:
+def _modules(encoder: Encoder) -> Modules:
     head = encoder.vocabulary
-    return Words(encoder.words, None if head is None else head.module, head is not None, IDS)
+    return Modules(encoder.words, None if head is None else head.module, head is not None, IDS)
 
 
 def _write_graph(
@@ -172,7 +172,7 @@ def _write_graph(
 def _lower(
     encoder: Encoder,
     weights: Weights,
-    words: Words,
+    modules: Modules,
     path: Path,
     check: EncoderCheck,
     console: Console,
@@ -186,8 +186,8 @@ def _lower(
         before = check.answers(path)
     largest = _LARGEST if exact_here() else _REDUCED
     forms: tuple[Callable[[Weights, Nodes, DataFile], Products], ...] = (
-        lambda *parts: RowProducts(words, *parts, largest),
-        lambda *parts: BlockProducts(words, *parts, 8),
+        lambda *parts: RowProducts(modules, *parts, largest),
+        lambda *parts: BlockProducts(modules, *parts, 8),
     )
     for by_row, form in zip((True, False), forms, strict=True):
         with phase(console, "Quantizing"):

@@ -32,7 +32,7 @@ from maskdial_export.direct.encoder_export import write_encoder
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
 from maskdial_export.direct.nodes import Nodes
-from maskdial_export.direct.products import BlockProducts, FloatProducts, Words
+from maskdial_export.direct.products import BlockProducts, FloatProducts, Modules
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, check_weights
@@ -215,13 +215,13 @@ def _write_graph(
 ) -> tuple[onnx.ModelProto, RoundedWeights | None]:
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
-    words = Words(tied=decoder.tied)
+    modules = Modules(tied=decoder.tied, parts=decoder.parts())
     with DataFile(folder / f"{GRAPH}.data") as data:
         if precision == "fp32":
-            floats = FloatProducts(words, weights, nodes, data)
+            floats = FloatProducts(modules, weights, nodes, data)
             model = GraphWriter(decoder, weights, floats, nodes, data).write()
         else:
-            blocks = BlockProducts(words, weights, nodes, data, 4 if precision == "int4" else 8)
+            blocks = BlockProducts(modules, weights, nodes, data, 4 if precision == "int4" else 8)
             model = GraphWriter(decoder, weights, blocks, nodes, data).write()
             if checkpoint.bits:
                 finding(

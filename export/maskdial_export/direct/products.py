@@ -6,8 +6,8 @@ graph; the server knows its matrices by them.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -30,20 +30,33 @@ _ACCURACY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """The embedding table and the output layer.
+class Modules:
+    """The embedding table, the output layer, and where other modules have their weights.
 
     Attributes:
         table: the module that looks tokens up.
         head: the output layer's; None if there is none over the vocabulary.
         tied: whether the output layer's weight is the table.
         ids: the name of the value with the tokens' ids.
+        parts: by module, the weights that are its own, one below the other, if those are others
+            than the one that has its name.
     """
 
     table: str = "model.embed_tokens"
     head: str | None = "lm_head"
     tied: bool = False
     ids: str = "input_ids"
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def names(self, modules: Sequence[str]) -> list[str]:
+        """The weights of modules, one below the other."""
+        return [
+            name for module in modules for name in self.parts.get(module, (f"{module}.weight",))
+        ]
+
+    def num_outputs(self, weights: Weights, modules: Sequence[str]) -> int:
+        """The rows of the weights of modules together."""
+        return sum(weights.shapes()[name][0] for name in self.names(modules))
 
 
 class Products(Protocol):
@@ -69,8 +82,8 @@ class Products(Protocol):
 class FloatProducts:
     """Products in float32; matrices are stored as (inputs, outputs)."""
 
-    def __init__(self, words: Words, weights: Weights, nodes: Nodes, data: DataFile) -> None:
-        self._words = words
+    def __init__(self, modules: Modules, weights: Weights, nodes: Nodes, data: DataFile) -> None:
+        self._modules = modules
         self._weights = weights
         self._nodes = nodes
         self._data = data
@@ -81,17 +94,17 @@ class FloatProducts:
         )
 
     def look_up(self) -> str:
-        words = self._words
-        return self._nodes.add("Gather", [self._table(), words.ids], axis=0, modules=words.table)
+        ids, table = self._modules.ids, self._modules.table
+        return self._nodes.add("Gather", [self._table(), ids], axis=0, modules=table)
 
     def project_vectors(self, source: str, module: str, bias: str | None) -> str:
         inputs = [source, self._rows(module), *([] if bias is None else [bias])]
         return self._nodes.add("Gemm", inputs, modules=module, transB=1)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
-        module = _head_of(self._words)
+        module = _head_of(self._modules)
         alpha = {} if factor is None else {"alpha": factor}
-        if self._words.tied:
+        if self._modules.tied:
             inputs = [source, self._table()]
             return self._nodes.add(
                 "FusedMatMul", inputs, output=output, modules=module, transB=1, **alpha
@@ -101,22 +114,28 @@ class FloatProducts:
         return self._nodes.add(kind, inputs, output=output, modules=module, **alpha)
 
     def _table(self) -> str:
-        return self._rows(self._words.table)
+        return self._rows(self._modules.table)
 
     def _rows(self, module: str) -> str:
         """A matrix as the checkpoint has it."""
-        name = f"{module}.weight"
+        name, names = f"{module}.weight", self._modules.names([module])
         if name in self._nodes.initializers:
             return name
-        shape = self._weights.shapes()[name]
-        parts = (self._weights.values(name, rows) for rows in row_chunks(*shape[:2]))
+        shapes = [self._weights.shapes()[each] for each in names]
+        parts = (
+            self._weights.values(each, rows)
+            for each, shape in zip(names, shapes, strict=True)
+            for rows in row_chunks(*shape[:2])
+        )
+        shape = sum(each[0] for each in shapes), *shapes[0][1:]
         return self._nodes.keep(self._data.write_rows(name, np.float32, shape, parts))
 
     def _columns(self, modules: Sequence[str]) -> str:
-        shapes = [self._weights.shapes()[f"{module}.weight"] for module in modules]
+        names = self._modules.names(modules)
+        shapes = [self._weights.shapes()[each] for each in names]
         parts = (
-            self._weights.values(f"{module}.weight", rows).T
-            for module, shape in zip(modules, shapes, strict=True)
+            self._weights.values(each, rows).T
+            for each, shape in zip(names, shapes, strict=True)
             for rows in row_chunks(*shape[:2])
         )
         shape = shapes[0][1], sum(each[0] for each in shapes)
@@ -186,15 +205,15 @@ class BlockProducts:
 
     def __init__(
         self,
-        words: Words,
+        modules: Modules,
         weights: Weights,
         nodes: Nodes,
         data: DataFile,
         bits: Literal[4, 8],
     ) -> None:
         """With ``bits`` 4, integers of a file that fit into 4 bits have as many."""
-        self._words = words
-        self._floats = FloatProducts(words, weights, nodes, data)
+        self._modules = modules
+        self._floats = FloatProducts(modules, weights, nodes, data)
         self._written: dict[tuple[str, ...], _Matrix] = {}
         self._weights = weights
         self._nodes = nodes
@@ -206,23 +225,23 @@ class BlockProducts:
         self.by_row: set[str] = set()
 
     def project(self, source: str, modules: Sequence[str]) -> str:
-        if _num_outputs(self._weights, modules) < _MIN_OUTPUTS:
+        if self._modules.num_outputs(self._weights, modules) < _MIN_OUTPUTS:
             return self._floats.project(source, modules)
         key = tuple(modules)
         if key not in self._written:
-            self._written[key] = self._write(modules, [f"{each}.weight" for each in modules])
+            self._written[key] = self._write(modules, self._modules.names(modules))
         return self._multiply(source, self._written[key])
 
     def project_vectors(self, source: str, module: str, bias: str | None) -> str:
-        if _num_outputs(self._weights, [module]) < _MIN_OUTPUTS:
+        if self._modules.num_outputs(self._weights, [module]) < _MIN_OUTPUTS:
             return self._floats.project_vectors(source, module, bias)
         return _plus(self._nodes, self.project(source, [module]), bias)
 
     def look_up(self) -> str:
-        head = self._head() if self._words.tied else None
+        head = self._head() if self._modules.tied else None
         if head is None or head.zero is None or head.num_inputs % head.block_size:
-            self.by_row.add(f"{self._words.table}.weight")
-            return look_up_rows(self._words, self._weights, self._nodes, self._data)
+            self.by_row.add(f"{self._modules.table}.weight")
+            return look_up_rows(self._modules, self._weights, self._nodes, self._data)
         return self._look_up_blocks(head)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
@@ -234,9 +253,9 @@ class BlockProducts:
 
     def _head(self) -> _Matrix:
         if self._heads is None:
-            head = _head_of(self._words)
+            head = _head_of(self._modules)
             self._heads = self._write(
-                [head], [f"{self._words.table if self._words.tied else head}.weight"]
+                [head], [f"{self._modules.table if self._modules.tied else head}.weight"]
             )
         return self._heads
 
@@ -349,7 +368,7 @@ class BlockProducts:
         """Rows of the output layer's matrix."""
         nodes = self._nodes
         last = nodes.constant("lookup.last", np.array([3]))
-        rows = nodes.add("Gather", [matrix.integers, self._words.ids])
+        rows = nodes.add("Gather", [matrix.integers, self._modules.ids])
         if matrix.bits == 4:  # the lower half of a byte is the first one
             mask = nodes.constant("lookup.mask", np.array(15, np.uint8))
             four = nodes.constant("lookup.four", np.array(4, np.uint8))
@@ -364,15 +383,18 @@ class BlockProducts:
         if matrix.zero:
             zero = nodes.number(f"lookup.zero{matrix.zero:.0f}", matrix.zero)
             rows = nodes.add("Sub", [rows, zero])
-        scale = nodes.add("Gather", [f"{matrix.name}.scale", self._words.ids])
+        scale = nodes.add("Gather", [f"{matrix.name}.scale", self._modules.ids])
         rows = nodes.add("Mul", [rows, nodes.add("Unsqueeze", [scale, last])])
         if matrix.has_minima:
-            minima = nodes.add("Gather", [f"{matrix.name}.minimum", self._words.ids], axis=1)
+            minima = nodes.add("Gather", [f"{matrix.name}.minimum", self._modules.ids], axis=1)
             minima = nodes.add("Transpose", [minima], perm=[1, 2, 0])
             rows = nodes.add("Sub", [rows, nodes.add("Unsqueeze", [minima, last])])
         shape = nodes.constant("lookup.row", np.array([0, 0, matrix.num_inputs]))
+        table, ids = self._modules.table, self._modules.ids
         return nodes.add(
-            "Reshape", [rows, shape], output=f"{TABLE_ROWS}{self._words.table}.{self._words.ids}"
+            "Reshape",
+            [rows, shape],
+            output=f"{TABLE_ROWS}{table}.{ids}",
         )
 
 
@@ -383,19 +405,19 @@ class RowProducts:
     """
 
     def __init__(
-        self, words: Words, weights: Weights, nodes: Nodes, data: DataFile, largest: int
+        self, modules: Modules, weights: Weights, nodes: Nodes, data: DataFile, largest: int
     ) -> None:
         """``largest`` is the largest integer of a weight: 127, or 63 for products without VNNI."""
-        self._words = words
+        self._modules = modules
         self._weights = weights
         self._nodes = nodes
         self._data = data
         self._largest = largest
-        self._floats = FloatProducts(words, weights, nodes, data)
+        self._floats = FloatProducts(modules, weights, nodes, data)
         self._rounded: dict[str, tuple[str, str]] = {}
 
     def project(self, source: str, modules: Sequence[str]) -> str:
-        if _num_outputs(self._weights, modules) < _MIN_OUTPUTS:
+        if self._modules.num_outputs(self._weights, modules) < _MIN_OUTPUTS:
             return self._floats.project(source, modules)
         (module,) = modules
         if f"{module}.int8" not in self._nodes.initializers:
@@ -405,18 +427,18 @@ class RowProducts:
         return self._multiply(source, f"{module}.int8", f"{module}.scale")
 
     def project_vectors(self, source: str, module: str, bias: str | None) -> str:
-        if _num_outputs(self._weights, [module]) < _MIN_OUTPUTS:
+        if self._modules.num_outputs(self._weights, [module]) < _MIN_OUTPUTS:
             return self._floats.project_vectors(source, module, bias)
         return _plus(self._nodes, self.project(source, [module]), bias)
 
     def look_up(self) -> str:
-        largest = self._largest if self._words.tied else _LARGEST
-        return look_up_rows(self._words, self._weights, self._nodes, self._data, largest)
+        largest = self._largest if self._modules.tied else _LARGEST
+        return look_up_rows(self._modules, self._weights, self._nodes, self._data, largest)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
         assert factor is None, "no encoder scales its logits"
-        head, table = _head_of(self._words), self._words.table
-        if not self._words.tied:
+        head, table = _head_of(self._modules), self._modules.table
+        if not self._modules.tied:
             return self.project(source, [head])
         scale = f"{head}.scale"
         rows = self._weights.values(f"{table}.weight")
@@ -440,10 +462,10 @@ class RowProducts:
 
 
 def look_up_rows(
-    words: Words, weights: Weights, nodes: Nodes, data: DataFile, largest: int = _LARGEST
+    modules: Modules, weights: Weights, nodes: Nodes, data: DataFile, largest: int = _LARGEST
 ) -> str:
     """Rows of the table as integers up to ``largest`` with one scale each."""
-    name, table = f"{words.table}.weight", words.table
+    name, table = f"{modules.table}.weight", modules.table
     num_rows, num_columns = weights.shapes()[name]
     scales: list[Floats] = []
 
@@ -456,7 +478,7 @@ def look_up_rows(
     shape = num_rows, num_columns
     stored = nodes.keep(data.write_rows(f"{table}.int8", np.int8, shape, integers()))
     scale = nodes.keep(data.write(f"{table}.scale", np.concatenate(scales)))
-    rows, steps = (nodes.add("Gather", [each, words.ids]) for each in (stored, scale))
+    rows, steps = (nodes.add("Gather", [each, modules.ids]) for each in (stored, scale))
     return nodes.add("Mul", [nodes.add("Cast", [rows], to=1), steps])
 
 
@@ -467,17 +489,13 @@ def _by_row(values: Floats, largest: int) -> tuple[NDArray[np.int8], Floats]:
     return np.rint(values / scale).astype(np.int8), scale
 
 
-def _num_outputs(weights: Weights, modules: Sequence[str]) -> int:
-    return sum(weights.shapes()[f"{module}.weight"][0] for module in modules)
-
-
 def _plus(nodes: Nodes, product: str, bias: str | None) -> str:
     return product if bias is None else nodes.add("Add", [product, bias])
 
 
-def _head_of(words: Words) -> str:
-    assert words.head is not None, "there is an output layer"
-    return words.head
+def _head_of(modules: Modules) -> str:
+    assert modules.head is not None, "there is an output layer"
+    return modules.head
 
 
 def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:

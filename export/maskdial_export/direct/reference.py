@@ -80,7 +80,7 @@ class Reference:
         if self._kind == "granite":
             times = np.float32(self._config.get("residual_multiplier", 1.0))
         states = residual + states * times
-        inner = self._mlp(prefix, self._norm(states, f"{prefix}.post_attention_layernorm"))
+        inner = self._feed(prefix, self._norm(states, f"{prefix}.post_attention_layernorm"))
         return states + inner * times
 
     def _norm(self, values: Floats, name: str) -> Floats:
@@ -97,6 +97,39 @@ class Reference:
             product = product + self._weights.values(f"{name}.bias")
         return product
 
+    def _feed(self, prefix: str, values: Floats) -> Floats:
+        """The MLP of a layer, or its mixture of experts."""
+        block = "block_sparse_moe" if self._kind == "mixtral" else "mlp"
+        name = f"{prefix}.{block}"
+        if f"{name}.gate.weight" not in self._names:
+            return self._mlp(prefix, values)
+        gate, up, down = "gate_proj", "up_proj", "down_proj"
+        if self._kind == "mixtral":
+            gate, up, down = "w1", "w3", "w2"
+        scores = self._linear(values, f"{name}.gate")
+        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        likely = likely / likely.sum(axis=-1, keepdims=True)
+        count = int(self._config["num_experts_per_tok"])
+        best = np.argsort(-likely, axis=-1, kind="stable")[:, :count]
+        shares = np.take_along_axis(likely, best, axis=-1)
+        if self._kind == "mixtral" or self._config.get("norm_topk_prob"):
+            shares = shares / shares.sum(axis=-1, keepdims=True)
+        total = np.zeros_like(values)
+        for row, (chosen, weights) in enumerate(zip(best, shares, strict=True)):
+            for expert, weight in zip(chosen, weights, strict=True):
+                one, token = f"{name}.experts.{expert}", values[row : row + 1]
+                inner = _silu(self._linear(token, f"{one}.{gate}"))
+                inner = inner * self._linear(token, f"{one}.{up}")
+                total[row] += (self._linear(inner, f"{one}.{down}") * weight)[0]
+        common = f"{name}.shared_expert"
+        if f"{common}_gate.weight" not in self._names:
+            return total
+        inner = _silu(self._linear(values, f"{common}.gate_proj"))
+        inner = self._linear(
+            inner * self._linear(values, f"{common}.up_proj"), f"{common}.down_proj"
+        )
+        return total + inner / (1 + np.exp(-self._linear(values, f"{common}_gate")))
+
     def _mlp(self, prefix: str, values: Floats) -> Floats:
         if f"{prefix}.mlp.gate_up_proj.weight" in self._names:
             gate, up = np.split(self._linear(values, f"{prefix}.mlp.gate_up_proj"), 2, axis=-1)
@@ -108,8 +141,7 @@ class Reference:
             inner = np.tanh(root * (gate + np.float32(0.044715) * gate**3))
             active = np.float32(0.5) * gate * (1 + inner)
         else:
-            with np.errstate(over="ignore"):
-                active = gate / (1 + np.exp(-gate))
+            active = _silu(gate)
         return self._linear(active * up, f"{prefix}.mlp.down_proj")
 
     def _attention(self, index: int, values: Floats) -> Floats:
@@ -119,10 +151,10 @@ class Reference:
             query, key, value = np.split(self._linear(values, f"{name}.qkv_proj"), sizes, axis=-1)
         else:
             query, key, value = (self._linear(values, f"{name}.{each}_proj") for each in "qkv")
-        if self._kind == "olmo2":
+        if self._kind in ("olmo2", "olmoe"):
             query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
         heads = [part.reshape(len(values), -1, self._size) for part in (query, key, value)]
-        if self._kind != "olmo2" and f"{name}.q_norm.weight" in self._names:
+        if self._kind not in ("olmo2", "olmoe") and f"{name}.q_norm.weight" in self._names:
             heads[0] = self._norm(heads[0], f"{name}.q_norm")
             heads[1] = self._norm(heads[1], f"{name}.k_norm")
         slides = self._slides(index)
@@ -157,7 +189,7 @@ class Reference:
     def _slides(self, index: int) -> bool:
         """Whether a layer attends within a window."""
         config, kinds = self._config, self._config.get("layer_types")
-        if self._kind in ("mistral", "phi3"):
+        if self._kind in ("mistral", "mixtral", "phi3"):
             return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
         if kinds is not None:
             turned_on = self._is_gemma or bool(config.get("use_sliding_window"))
@@ -184,7 +216,7 @@ class Reference:
             found = dict(found["sliding_attention" if slides else "full_attention"])
         elif self._kind == "gemma3_text" and slides:
             found = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-        usual = {"gemma3_text": 1e6, "smollm3": 2e6}.get(self._kind, 1e4)
+        usual = {"gemma3_text": 1e6, "mixtral": 1e6, "smollm3": 2e6}.get(self._kind, 1e4)
         return {
             "rope_theta": config.get("rope_theta") or usual,
             "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
@@ -228,3 +260,9 @@ class Reference:
             ],
             axis=-1,
         )
+
+
+def _silu(values: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        active: Floats = values / (1 + np.exp(-values))
+    return active
