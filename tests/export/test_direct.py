@@ -55,7 +55,6 @@ TYPES = {
     "ffn_gate_exps.weight": "Q4_1",
     "ffn_up_exps.weight": "Q4_0",
     "ffn_down_exps.weight": "Q4_0",
-    "shexp.weight": "Q8_0",
     "token_embd.weight": "Q8_0",
     "output.weight": "Q8_0",
 }

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm, Normal
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from maskdial.bundle.manifest import GRAPH, Manifest
-from maskdial_export.checks.evaluation import Evaluation
+from maskdial_export.checks.evaluation import Cosine, Evaluation
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct import encoder_check, encoder_export
 from maskdial_export.direct.decoder import NotDirectError
@@ -92,6 +92,9 @@ def make(name: str, folder: Path) -> Path:
     if architecture.startswith(("Albert", "XLMRoberta", "Camembert")):
         tokenizer = make_unigram()
     tokenizer.save(str(folder / "tokenizer.json"))
+    if architecture.startswith(("Albert", "Bert", "Electra")):
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        add_json(folder / "tokenizer_config.json", model_input_names=inputs)
     return folder
 
 
@@ -168,10 +171,8 @@ def test_both_forms_of_int8_give_the_bits_of_a_trace(
 ) -> None:
     """Random weights may lose anything, so the gate accepts what is asked for."""
     monkeypatch.setattr(encoder_check, "MAX_LOSS", math.inf)
-    monkeypatch.setattr(Evaluation, "negligible", math.inf if by_row else -1.0)
-    monkeypatch.setattr(
-        "maskdial_export.checks.evaluation.Cosine.negligible", Evaluation.negligible
-    )
+    for kind in (Evaluation, Cosine):
+        monkeypatch.setattr(kind, "negligible", math.inf if by_row else -1.0)
     source = make(name, tmp_path / "checkpoint")
     written = direct(source, tmp_path / "direct", precision="int8")
     assert written.quality is not None
@@ -254,9 +255,8 @@ def test_checkpoints_of_pretraining(tmp_path: Path) -> None:
     old["bert.embeddings.position_ids"] = torch.arange(128)[None]
     old["bert.pooler.dense.weight"] = torch.zeros(32, 32)
     old["cls.seq_relationship.weight"] = torch.zeros(2, 32)
-    old["cls.predictions.decoder.weight"] = weights[
-        "bert.embeddings.word_embeddings.weight"
-    ].clone()
+    table = weights["bert.embeddings.word_embeddings.weight"]
+    old["cls.predictions.decoder.weight"] = table.clone()
     old["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"].clone()
     save_file(old, file, {"format": "pt"})
     assert direct(source, tmp_path / "old").files == plain.files
@@ -290,7 +290,7 @@ def test_checkpoints_of_pretraining(tmp_path: Path) -> None:
 def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None:
     architecture, settings = ENCODERS[name]
     made = getattr(transformers, architecture).config_class(**settings)
-    config = made.to_dict() | {"architectures": [architecture]}
+    config = json.loads(made.to_json_string(use_diff=False)) | {"architectures": [architecture]}
     read_encoder(config, sends_types=None, limit=None)
     with pytest.raises(NotDirectError, match=r"not known|cannot go on"):
         read_encoder(config | entry, sends_types=None, limit=None)

@@ -233,7 +233,10 @@ class EncoderWriter:
             elif isinstance(step, Vocabulary):
                 value = self._products.head(value, None, None)
                 if step.bias is not None:
-                    value = nodes.add("Add", [value, self._weight(step.bias)])
+                    # Apart, as in a trace: ONNX Runtime would add it within a product in blocks
+                    wide = nodes.add("Unsqueeze", [value, self._axes(0)])
+                    total = nodes.add("Add", [wide, self._weight(step.bias)])
+                    value = nodes.add("Squeeze", [total, self._axes(0)])
             elif isinstance(step, Dense) and head.is_of_tokens:
                 value = self._dense(value, step)
             elif isinstance(step, Dense):

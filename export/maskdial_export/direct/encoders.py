@@ -455,7 +455,6 @@ _FAMILIES: Mapping[str, Family] = {
                 _Part("predictions.decoder", "vocabulary", bias="predictions.bias"),
             )
         },
-        types=True,
         ids={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
         tokenizer="Unigram",
         special=("[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"),

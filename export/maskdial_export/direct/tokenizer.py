@@ -15,13 +15,14 @@ from maskdial_export.errors import ExportError, first_line
 
 _CONFIG = "tokenizer_config.json"
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-_OWN = frozenset(
+# transformers' classes that tell the parts of a text pair, and those that do not
+_TYPED = frozenset({"BertTokenizer", "ElectraTokenizer"})
+_UNTYPED = frozenset(
     {
-        *("BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer", "DistilBertTokenizer"),
-        *("AlbertTokenizer", "ElectraTokenizer", "CamembertTokenizer"),
+        *("RobertaTokenizer", "XLMRobertaTokenizer", "DistilBertTokenizer", "AlbertTokenizer"),
+        *("CamembertTokenizer", "PreTrainedTokenizer", "TokenizersBackend"),
     }
 )
-_ANY = frozenset({"PreTrainedTokenizer", "TokenizersBackend"})
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
@@ -105,7 +106,7 @@ def sends_types(checkpoint: DirectCheckpoint) -> bool | None:
     """Whether the tokenizer tells the parts of a text pair; None if nothing says so.
 
     Raises:
-        NotDirectError: it is of a class that may belong to another family.
+        NotDirectError: it is of a class that is not known.
     """
     settings = checkpoint.read_json(_CONFIG)
     given = settings.get("model_input_names")
@@ -113,10 +114,10 @@ def sends_types(checkpoint: DirectCheckpoint) -> bool | None:
         return "token_type_ids" in given
     name = settings.get("tokenizer_class")
     short = str(name).removesuffix("Fast")
-    if name is None or short in _OWN:
+    if name is None:
         return None
-    if short in _ANY:
-        return True  # what transformers' tokenizer of no class does
+    if short in _TYPED | _UNTYPED:
+        return short in _TYPED
     raise NotDirectError(f"tokenizer_class {name!r} in {_CONFIG} is not known to the direct path")
 
 

@@ -254,15 +254,16 @@ def check_encoder_weights(encoder: Encoder, weights: Weights) -> None:
     described = encoder.shapes()
     paths = [name.split(".") for name in described]
     modules = {".".join(path[:depth]) for path in paths for depth in range(1, len(path))}
-    others, head = [], encoder.vocabulary
+    others, twins, head = [], {}, encoder.vocabulary
+    if head is not None:
+        twins = {f"{head.module}.weight": f"{encoder.words}.weight"}
+        twins |= {} if head.bias is None else {f"{head.module}.bias": head.bias}
     for name in _others(described, weights):
-        if name in encoder.optional or _is_another_head(name, encoder.base, modules):
-            continue
-        twins = {}
-        if head is not None:
-            twins = {f"{head.module}.weight": f"{encoder.words}.weight"}
-            twins |= {} if head.bias is None else {f"{head.module}.bias": head.bias}
-        if name not in twins or not _are_equal(weights, twins[name], name):
+        if name in twins:
+            known = _are_equal(weights, twins[name], name)
+        else:
+            known = name in encoder.optional or _is_another_head(name, encoder.base, modules)
+        if not known:
             others.append(name)
     _refuse(weights, others)
 
