@@ -108,8 +108,8 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(folder.glob("pytorch_model*.bin"))
-        beside = f", but {pickles[0].name}, a pickle" if pickles else ""
-        raise NotDirectError(f"{source} has no weights in safetensors{beside}")
+        others = f", but {pickles[0].name}, a pickle" if pickles else ""
+        raise NotDirectError(f"{source} has no weights in safetensors{others}")
     name = folder.resolve().name
     return DirectCheckpoint(
         source,

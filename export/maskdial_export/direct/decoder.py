@@ -24,10 +24,12 @@ class Rotary:
     Attributes:
         frequencies: float32 (rotary_dim / 2,), radians per position.
         scale: what cosines and sines are multiplied by.
+        longest: how many tokens turn so; longer texts would turn by other frequencies. None: all.
     """
 
     frequencies: Floats
     scale: float = 1.0
+    longest: int | None = None
 
     def tables(self, length: int) -> tuple[Floats, Floats]:
         """Cosines and sines, (length, rotary_dim / 2): of angles in float32, correctly rounded."""

@@ -150,7 +150,7 @@ class EncoderCheck:
         Raises:
             NotDirectError: there is too little to judge a lower precision by.
         """
-        found = self._evaluation.answers(Loaded(graph))
+        found = self._evaluation.answers(Loaded(graph, prepack=False))
         if len(found) < _MIN_POSITIONS:
             raise NotDirectError(
                 f"the quality text gives {len(found)} decisions, and at least {_MIN_POSITIONS} "

@@ -186,8 +186,8 @@ def _lower(
         before = check.answers(path)
     largest = _LARGEST if exact_here() else _REDUCED
     forms: tuple[Callable[[Weights, Nodes, DataFile], Products], ...] = (
-        lambda *parts: RowProducts(modules, *parts, largest),
-        lambda *parts: BlockProducts(modules, *parts, 8),
+        lambda source, nodes, data: RowProducts(modules, source, nodes, data, largest),
+        lambda source, nodes, data: BlockProducts(modules, source, nodes, data, 8),
     )
     for by_row, form in zip((True, False), forms, strict=True):
         with phase(console, "Quantizing"):

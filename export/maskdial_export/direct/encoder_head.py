@@ -43,7 +43,8 @@ def read_head(checkpoint: Files, columns: int) -> tuple[Head, dict[str, Safetens
         ExportError: a setting is refused by the tracer as well, or a file is damaged.
     """
     check_modules(checkpoint)
-    reads, width = ("mean",), columns
+    reads: tuple[str, ...] = ("mean",)
+    width = columns
     steps: list[Step] = []
     weights: dict[str, SafetensorsWeights] = {}
     for kind, folder in module_folders(checkpoint):

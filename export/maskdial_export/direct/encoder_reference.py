@@ -92,7 +92,8 @@ class EncoderReference:
 
     def _rows(self, name: str, indices: Ids) -> Floats:
         rows = [self._weights.values(name, slice(each, each + 1)) for each in indices.tolist()]
-        return np.concatenate(rows)
+        found: Floats = np.concatenate(rows)
+        return found
 
     def _embedded(self, ids: Ids, types: Ids) -> Floats:
         base = f"{self._base}embeddings"
@@ -116,7 +117,7 @@ class EncoderReference:
 
     def _layer(self, index: int, states: Floats) -> Floats:
         """Post-norm: BERT's, DistilBERT's, ALBERT's."""
-        base = self._base
+        base, rest = self._base, tuple[str, ...]()
         if self._kind == "distilbert":
             layer = f"{base}transformer.layer.{index}"
             inner = [f"{layer}.attention.{name}_lin" for name in "qkv"]
@@ -174,7 +175,8 @@ class EncoderReference:
         cos, sin = (each.astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles)))
         left, right = heads[..., : size // 2], heads[..., size // 2 :]
         turned = np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-        return turned.reshape(values.shape)
+        found: Floats = turned.reshape(values.shape)
+        return found
 
     def _attention(self, query: Floats, key: Floats, value: Floats, reach: int | None) -> Floats:
         """``reach``: how many tokens to either side are seen; None: all."""
@@ -188,7 +190,8 @@ class EncoderReference:
             scores = np.where(far, np.float32(-np.inf), scores)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares = shares / shares.sum(axis=-1, keepdims=True)
-        return (shares @ parts[2]).swapaxes(0, 1).reshape(len(query), -1)
+        joined: Floats = (shares @ parts[2]).swapaxes(0, 1).reshape(len(query), -1)
+        return joined
 
     def _words(self, hidden: Floats) -> Floats:
         """The heads over the vocabulary, whose matrix is the embedding table."""
@@ -223,18 +226,19 @@ class EncoderReference:
         if kind == "modernbert":
             mean = self._config.get("classifier_pooling", "cls") == "mean"
             pooled = hidden.mean(axis=0, keepdims=True) if mean else first
-            return self._linear(self._modern_head(pooled), "classifier")[0]
-        if kind == "distilbert":
-            return self._linear(np.maximum(self._linear(first, "pre_classifier"), 0), "classifier")[
-                0
-            ]
-        if kind in _ROBERTA or kind == "electra":
-            function = _function("gelu") if kind == "electra" else np.tanh
-            return self._linear(
-                function(self._linear(first, "classifier.dense")), "classifier.out_proj"
-            )[0]
-        pooler = "albert.pooler" if kind == "albert" else "bert.pooler.dense"
-        return self._linear(np.tanh(self._linear(first, pooler)), "classifier")[0]
+            logits = self._linear(self._modern_head(pooled), "classifier")
+        elif kind == "distilbert":
+            inner = np.maximum(self._linear(first, "pre_classifier"), 0)
+            logits = self._linear(inner, "classifier")
+        elif kind in _ROBERTA or kind == "electra":
+            function = _function("gelu" if kind == "electra" else "tanh")
+            inner = function(self._linear(first, "classifier.dense"))
+            logits = self._linear(inner, "classifier.out_proj")
+        else:
+            pooler = "albert.pooler" if kind == "albert" else "bert.pooler.dense"
+            logits = self._linear(np.tanh(self._linear(first, pooler)), "classifier")
+        found: Floats = logits[0]
+        return found
 
     def _vector(self, hidden: Floats) -> Floats:
         """sentence-transformers' modules."""
@@ -289,7 +293,8 @@ def _pooled(hidden: Floats, settings: Mapping[str, Any]) -> Floats:
             if key.startswith("pooling_mode_") and on
         }
         chosen = [name for name in POOLINGS if name in turned_on]
-    return np.concatenate([ways[name] for name in dict.fromkeys(chosen)])
+    found: Floats = np.concatenate([ways[name] for name in dict.fromkeys(chosen)])
+    return found
 
 
 def _function(name: str) -> Callable[[Floats], Floats]:
@@ -304,12 +309,13 @@ def _gelu(values: Floats) -> Floats:
 
 def _gelu_new(values: Floats) -> Floats:
     inner = np.float32(math.sqrt(2 / math.pi)) * (values + np.float32(0.044715) * values**3)
-    return np.float32(0.5) * values * (1 + np.tanh(inner))
+    found: Floats = np.float32(0.5) * values * (1 + np.tanh(inner))
+    return found
 
 
 def _sigmoid(values: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        found: Floats = 1 / (1 + np.exp(-values))
+        found: Floats = np.float32(1) / (1 + np.exp(-values))
     return found
 
 

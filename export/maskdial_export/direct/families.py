@@ -40,6 +40,8 @@ _TOKEN_IDS: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "granite"), _LLAMA_IDS),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _GEMMA_IDS),
     "olmoe": {"pad_token_id": 1, "eos_token_id": 50279},
+    "exaone4": {"bos_token_id": 0, "eos_token_id": 2},
+    "seed_oss": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "olmo2": {"pad_token_id": 1, "eos_token_id": 50279},
     "phi3": {"bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000},
     "smollm3": {"pad_token_id": 128004, "bos_token_id": 128000, "eos_token_id": 128001},
@@ -95,9 +97,11 @@ def _decoder(
     **more: Any,
 ) -> Decoder:
     """What all families have; ``more`` is what one has beside it."""
-    longest = config.count("max_position_embeddings")
-    chosen = limit or LONGEST
-    longest = min(longest, more.pop("longest", None) or longest, chosen)
+    # The graph has the tables of shorter texts, if longer ones would turn by others
+    bounds = [each.rotary.longest for each in layers if each.rotary is not None]
+    longest = min(
+        [config.count("max_position_embeddings"), limit or LONGEST, *filter(None, bounds)]
+    )
     if activation is None:
         config.one_of("hidden_act", ("silu",), "silu")
     heads = config.count("num_attention_heads")
@@ -383,19 +387,40 @@ def _olmo2(config: Config, architecture: str, limit: int | None) -> Decoder:
     )
 
 
+def _exaone4(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = _usual_head(config)
+    rotation, window = read_rotary(config, size), _window(config, 4096)
+    period = config.count("sliding_window_pattern", 4) if window is not None else 1
+    config.take("sliding_window_pattern")
+    sliding = _windows(config, window, lambda index: (index + 1) % period != 0)
+    # Beside layers with windows, those that see all have no positions
+    layers = tuple(
+        Attends(rotation if each or window is None else None, window if each else None)
+        for each in sliding
+    )
+    return _decoder(
+        config, architecture, limit, layers, head_dim=size, norms=_OLMO_NORMS, head_norms="head"
+    )
+
+
+def _seed_oss(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = config.count("head_dim", 128)
+    layers = _alike(config, read_rotary(config, size))
+    config.take("residual_dropout")
+    biases = Biases(
+        config.flag("attention_bias", True),
+        config.flag("attention_out_bias", False),
+        config.flag("mlp_bias", False),
+    )
+    return _decoder(config, architecture, limit, layers, head_dim=size, biases=biases)
+
+
 def _phi3(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = _usual_head(config)
     rotation = read_rotary(config, size)
-    first = config.take("original_max_position_embeddings")
-    rope = config.take("rope_parameters") or config.take("rope_scaling") or {}
-    longest = None
-    if "longrope" in (rope.get("rope_type"), rope.get("type")):
-        # The graph has the tables of shorter texts; longer ones would turn by others
-        longest = rope.get("original_max_position_embeddings") or first
+    config.take("original_max_position_embeddings")  # of longrope
     layers = _alike(config, rotation, _window(config, None))
-    return _decoder(
-        config, architecture, limit, layers, head_dim=size, packed=True, longest=longest
-    )
+    return _decoder(config, architecture, limit, layers, head_dim=size, packed=True)
 
 
 def _gemma(config: Config, architecture: str, limit: int | None) -> Decoder:
@@ -510,6 +535,7 @@ def _cap(config: Config, key: str, default: float | None) -> float | None:
 
 
 _FAMILIES: Mapping[str, Callable[[Config, str, int | None], Decoder]] = {
+    "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -524,9 +550,11 @@ _FAMILIES: Mapping[str, Callable[[Config, str, int | None], Decoder]] = {
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "seed_oss": _seed_oss,
     "smollm3": _smollm3,
 }
 _ARCHITECTURES: Mapping[str, str] = {
+    "exaone4": "Exaone4ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
@@ -541,5 +569,6 @@ _ARCHITECTURES: Mapping[str, str] = {
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }

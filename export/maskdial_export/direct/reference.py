@@ -30,7 +30,7 @@ class Reference:
         self._hidden_size = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
-        usual = {"qwen3": 128}.get(self._kind, 256 if self._is_gemma else 0)
+        usual = {"qwen3": 128, "seed_oss": 128}.get(self._kind, 256 if self._is_gemma else 0)
         self._size = int(config.get("head_dim") or usual or self._hidden_size // self._heads)
 
     def hidden(self, ids: Ids) -> Floats:
@@ -128,7 +128,8 @@ class Reference:
         inner = self._linear(
             inner * self._linear(values, f"{common}.up_proj"), f"{common}.down_proj"
         )
-        return total + inner / (1 + np.exp(-self._linear(values, f"{common}_gate")))
+        shared: Floats = inner / (1 + np.exp(-self._linear(values, f"{common}_gate")))
+        return total + shared
 
     def _mlp(self, prefix: str, values: Floats) -> Floats:
         if f"{prefix}.mlp.gate_up_proj.weight" in self._names:
@@ -171,7 +172,7 @@ class Reference:
         distance = positions[:, None] - positions[None, :]
         hidden = distance < 0
         if slides:
-            usual = 4096 if self._is_gemma or self._kind == "mistral" else None
+            usual = 4096 if self._is_gemma or self._kind in ("exaone4", "mistral") else None
             hidden |= distance >= self._config.get("sliding_window", usual)
         scores = np.where(hidden, np.float32(-np.inf), scores)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -191,6 +192,11 @@ class Reference:
         config, kinds = self._config, self._config.get("layer_types")
         if self._kind in ("mistral", "mixtral", "phi3"):
             return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
+        if self._kind == "exaone4" and kinds is None:
+            period = int(config.get("sliding_window_pattern") or 4)
+            return config.get("sliding_window", 4096) is not None and (index + 1) % period != 0
+        if self._kind == "exaone4":
+            return bool(kinds[index] == "sliding_attention")
         if kinds is not None:
             turned_on = self._is_gemma or bool(config.get("use_sliding_window"))
             return turned_on and kinds[index] == "sliding_attention"
@@ -203,6 +209,8 @@ class Reference:
 
     def _turns(self, index: int) -> bool:
         """Whether a layer has positions."""
+        if self._kind == "exaone4":
+            return self._config.get("sliding_window", 4096) is None or self._slides(index)
         if self._kind != "smollm3":
             return True
         listed = self._config.get("no_rope_layers")
@@ -237,6 +245,8 @@ class Reference:
             low, high = rope["low_freq_factor"], rope["high_freq_factor"]
             share = np.clip((turns - low) / (high - low), 0, 1)
             speeds = speeds * (share + (1 - share) / rope["factor"])
+        elif kind == "yarn":
+            speeds, times = _yarn(rope, speeds, size)
         elif kind == "longrope":
             speeds = speeds / np.array(rope["short_factor"])
             first = rope.get("original_max_position_embeddings") or self._config.get(
@@ -266,3 +276,21 @@ def _silu(values: Floats) -> Floats:
     with np.errstate(over="ignore"):
         active: Floats = values / (1 + np.exp(-values))
     return active
+
+
+def _yarn(rope: Mapping[str, Any], speeds: NDArray[Any], size: int) -> tuple[NDArray[Any], float]:
+    """The speeds of YaRN (arXiv:2309.00071, section 3.2), and what the tables are multiplied by."""
+    factor, first = float(rope["factor"]), rope["original_max_position_embeddings"]
+    edges = []
+    for count in (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1):
+        wavelength = first / (count * 2 * math.pi)
+        edges.append(size * math.log(wavelength) / (2 * math.log(rope["rope_theta"])))
+    if rope.get("truncate", True):
+        edges = [math.floor(edges[0]), math.ceil(edges[1])]
+    low, high = max(edges[0], 0), min(edges[1], size - 1)
+    share = np.clip((np.arange(size // 2) - low) / max(high - low, 1e-3), 0, 1)
+    logarithm = 0.1 * math.log(factor) if factor > 1 else 0.0
+    times = 1 + logarithm
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        times = (1 + logarithm * rope["mscale"]) / (1 + logarithm * rope["mscale_all_dim"])
+    return speeds * (share / factor + 1 - share), float(rope.get("attention_factor") or times)
