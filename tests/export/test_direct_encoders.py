@@ -225,6 +225,34 @@ def test_modules_of_sentence_transformers(
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
+def test_other_kinds_of_vectors_are_left_to_the_tracer(backbone: Path, tmp_path: Path) -> None:
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS["last"]())
+    listed, told = source / "modules.json", source / "config_sentence_transformers.json"
+    modules, settings = listed.read_text(), told.read_text()
+
+    def refused(message: str) -> None:
+        with pytest.raises(NotDirectError, match=message):
+            direct(source, tmp_path / "bundle")
+        listed.write_text(modules)
+        told.write_text(settings)
+
+    for kind in ("SparseEncoder", "MultiVectorEncoder", "ColBERT"):
+        add_json(told, model_type=kind)
+        refused(f"model_type '{kind}' in")
+    added = {"idx": 3, "name": "3", "path": "", "type": "sentence_transformers.models.WordWeights"}
+    listed.write_text(json.dumps([*json.loads(modules), added]))
+    refused("the module WordWeights in")
+    listed.write_text(json.dumps([*json.loads(modules), added | {"type": "own.Pooling"}]))
+    refused("the module own.Pooling in")
+    (source / "sparse_linear.pt").write_bytes(b"")
+    refused("sparse_linear.pt of")
+    (source / "sparse_linear.pt").unlink()
+    masked = make("bert", tmp_path / "masked")  # with a head over the vocabulary, as SPLADE has
+    (masked / "modules.json").write_text(modules)
+    with pytest.raises(NotDirectError, match="the module Pooling behind a head"):
+        direct(masked, tmp_path / "bundle")
+
+
 def test_it_needs_no_torch(tmp_path: Path) -> None:
     source = make("bert-embed", tmp_path / "checkpoint")
     done = run_blocked("export", source, tmp_path / "bundle", "--precision", "int8")

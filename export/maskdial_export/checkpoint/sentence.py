@@ -114,13 +114,19 @@ def default_prompt(source: Files) -> str | None:
 
 def module_folders(source: Files) -> Iterator[tuple[str, Path]]:
     """The class name and the folder of each module, in order."""
+    for kind, folder in module_types(source):
+        yield kind.rpartition(".")[2], folder
+
+
+def module_types(source: Files) -> Iterator[tuple[str, Path]]:
+    """The class, by its full name, and the folder of each module, in order."""
     path = source.path / MODULES
     if not path.is_file():
         return
     try:
         for module in json.loads(path.read_text(encoding="utf-8")):
             folder = source.path / module["path"]
-            yield module["type"].rpartition(".")[2], folder
+            yield str(module["type"]), folder
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExportError(f"{path} is not a list of modules: {error!r}") from error
 

@@ -8,7 +8,7 @@ from typing import Any
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Family, TaskName
 from maskdial_export.checkpoint.files import files_sha256
 from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, write_settings
-from maskdial_export.checkpoint.hub import download
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct import encoders
@@ -18,7 +18,7 @@ from maskdial_export.errors import ExportError
 
 _CONFIG = "config.json"
 # What a model that writes may bring beside its weights, and only the tracer exports
-_BESIDE = (DECISION_TEMPLATE, "decision.json", "gliner_config.json")
+_BESIDE = (DECISION_TEMPLATE, "decision.json", "gliner_config.json", *HYBRID_HEADS)
 
 
 @dataclass(frozen=True, slots=True)

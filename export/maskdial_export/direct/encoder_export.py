@@ -29,7 +29,7 @@ from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.encoder import Encoder
 from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
 from maskdial_export.direct.encoder_graph import IDS, EncoderWriter
-from maskdial_export.direct.encoder_head import read_head
+from maskdial_export.direct.encoder_head import check_no_modules, read_head
 from maskdial_export.direct.encoder_reference import EncoderReference
 from maskdial_export.direct.encoders import family_of, read_encoder
 from maskdial_export.direct.nodes import Nodes
@@ -133,6 +133,7 @@ def _with_head(checkpoint: DirectCheckpoint, encoder: Encoder) -> tuple[Encoder,
     weights = checkpoint.weights
     if encoder.head.task != "embed":
         check_modules(checkpoint)
+        check_no_modules(checkpoint)
         return encoder, weights
     head, parts = read_head(checkpoint, encoder.hidden_size)
     assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"

@@ -9,8 +9,10 @@ from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.module_settings import check_modules
 from maskdial_export.checkpoint.sentence import (
     MODULES,
+    SENTENCE_CONFIG,
     kept_entries,
     module_folders,
+    module_types,
     pooling_modes,
     read_prompts,
 )
@@ -43,6 +45,12 @@ def read_head(checkpoint: Files, columns: int) -> tuple[Head, dict[str, Safetens
         ExportError: a setting is refused by the tracer as well, or a file is damaged.
     """
     check_modules(checkpoint)
+    kind = checkpoint.read_json(SENTENCE_CONFIG).get("model_type")
+    if kind not in (None, "SentenceTransformer"):
+        raise NotDirectError(f"model_type {kind!r} in {SENTENCE_CONFIG} is not known")
+    for name, _ in module_types(checkpoint):
+        if not name.startswith("sentence_transformers."):
+            raise NotDirectError(f"the module {name} in {MODULES} is not known to the direct path")
     reads: tuple[str, ...] = ("mean",)
     width = columns
     steps: list[Step] = []
@@ -79,6 +87,17 @@ def read_head(checkpoint: Files, columns: int) -> tuple[Head, dict[str, Safetens
         default_prompt=default,
     )
     return Head("embed", reads, tuple(steps), embedding=embedding), weights
+
+
+def check_no_modules(checkpoint: Files) -> None:
+    """Refuses what stands behind a model with a head: the tracer may read it as another one.
+
+    Raises:
+        NotDirectError: there is a module beside the model itself.
+    """
+    for kind, _ in module_folders(checkpoint):
+        if kind not in ("Transformer", "Dropout"):
+            raise NotDirectError(f"the module {kind} behind a head is not known to the direct path")
 
 
 def _weights(checkpoint: Files, kind: str, folder: Path) -> SafetensorsWeights:

@@ -319,13 +319,27 @@ def _sigmoid(values: Floats) -> Floats:
     return found
 
 
+def _silu(values: Floats) -> Floats:
+    return values * _sigmoid(values)
+
+
+def _relu(values: Floats) -> Floats:
+    found: Floats = np.maximum(values, 0)
+    return found
+
+
+def _tanh(values: Floats) -> Floats:
+    found: Floats = np.tanh(values)
+    return found
+
+
 _FUNCTIONS: Mapping[str, Callable[[Floats], Floats]] = {
     "gelu": _gelu,
     "gelu_new": _gelu_new,
     "identity": lambda values: values,
-    "relu": lambda values: np.maximum(values, 0),
+    "relu": _relu,
     "sigmoid": _sigmoid,
-    "silu": lambda values: values * _sigmoid(values),
-    "swish": lambda values: values * _sigmoid(values),
-    "tanh": np.tanh,
+    "silu": _silu,
+    "swish": _silu,
+    "tanh": _tanh,
 }

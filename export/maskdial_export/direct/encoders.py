@@ -114,6 +114,15 @@ def knows(values: Mapping[str, Any]) -> bool:
     return family is not None and not values.get("is_decoder")
 
 
+def architectures() -> frozenset[str]:
+    """transformers' classes that are known."""
+    return frozenset(
+        f"{family.prefix}{rest}"
+        for family in _FAMILIES.values()
+        for rest in ("Model", *family.heads)
+    )
+
+
 def family_of(values: Mapping[str, Any]) -> Family:
     """The family of a configuration that is known."""
     return _FAMILIES[str(values["model_type"])]

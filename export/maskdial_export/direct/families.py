@@ -80,6 +80,11 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
     return found
 
 
+def architectures() -> frozenset[str]:
+    """transformers' classes that are known."""
+    return frozenset(_ARCHITECTURES.values())
+
+
 def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     """The special tokens that a configuration names, with those that its class has by default."""
     return {**_TOKEN_IDS.get(str(values.get("model_type")), {}), **values}
