@@ -360,7 +360,7 @@ class _Edited:
 
     def read_json(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._files.read_json(name)
-        return found | self._entry if name == "config.json" else found
+        return {**found, **self._entry} if name == "config.json" else found
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,9 @@ def write_encoder(
         invariant = check.is_invariant(path, quantized=graph is not None)
     names += write_files(texts, folder)
     shapes = encoder.shapes()
-    shapes |= {name: shape for name, shape in encoder.optional.items() if name in weights.shapes()}
+    if not encoder.base:  # classes with a head are built without the weights that it does not need
+        stored = weights.shapes()
+        shapes |= {name: each for name, each in encoder.optional.items() if name in stored}
     of_model = [shape for name, shape in shapes.items() if not name.startswith("pooler.steps.")]
     head = encoder.head
     return {

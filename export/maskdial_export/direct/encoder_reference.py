@@ -315,7 +315,7 @@ def _gelu_new(values: Floats) -> Floats:
 
 def _sigmoid(values: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        found: Floats = np.float32(1) / (1 + np.exp(-values))
+        found: Floats = (1 / (1 + np.exp(-values))).astype(np.float32)
     return found
 
 

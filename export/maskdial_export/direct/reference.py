@@ -189,12 +189,13 @@ class Reference:
 
     def _slides(self, index: int) -> bool:
         """Whether a layer attends within a window."""
-        config, kinds = self._config, self._config.get("layer_types")
+        config = self._config
+        kinds: Any = config.get("layer_types")
         if self._kind in ("mistral", "mixtral", "phi3"):
             return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
         if self._kind == "exaone4" and kinds is None:
-            period = int(config.get("sliding_window_pattern") or 4)
-            return config.get("sliding_window", 4096) is not None and (index + 1) % period != 0
+            every = int(config.get("sliding_window_pattern") or 4)
+            return config.get("sliding_window", 4096) is not None and (index + 1) % every != 0
         if self._kind == "exaone4":
             return bool(kinds[index] == "sliding_attention")
         if kinds is not None:
