@@ -303,7 +303,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
     "exaone4": (
         "exaone4",
         "Exaone4ForCausalLM",
-        SHAPE | {"num_hidden_layers": 4, "sliding_window": 16, "rope_parameters": LLAMA3},
+        SHAPE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": LLAMA3,
+            "head_dim": 16,
+        },
         exaone4,
         plain,
     ),
