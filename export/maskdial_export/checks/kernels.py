@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from maskdial.bundle.exactness import LARGEST_WEIGHT, NUM_INPUTS, ZERO_POINT, multiplies_exactly
 from maskdial.bundle.manifest import KERNEL_CHECK
-from maskdial_export.direct.nodes import IR_VERSION, OPSET
 from maskdial_export.session import load_session
 
 _OUTPUTS = 64
+_OPSET, _IR_VERSION = 20, 10
 
 
 def kernel_check() -> onnx.ModelProto:
@@ -35,9 +35,9 @@ def kernel_check() -> onnx.ModelProto:
         [info("products", TensorProto.FLOAT, ["num_rows", _OUTPUTS])],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets)
-    model.ir_version = IR_VERSION
+    model.ir_version = _IR_VERSION
     return model
 
 

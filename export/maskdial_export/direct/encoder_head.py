@@ -44,13 +44,13 @@ def read_head(checkpoint: Files, columns: int) -> tuple[Head, dict[str, Safetens
         NotDirectError: a module is not known.
         ExportError: a setting is refused by the tracer as well, or a file is damaged.
     """
-    check_modules(checkpoint)
     kind = checkpoint.read_json(SENTENCE_CONFIG).get("model_type")
     if kind not in (None, "SentenceTransformer"):
         raise NotDirectError(f"model_type {kind!r} in {SENTENCE_CONFIG} is not known")
     for name, _ in module_types(checkpoint):
         if not name.startswith("sentence_transformers."):
             raise NotDirectError(f"the module {name} in {MODULES} is not known to the direct path")
+    check_modules(checkpoint)
     reads: tuple[str, ...] = ("mean",)
     width = columns
     steps: list[Step] = []
