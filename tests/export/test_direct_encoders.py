@@ -16,12 +16,14 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules.dense import Dense
 from sentence_transformers.sentence_transformer.modules import LayerNorm, Normalize, Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial_export.checks.evaluation import Cosine, Evaluation
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct import encoder_check, encoder_export
 from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.encoder_graph import distance_buckets
 from maskdial_export.direct.encoder_reference import EncoderReference
 from maskdial_export.direct.encoders import read_encoder
 from maskdial_export.direct.export import export_direct
@@ -64,6 +66,8 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "electra-classify": ("ElectraForSequenceClassification", SMALL),
     "albert": ("AlbertForMaskedLM", SHAPE | {"embedding_size": 16, "num_hidden_groups": 2}),
     "albert-classify": ("AlbertForSequenceClassification", SHAPE | {"embedding_size": 16}),
+    "mpnet": ("MPNetForMaskedLM", ROBERTA),
+    "mpnet-embed": ("MPNetModel", ROBERTA),
     "modernbert": ("ModernBertForMaskedLM", MODERN),
     "modernbert-bias": (
         "ModernBertModel",
@@ -75,7 +79,10 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "modernbert-tag": ("ModernBertForTokenClassification", MODERN),
 }
-INT8 = ("bert", "bert-embed", "bert-many", "albert", "modernbert", "distilbert-classify")
+INT8 = (
+    *("bert", "bert-embed", "bert-many", "albert", "modernbert", "distilbert-classify"),
+    "mpnet-embed",
+)
 
 
 def make(name: str, folder: Path) -> Path:
@@ -253,6 +260,14 @@ def test_other_kinds_of_vectors_are_left_to_the_tracer(backbone: Path, tmp_path:
         direct(masked, tmp_path / "bundle")
 
 
+@pytest.mark.parametrize("count", [32, 16])
+def test_distances_are_in_the_buckets_of_transformers(count: int) -> None:
+    places = torch.arange(512)
+    theirs = MPNetEncoder.relative_position_bucket(places[None] - places[:, None], count)
+    ours = distance_buckets(512, count)[(places[None] - places[:, None]).numpy() + 511]
+    np.testing.assert_array_equal(ours, theirs.numpy())
+
+
 def test_it_needs_no_torch(tmp_path: Path) -> None:
     source = make("bert-embed", tmp_path / "checkpoint")
     done = run_blocked("export", source, tmp_path / "bundle", "--precision", "int8")
@@ -307,6 +322,8 @@ def test_checkpoints_of_pretraining(tmp_path: Path) -> None:
         ("roberta", {"pad_token_id": "none"}),
         ("roberta", {"max_position_embeddings": 2}),
         ("albert", {"inner_group_num": 2}),
+        ("mpnet", {"pad_token_id": 0}),
+        ("mpnet", {"relative_attention_num_buckets": 6}),
         ("albert", {"num_hidden_groups": 3}),
         ("modernbert", {"local_attention": 0}),
         ("modernbert", {"layer_types": ["full_attention"]}),

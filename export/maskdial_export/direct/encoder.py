@@ -144,6 +144,18 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class Relative:
+    """A table of what is added to scores by the distance of two tokens, one column a head.
+
+    ``buckets`` are its rows: half of them for tokens ahead. Near distances have one each, far ones
+    share them by their logarithm, as in T5 (arXiv:1910.10683).
+    """
+
+    module: str
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """An encoder with layer norms, full attention and an MLP.
 
@@ -166,6 +178,7 @@ class Encoder:
         final_norm: behind the last layer, with ``norm_first``.
         gated: whether the MLP has a gate.
         attention_bias: whether attention's linear layers have biases; likewise the others.
+        relative: distances of tokens that count beside positions.
         optional: weights that some checkpoints have and the graph does not need.
     """
 
@@ -196,6 +209,7 @@ class Encoder:
     attention_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
+    relative: Relative | None = None
     optional: Shapes = field(default_factory=dict)
 
     @property
@@ -247,6 +261,8 @@ class Encoder:
             found[f"{self.positions.module}.weight"] = table
         if self.types is not None:
             found[f"{self.types}.weight"] = (self.num_types, self.embedding_size)
+        if self.relative is not None:
+            found[f"{self.relative.module}.weight"] = (self.relative.buckets, self.num_heads)
         for part in self._parts():
             found |= part.shapes()
         return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
@@ -21,6 +22,7 @@ from maskdial_export.direct.encoder import (
     Leading,
     Norm,
     Normalize,
+    Relative,
     Vocabulary,
 )
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
@@ -33,6 +35,24 @@ _MASKED = -60_000.0
 _SHORTEST = 1e-12
 _WHOLE = 2**63 - 1  # as the end of a slice
 _PLAIN = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
+
+
+_HEADS_FIRST = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
+"""How queries, keys and values are turned for their products."""
+_FARTHEST = 128
+"""The distance from which all tokens share a bucket."""
+
+
+def distance_buckets(length: int, count: int) -> NDArray[np.int64]:
+    """The bucket of each distance from ``1 - length`` to ``length - 1``, in float32 as in torch."""
+    ahead = np.arange(1 - length, length)
+    half = count // 2
+    near, away = half // 2, np.abs(ahead)
+    with np.errstate(divide="ignore"):
+        share = np.log(away.astype(np.float32) / np.float32(near))
+    share = share / np.float32(math.log(_FARTHEST / near)) * np.float32(half - near)
+    far = near + np.where(away < near, 0, share).astype(np.int64)
+    return np.where(away < near, away, np.minimum(far, half - 1)) + np.where(ahead > 0, half, 0)
 
 
 class EncoderWriter:
@@ -121,6 +141,8 @@ class EncoderWriter:
 
     def _attend(self, source: str, layer: str, attends: Attends) -> str:
         encoder, nodes = self._encoder, self._nodes
+        if encoder.relative is not None:
+            return self._attend_by_distance(source, layer, encoder.relative)
         parts = encoder.attention(layer)
         bias = ""
         if len(parts) == 1:
@@ -144,6 +166,52 @@ class EncoderWriter:
         return nodes.add(
             "MultiHeadAttention", inputs, num_heads=encoder.num_heads, scale=size**-0.5
         )
+
+    def _attend_by_distance(self, source: str, layer: str, relative: Relative) -> str:
+        """Attention written out, as scores have a bias that no operator takes by heads."""
+        encoder, nodes = self._encoder, self._nodes
+        heads, size = encoder.num_heads, encoder.hidden_size // encoder.num_heads
+        batch = nodes.add("Shape", ["input_ids"], start=0, end=1)
+        numbers = nodes.constant("heads", np.array([heads, size]))
+        split = nodes.add("Concat", [batch, "length", numbers], axis=0)
+        parts = []
+        for part, perm in zip(encoder.attention(layer), _HEADS_FIRST, strict=True):
+            rows = nodes.add("Reshape", [self._dense(source, part), split], allowzero=1)
+            parts.append(nodes.add("Transpose", [rows], perm=perm))
+        scores = nodes.add("FusedMatMul", parts[:2], alpha=size**-0.5)
+        scores = nodes.add("Add", [scores, self._distances(relative)])
+        shares = nodes.add("Softmax", [nodes.add("Add", [scores, self._padding()])], axis=-1)
+        joined = nodes.add(
+            "Transpose", [nodes.add("MatMul", [shares, parts[2]])], perm=[0, 2, 1, 3]
+        )
+        width = nodes.constant("hidden_size", np.array([encoder.hidden_size]))
+        full = nodes.add("Concat", [batch, "length", width], axis=0)
+        return nodes.add("Reshape", [joined, full], allowzero=1)
+
+    def _distances(self, relative: Relative) -> str:
+        """What is added to scores, (1, num_heads, length, length)."""
+        nodes = self._nodes
+        if "distances" not in self._kept:
+            longest = self._encoder.max_length
+            column = nodes.add("Unsqueeze", ["places", self._axes(1)])
+            ahead = nodes.add("Sub", ["row.places", column])
+            shifted = nodes.add("Add", [ahead, self._integer(longest - 1)])
+            table = nodes.constant("buckets", distance_buckets(longest, relative.buckets))
+            buckets = nodes.add("Gather", [table, shifted], axis=0)
+            rows = nodes.add("Gather", [self._weight(f"{relative.module}.weight"), buckets], axis=0)
+            by_head = nodes.add("Transpose", [rows], perm=[2, 0, 1])
+            self._kept["distances"] = nodes.add("Unsqueeze", [by_head, self._axes(0)])
+        return self._kept["distances"]
+
+    def _padding(self) -> str:
+        """What is added to scores of tokens beyond a text, (batch, 1, 1, length)."""
+        nodes = self._nodes
+        if "padding" not in self._kept:
+            least = nodes.number("hidden", float(np.finfo(np.float32).min))
+            added = nodes.add("Where", ["inside", nodes.number("zero", 0.0), least])
+            axes = nodes.constant("axes.1.2", np.array([1, 2]))
+            self._kept["padding"] = nodes.add("Unsqueeze", [added, axes])
+        return self._kept["padding"]
 
     def _window(self, size: int) -> str:
         """What is added to scores: enough to hide tokens so far away, or farther."""

@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 _BASES = {"camembert": "roberta", "xlm-roberta": "roberta", "modernbert": "model"}
-_ROBERTA = ("roberta", "xlm-roberta", "camembert")
+_ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
 class EncoderReference:
@@ -134,6 +134,11 @@ class EncoderReference:
             inner = [f"{layer}.attention.{name}" for name in ("query", "key", "value")]
             rest = ("attention.dense", "attention.LayerNorm", "ffn", "ffn_output")
             rest = (*rest, "full_layer_layer_norm")
+        elif self._kind == "mpnet":
+            layer = f"{base}encoder.layer.{index}"
+            inner = [f"{layer}.attention.attn.{name}" for name in "qkv"]
+            rest = ("attention.attn.o", "attention.LayerNorm", "intermediate.dense")
+            rest = (*rest, "output.dense", "output.LayerNorm")
         else:
             layer = f"{base}encoder.layer.{index}"
             inner = [f"{layer}.attention.self.{name}" for name in ("query", "key", "value")]
@@ -184,6 +189,8 @@ class EncoderReference:
             each.reshape(len(each), self._heads, -1).swapaxes(0, 1) for each in (query, key, value)
         ]
         scores = parts[0] @ parts[1].swapaxes(1, 2) / np.float32(math.sqrt(parts[0].shape[2]))
+        if self._kind == "mpnet":
+            scores = scores + self._distances(len(query))
         if reach is not None:
             places = np.arange(len(query))
             far = np.abs(places[:, None] - places[None, :]) > reach
@@ -192,6 +199,23 @@ class EncoderReference:
         shares = shares / shares.sum(axis=-1, keepdims=True)
         joined: Floats = (shares @ parts[2]).swapaxes(0, 1).reshape(len(query), -1)
         return joined
+
+    def _distances(self, length: int) -> Floats:
+        """MPNet's bias of scores, (heads, length, length)."""
+        table = self._weights.values(f"{self._base}encoder.relative_attention_bias.weight")
+        half, places = len(table) // 2, range(length)
+        exact = half // 2
+
+        def bucket(query: int, key: int) -> int:
+            away = abs(key - query)
+            if away >= exact:
+                share = math.log(away / exact) / math.log(128 / exact)
+                away = min(exact + int(share * (half - exact) + 1e-6), half - 1)
+            return away + (half if key > query else 0)
+
+        rows = np.array([[bucket(query, key) for key in places] for query in places])
+        bias: Floats = table[rows].transpose(2, 0, 1)
+        return bias
 
     def _words(self, hidden: Floats) -> Floats:
         """The heads over the vocabulary, whose matrix is the embedding table."""

@@ -20,6 +20,7 @@ from maskdial_export.direct.encoder import (
     LayerNames,
     Norm,
     Positions,
+    Relative,
     Step,
     Vocabulary,
 )
@@ -262,6 +263,14 @@ _ALBERT_LAYER = LayerNames(
     "ffn_output",
     "full_layer_layer_norm",
 )
+_MPNET_LAYER = LayerNames(
+    ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    "attention.attn.o",
+    "attention.LayerNorm",
+    ("intermediate.dense",),
+    "output.dense",
+    "output.LayerNorm",
+)
 _DISTILBERT_LAYER = LayerNames(
     ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attention.out_lin",
@@ -318,6 +327,22 @@ def _bert(config: Config, base: str, *, pad: int = 0, skips_padding: bool = Fals
 
 def _roberta(config: Config, base: str) -> Encoder:
     return _bert(config, base, pad=1, skips_padding=True)
+
+
+def _mpnet(config: Config, base: str) -> Encoder:
+    found = _bert(config, base, pad=1, skips_padding=True)
+    if found.pad != 1:  # positions skip this token whatever is stated
+        config.refuse("pad_token_id")
+    buckets = config.count("relative_attention_num_buckets", 32)
+    if buckets % 4:
+        config.refuse("relative_attention_num_buckets")
+    return replace(
+        found,
+        names=_MPNET_LAYER,
+        types=None,
+        num_types=0,
+        relative=Relative(f"{base}encoder.relative_attention_bias", buckets),
+    )
 
 
 def _albert(config: Config, base: str) -> Encoder:
@@ -525,6 +550,14 @@ _FAMILIES: Mapping[str, Family] = {
         ids={"pad_token_id": 50283, "bos_token_id": 50281, "eos_token_id": 50282},
         tokenizer="BPE",
         special=(),
+    ),
+    "mpnet": Family(
+        "MPNet",
+        "mpnet",
+        _mpnet,
+        _ROBERTA_HEADS,
+        {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        special=("<s>", "</s>", "[UNK]", "<pad>", "<mask>"),
     ),
     "roberta": _roberta_family("Roberta", "BPE"),
     "xlm-roberta": _roberta_family("XLMRoberta", "Unigram"),

@@ -20,7 +20,7 @@ _TYPED = frozenset({"BertTokenizer", "ElectraTokenizer"})
 _UNTYPED = frozenset(
     {
         *("RobertaTokenizer", "XLMRobertaTokenizer", "DistilBertTokenizer", "AlbertTokenizer"),
-        *("CamembertTokenizer", "PreTrainedTokenizer", "TokenizersBackend"),
+        *("CamembertTokenizer", "MPNetTokenizer", "PreTrainedTokenizer", "TokenizersBackend"),
     }
 )
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
