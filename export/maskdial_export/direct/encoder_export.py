@@ -20,7 +20,7 @@ from maskdial_export.checkpoint.config import check_config
 from maskdial_export.checkpoint.files import read_files, special_tokens, write_files
 from maskdial_export.checkpoint.module_settings import check_modules, is_cross_encoder
 from maskdial_export.checkpoint.sample import read_sample
-from maskdial_export.checkpoint.sentence import longest_text, lower_case
+from maskdial_export.checkpoint.sentence import longest_text, lower_case, tokenizer_settings
 from maskdial_export.checks.kernels import exact_here, kernel_check
 from maskdial_export.choices import MAX_LOSS
 from maskdial_export.direct.checkpoint import DirectCheckpoint
@@ -77,6 +77,12 @@ def write_encoder(
         raise NotDirectError(
             f"a tokenizer of {kind} in a {encoder.architecture}, whose own is of "
             f"{family.tokenizer}, is not known to the direct path"
+        )
+    others = tokenizer_settings(checkpoint).keys() - {"model_max_length"}
+    if others:
+        raise NotDirectError(
+            f"{min(others)} among the tokenizer's arguments of sentence-transformers is not known "
+            "to the direct path"
         )
     lower_case(checkpoint, tokenizer)
     config = SimpleNamespace(**{**family.ids, **checkpoint.config})
