@@ -411,6 +411,11 @@ def test_int8_that_loses_much_is_left_to_the_tracer(
     source = make("bert-embed", tmp_path / "checkpoint")
     with pytest.raises(NotDirectError, match="int8 of BertModel loses more than 1% of what fp32"):
         direct(source, tmp_path / "bundle", precision="int8")
+    for task in ("generate", "fill-mask"):
+        with pytest.raises(
+            NotDirectError, match=f"exports it for embed, and --task asks for {task}"
+        ):
+            direct(source, tmp_path / "bundle", task=task)
     with pytest.raises(NotDirectError, match="does not round encoders to int4"):
         direct(source, tmp_path / "bundle", precision="int4")
 

@@ -129,6 +129,15 @@ def family_of(values: Mapping[str, Any]) -> Family:
     return _FAMILIES[str(values["model_type"])]
 
 
+def task_of(values: Mapping[str, Any]) -> TaskName:
+    """The task of the class that a configuration names.
+
+    Raises:
+        NotDirectError: it is not known.
+    """
+    return _TASKS[_class_of(Config(values), values, family_of(values))[1]]
+
+
 def read_encoder(
     values: Mapping[str, Any], *, sends_types: bool | None, limit: int | None
 ) -> Encoder:

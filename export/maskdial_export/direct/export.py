@@ -48,6 +48,7 @@ def export_direct(
     source: str,
     dest: Path,
     *,
+    task: str = "auto",
     precision: str | None = None,
     revision: str | None = None,
     max_length: int | None = None,
@@ -60,6 +61,7 @@ def export_direct(
     Args:
         source: a GGUF file, a folder of safetensors, or a Hub id.
         dest: the bundle's folder.
+        task: what the model is for, if that is asked for; another one is not known here.
         precision: fp32, int8, or int4 for a file that has integers of 4 bits; None for that of the
             file's integers, or fp32.
         revision: of the Hub id.
@@ -84,6 +86,7 @@ def export_direct(
     ):
         try:
             checkpoint = open_checkpoint(source, revision, Path(restored))
+            _check_task(checkpoint, task)
             return _write(
                 checkpoint, folder, precision, max_length, tolerance, console, rounds=rounds
             )
@@ -91,6 +94,14 @@ def export_direct(
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
             raise ExportError(f"cannot export {source} to {dest}: {io_reason(error)}") from error
+
+
+def _check_task(checkpoint: DirectCheckpoint, asked: str) -> None:
+    """Refuses a task that is not that of the checkpoint's class."""
+    config = checkpoint.config
+    own = encoders.task_of(config) if encoders.knows(config) else "generate"
+    if asked not in ("auto", own):
+        raise NotDirectError(f"the direct path exports it for {own}, and --task asks for {asked}")
 
 
 def _write(
