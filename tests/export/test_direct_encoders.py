@@ -254,10 +254,25 @@ def test_other_kinds_of_vectors_are_left_to_the_tracer(backbone: Path, tmp_path:
     (source / "sparse_linear.pt").write_bytes(b"")
     refused("sparse_linear.pt of")
     (source / "sparse_linear.pt").unlink()
-    masked = make("bert", tmp_path / "masked")  # with a head over the vocabulary, as SPLADE has
-    (masked / "modules.json").write_text(modules)
-    with pytest.raises(NotDirectError, match="the module Pooling behind a head"):
+    masked = make("bert", tmp_path / "masked")
+    (masked / "modules.json").write_text(modules.replace("Pooling", "SpladePooling"))
+    with pytest.raises(NotDirectError, match="the module SpladePooling behind a head"):
         direct(masked, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_a_class_with_a_head_embeds_if_it_is_pooled(
+    prefixed: bool, backbone: Path, tmp_path: Path
+) -> None:
+    """all-mpnet-base-v2 names the class that it was trained from, for weights without a head."""
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS["last"]())
+    add_json(source / "config.json", architectures=["BertForMaskedLM"])
+    if prefixed:
+        (source / "model.safetensors").write_bytes((backbone / "model.safetensors").read_bytes())
+    written = direct(source, tmp_path / "direct")
+    assert (written.architecture, written.task) == ("BertModel", "embed")
+    traced(source, tmp_path / "traced", "fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
 @pytest.mark.parametrize("count", [32, 16])

@@ -29,9 +29,9 @@ from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.encoder import Encoder
 from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
 from maskdial_export.direct.encoder_graph import IDS, EncoderWriter
-from maskdial_export.direct.encoder_head import check_no_modules, read_head
+from maskdial_export.direct.encoder_head import check_no_modules, pools, read_head
 from maskdial_export.direct.encoder_reference import EncoderReference
-from maskdial_export.direct.encoders import family_of, read_encoder
+from maskdial_export.direct.encoders import Family, family_of, read_encoder
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import (
     BlockProducts,
@@ -66,9 +66,11 @@ def write_encoder(
         raise NotDirectError(f"the direct path does not round encoders to {precision}")
     check_config(checkpoint.name, checkpoint.config)
     family, sends = family_of(checkpoint.config), sends_types(checkpoint)
-    encoder = read_encoder(checkpoint.config, sends_types=sends, limit=limit)
+    encoder = read_encoder(
+        checkpoint.config, sends_types=sends, limit=limit, pools=pools(checkpoint)
+    )
     checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
-    encoder, weights = _with_head(checkpoint, encoder)
+    encoder, weights = _with_head(checkpoint, encoder, family)
     check_encoder_weights(encoder, weights)
     sample = read_sample(None)
     tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, family.special)
@@ -110,9 +112,8 @@ def write_encoder(
         invariant = check.is_invariant(path, quantized=graph is not None)
     names += write_files(texts, folder)
     shapes = encoder.shapes()
-    if not encoder.base:  # classes with a head are built without the weights that it does not need
-        stored = weights.shapes()
-        shapes |= {name: each for name, each in encoder.optional.items() if name in stored}
+    if not encoder.base:  # the class has a pooler, whether or not the checkpoint does
+        shapes |= encoder.optional
     of_model = [shape for name, shape in shapes.items() if not name.startswith("pooler.steps.")]
     head = encoder.head
     return {
@@ -136,7 +137,9 @@ def write_encoder(
     }
 
 
-def _with_head(checkpoint: DirectCheckpoint, encoder: Encoder) -> tuple[Encoder, Weights]:
+def _with_head(
+    checkpoint: DirectCheckpoint, encoder: Encoder, family: Family
+) -> tuple[Encoder, Weights]:
     """The encoder with its head, and the weights of both."""
     weights = checkpoint.weights
     if encoder.head.task != "embed":
@@ -145,6 +148,8 @@ def _with_head(checkpoint: DirectCheckpoint, encoder: Encoder) -> tuple[Encoder,
         return encoder, weights
     head, parts = read_head(checkpoint, encoder.hidden_size)
     assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
+    if f"{family.base}.{encoder.words}.weight" in weights.shapes():  # saved with a head
+        weights = weights.within(f"{family.base}.")
     return replace(encoder, head=head), weights.with_parts(parts)
 
 

@@ -89,6 +89,11 @@ def read_head(checkpoint: Files, columns: int) -> tuple[Head, dict[str, Safetens
     return Head("embed", reads, tuple(steps), embedding=embedding), weights
 
 
+def pools(checkpoint: Files) -> bool:
+    """Whether a module of sentence-transformers pools the encoder's hidden states."""
+    return any(kind == "Pooling" for kind, _ in module_folders(checkpoint))
+
+
 def check_no_modules(checkpoint: Files) -> None:
     """Refuses what stands behind a model with a head: the tracer may read it as another one.
 

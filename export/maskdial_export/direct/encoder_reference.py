@@ -36,8 +36,9 @@ class EncoderReference:
         self._config: Mapping[str, Any] = config
         self._kind = str(config["model_type"])
         self._class = str(config["architectures"][0])
-        bare = self._class.endswith("Model")
-        self._base = "" if bare else f"{_BASES.get(self._kind, self._kind)}."
+        pools = any(kind == "Pooling" for kind, _ in module_folders(files))
+        self._embeds = pools or self._class.endswith("Model")
+        self._base = "" if self._embeds else f"{_BASES.get(self._kind, self._kind)}."
         self._modern = self._kind == "modernbert"
         key, usual = ("norm_eps", 1e-5) if self._modern else ("layer_norm_eps", 1e-12)
         self._epsilon = config.get(key, usual)
@@ -47,7 +48,7 @@ class EncoderReference:
     def output(self, ids: Ids, types: Ids) -> Floats:
         """Logits (length, columns), or those or the vector of the whole text, (columns,)."""
         hidden = self._hidden(ids, types)
-        if self._class.endswith("Model"):
+        if self._embeds:
             return self._vector(hidden)
         kind = self._class.rpartition("For")[2]
         if kind == "MaskedLM":

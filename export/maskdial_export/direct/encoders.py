@@ -129,17 +129,22 @@ def family_of(values: Mapping[str, Any]) -> Family:
     return _FAMILIES[str(values["model_type"])]
 
 
-def task_of(values: Mapping[str, Any]) -> TaskName:
-    """The task of the class that a configuration names.
+def task_of(values: Mapping[str, Any], *, pools: bool) -> TaskName:
+    """The task of the class that a configuration names, or embed if its hidden states are pooled.
 
     Raises:
         NotDirectError: it is not known.
     """
-    return _TASKS[_class_of(Config(values), values, family_of(values))[1]]
+    kind = _class_of(Config(values), values, family_of(values))[1]
+    return "embed" if pools else _TASKS[kind]
 
 
 def read_encoder(
-    values: Mapping[str, Any], *, sends_types: bool | None, limit: int | None
+    values: Mapping[str, Any],
+    *,
+    sends_types: bool | None,
+    limit: int | None,
+    pools: bool = False,
 ) -> Encoder:
     """The encoder that a configuration describes, with its head; one that embeds has none yet.
 
@@ -148,6 +153,9 @@ def read_encoder(
         sends_types: whether the tokenizer sends token types; None: as the family's does.
         limit: tokens of a text; None for as many as it has positions for, at most `LONGEST`.
 
+        pools: whether a module behind the encoder pools its hidden states: its class is the
+            family's without a head then, whichever is named.
+
     Raises:
         NotDirectError: the class or an entry is not known.
     """
@@ -155,6 +163,8 @@ def read_encoder(
     config = Config(values, harmless=_HARMLESS, neutral=_NEUTRAL)
     architecture, kind = _class_of(config, values, family)
     config.take("architectures")
+    if pools:
+        architecture, kind = f"{family.prefix}Model", "Model"
     base = "" if kind == "Model" else f"{family.base}."
     found = family.read(config, base)
     head = _head(config, values, family, kind, found)
@@ -398,6 +408,7 @@ def _distilbert(config: Config, base: str) -> Encoder:
 
 def _modernbert(config: Config, base: str) -> Encoder:
     hidden = config.count("hidden_size")
+    config.take("layer_norm_eps")  # stands in the first files, beside the one that is read
     heads, count = _heads_of(config, hidden), config.count("num_hidden_layers")
     epsilon, has_bias = config.real("norm_eps", 1e-5), config.flag("norm_bias", False)
     period = config.count("global_attn_every_n_layers", 3)

@@ -29,6 +29,7 @@ from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.encoder_export import write_encoder
+from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
 from maskdial_export.direct.nodes import Nodes
@@ -99,7 +100,9 @@ def export_direct(
 def _check_task(checkpoint: DirectCheckpoint, asked: str) -> None:
     """Refuses a task that is not that of the checkpoint's class."""
     config = checkpoint.config
-    own = encoders.task_of(config) if encoders.knows(config) else "generate"
+    own = "generate"
+    if encoders.knows(config):
+        own = encoders.task_of(config, pools=pools(checkpoint))
     if asked not in ("auto", own):
         raise NotDirectError(f"the direct path exports it for {own}, and --task asks for {asked}")
 

@@ -145,6 +145,14 @@ class SafetensorsWeights:
                     raise ExportError(f"{file} has {key} again, which another file has")
                 self._tensors[key], self._shapes[key] = stored, stored.shape
 
+    def within(self, prefix: str) -> "SafetensorsWeights":
+        """These weights, of which those below a module have their names within it."""
+        found = SafetensorsWeights(self.name, [])
+        for key, stored in self._tensors.items():
+            name = key.removeprefix(prefix)
+            found._tensors[name], found._shapes[name] = stored, stored.shape
+        return found
+
     def with_parts(self, parts: Mapping[str, "SafetensorsWeights"]) -> "SafetensorsWeights":
         """These weights and those of other files, whose names get the prefix that they stand by."""
         found = SafetensorsWeights(self.name, [])
