@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from maskdial_export.direct import encoders, families
 from tests.export.zoo import ZOO, Specimen
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "supported-models.md"
@@ -21,8 +22,10 @@ _INTRODUCTION = (
     "and decode steps, and greedy decoding equals `transformers.generate`. `make test` proves "
     "those in bold, `make test-zoo` the others. For other architectures, and for these with "
     "other settings, the same comparison at export decides: see "
-    "[What is checked](export.md#what-is-checked).\n"
+    "[What is checked](export.md#what-is-checked). Those that are written "
+    "[directly](export.md#two-ways), without torch, are marked so; all can be traced.\n"
 )
+_DIRECT = encoders.architectures() | families.architectures()
 
 
 # The zoo has none of them: it is exported in a way of its own, or no architecture of transformers.
@@ -48,7 +51,7 @@ def page() -> str:
     """The whole page, as Markdown."""
     parts = [_INTRODUCTION]
     for task, zoo in ZOO.items():
-        parts.append(f"## {task}\n\n| architecture | proven with |\n|---|---|\n" + _rows(zoo))
+        parts.append(f"## {task}\n\n| architecture | proven with | |\n|---|---|---|\n" + _rows(zoo))
     return "\n".join([*parts, _OTHERS])
 
 
@@ -70,7 +73,8 @@ def _row(architecture: str, specimens: list[Specimen]) -> str:
     notes = [specimen.note for specimen in specimens if specimen.note]
     if not all(specimen.batch_invariant for specimen in specimens):
         notes.append("not batch-invariant")
-    return f"| {name} | {'; '.join(notes)} |\n"
+    direct = " direct" if architecture in _DIRECT else ""
+    return f"| {name} | {'; '.join(notes)} |{direct} |\n"
 
 
 if __name__ == "__main__":

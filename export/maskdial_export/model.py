@@ -27,7 +27,7 @@ from maskdial.bundle.manifest import (
 from maskdial_export.checkpoint.block_diffusion import read_denoising
 from maskdial_export.checkpoint.config import prefix_note
 from maskdial_export.checkpoint.decision import asks_together
-from maskdial_export.checkpoint.embedding import longest_text, read_pooler
+from maskdial_export.checkpoint.embedding import read_pooler
 from maskdial_export.checkpoint.files import chat_templates, special_tokens
 from maskdial_export.checkpoint.gliner import read_entities
 from maskdial_export.checkpoint.gliner2 import read_extraction
@@ -37,6 +37,7 @@ from maskdial_export.checkpoint.module_settings import check_modules, is_cross_e
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
 from maskdial_export.checkpoint.sample import Sample, read_sample
+from maskdial_export.checkpoint.sentence import longest_text
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.static import load_static
 from maskdial_export.checkpoint.text_to_text import read_text_to_text

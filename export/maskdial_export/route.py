@@ -14,7 +14,7 @@ from rich.console import Console
 
 from maskdial.bundle.manifest import Manifest
 from maskdial.extras import how_to_install
-from maskdial_export.choices import TOLERANCE
+from maskdial_export.choices import DIRECT_TASKS, TOLERANCE
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.errors import ExportError, QualityError, io_reason
 from maskdial_export.phase import say
@@ -23,7 +23,7 @@ from maskdial_export.quantize.gate import Gate
 _NEEDED = ("torch", "transformers", "onnxscript")
 # What only the tracer does: option -> the value that asks for nothing
 _OF_TRACER: dict[str, tuple[Any, ...]] = {
-    "task": ("auto", "generate"),
+    "task": ("auto", *DIRECT_TASKS),
     "mask": (None, "causal"),
     "adapter": (None,),
     "draft": (None,),
@@ -123,7 +123,8 @@ def _export(
         except ImportError as error:
             raise ExportError(f"export needs a package that is missing: {error}") from error
         try:
-            manifest = export_direct(source, dest, **common)
+            task = options.get("task", "auto")
+            manifest = export_direct(source, dest, task=task, **common)
         except NotDirectError as error:
             if not _can_trace():
                 raise ExportError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from rich.console import Console
 
@@ -209,7 +210,7 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
     by_row = precision == "int8" and checked.quality is not None and checked.quality.by_row
     # Products in blocks do not saturate
     if by_row and quantizer is not None and not quantizer.reduce_range:
-        ir.save(kernel_check(), folder / KERNEL_CHECK)
+        onnx.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
     if graphs.others:
         with phase(console, "Sharing the weights"):

@@ -38,7 +38,7 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.route import export_any_way
 from maskdial_export.session import CausalSession, Loaded, kernels_here
 from tests.export.gguf_files import make_model
-from tests.export.test_gguf_models import LLAMA3, LONGROPE, SHAPE, write, write_with
+from tests.export.test_gguf_models import LLAMA3, LONGROPE, MOE, SHAPE, YARN, write, write_with
 
 Floats = NDArray[np.float32]
 
@@ -52,12 +52,16 @@ TYPES = {
     "ffn_gate.weight": "Q4_1",
     "ffn_up.weight": "Q8_0",
     "ffn_down.weight": "Q5_0",
+    "ffn_gate_exps.weight": "Q4_1",
+    "ffn_up_exps.weight": "Q4_0",
+    "ffn_down_exps.weight": "Q4_0",
     "token_embd.weight": "Q8_0",
     "output.weight": "Q8_0",
 }
 FAMILIES = [
     *("llama", "llama-bias", "llama3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
-    *("phi3", "granite", "smollm3", "olmo2"),
+    *("phi3", "granite", "smollm3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe"),
+    *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
 ]
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
@@ -76,6 +80,19 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         SHAPE | {"num_hidden_layers": 7, "sliding_window": 16, "head_dim": 16},
     ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        SHAPE | MOE | {"head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        SHAPE | MOE | {"shared_expert_intermediate_size": 48, "head_dim": 16},
+    ),
+    "mixtral": (
+        "MixtralForCausalLM",
+        SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    ),
+    "olmoe": ("OlmoeForCausalLM", SHAPE | MOE | {"num_experts": 16}),
     "phi3": ("Phi3ForCausalLM", SHAPE | {"sliding_window": 31, "pad_token_id": 0}),
 }
 
@@ -272,6 +289,11 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     ("name", "entry"),
     [
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}),
+        ("llama", {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}),
+        ("qwen3-moe", {"num_experts_per_tok": 5}),
+        ("qwen3-moe", {"num_experts": 3}),
+        ("qwen3-moe", {"mlp_only_layers": ["0"]}),
+        ("mixtral", {"hidden_act": "gelu"}),
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "new": 1}}),
         ("llama", {"hidden_act": "relu"}),
         ("llama", {"attention_bias": "yes"}),
@@ -295,7 +317,7 @@ def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None
     }
     read_decoder("mine", config)
     key = next(iter(entry))
-    told = f"({key}|use_sliding).*(not known|cannot go on)|heads of 24"
+    told = f"({key}|num_experts|use_sliding).*(not known|cannot go on)|heads of 24"
     with pytest.raises(NotDirectError, match=told):
         read_decoder("mine", config | entry)
 
@@ -306,6 +328,10 @@ def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None
         {"rope_type": "default", "rope_theta": 1e4},
         {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
         {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 8.0},
+        YARN | {"original_max_position_embeddings": 512},
+        YARN | {"factor": 16.0, "beta_fast": 16.0, "mscale": 0.7, "mscale_all_dim": 0.5},
+        YARN | {"factor": 4.0, "truncate": False, "attention_factor": 1.5},
         LLAMA3,
         LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 4096},
         LONGROPE | {"short_factor": [1.0 + i for i in range(32)], "long_factor": [4.0] * 32},

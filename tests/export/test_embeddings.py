@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import Embedding
-from maskdial_export.checkpoint.embedding import longest_text, lower_case, read_pooler
+from maskdial_export.checkpoint.embedding import read_pooler
+from maskdial_export.checkpoint.sentence import longest_text, lower_case
 from maskdial_export.checkpoint.source import Source, find
 from maskdial_export.export import export
 

@@ -126,6 +126,11 @@ def granite(writer: Writer, config: Any) -> None:
     writer.add_logit_scale(config.logits_scaling)
 
 
+def exaone4(writer: Writer, config: Any) -> None:
+    llama3(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+
+
 def lfm2(writer: Writer, config: Any) -> None:
     qwen2(writer, config)
     writer.add_layer_norm_rms_eps(config.norm_eps)
@@ -295,6 +300,33 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_llama,
     ),
     "olmo2": ("olmo2", "Olmo2ForCausalLM", SHAPE, qwen2, plain),
+    "exaone4": (
+        "exaone4",
+        "Exaone4ForCausalLM",
+        SHAPE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": LLAMA3,
+            "head_dim": 16,
+        },
+        exaone4,
+        plain,
+    ),
+    "exaone4-small": (
+        "exaone4",
+        "Exaone4ForCausalLM",
+        SHAPE | {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+        qwen2,
+        plain,
+    ),
+    "seed-oss": (
+        "seed_oss",
+        "SeedOssForCausalLM",
+        SHAPE | {"head_dim": 32, "attention_out_bias": True},
+        qwen2,
+        plain,
+    ),
     "lfm2": (
         "lfm2",
         "Lfm2ForCausalLM",

@@ -1,19 +1,16 @@
 """Embeddings: what sentence-transformers' files say of pooling, prompts and the longest text."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, normalizers
 from torch import nn
 
 from maskdial.bundle.manifest import Embedding
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.pooling import (
-    POOLINGS,
     Dense,
     LargestWeights,
     Leading,
@@ -22,22 +19,15 @@ from maskdial_export.checkpoint.pooling import (
     SpladePooling,
     TokenPooling,
 )
-from maskdial_export.checkpoint.source import MODULES, SENTENCE_CONFIG, Source
+from maskdial_export.checkpoint.sentence import (
+    kept_entries,
+    module_folders,
+    pooling_modes,
+    read_prompts,
+)
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 
-_POOLINGS = {
-    "cls_token": "cls",
-    "lasttoken": "last",
-    "max_tokens": "max",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "mean_tokens": "mean",
-    "weightedmean": "weighted_mean",
-    "weightedmean_tokens": "weighted_mean",
-}
-LOCATING = frozenset(
-    {"trust_remote_code", "local_files_only", "revision", "token", "cache_dir", "code_revision"}
-)
-"""Arguments that say where a model or a tokenizer is, not what it computes."""
 _TEXT_MODELS = ("Transformer", "MLMTransformer", "StaticEmbedding")
 
 
@@ -63,7 +53,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
         if kind in _TEXT_MODELS:
             continue
         if kind == "Pooling" and not sparse:
-            modes = _pooling(source, settings)
+            modes = pooling_modes(source, settings)
             pool, name, width = TokenPooling(modes), "+".join(modes), columns * len(modes)
         elif kind == "SpladePooling" and sparse:
             pool, name = _splade(source, settings)
@@ -76,7 +66,7 @@ def read_pooler(source: Source, columns: int) -> Pooler:
             steps.append(_layer_norm(source, folder, width))
         elif kind != "Dropout":
             raise ExportError(f"{source.name} has a {kind} module, which is not supported")
-    kept = _count(source, "max_active_dims" if sparse else "truncate_dim")
+    kept = kept_entries(source, "max_active_dims" if sparse else "truncate_dim")
     if kept is not None and kept < width:
         steps.append(LargestWeights(kept) if sparse else Leading(kept))
         width = width if sparse else kept
@@ -89,120 +79,6 @@ def read_pooler(source: Source, columns: int) -> Pooler:
         default_prompt=default,
     )
     return Pooler(pool, steps, embedding).eval()
-
-
-def _count(source: Source, name: str) -> int | None:
-    """How many entries of a vector sentence-transformers keeps; None for all."""
-    given = source.read_json(SENTENCE_CONFIG).get(name)
-    if given is not None and (type(given) is not int or given < 1):
-        raise ExportError(
-            f"{name} in {SENTENCE_CONFIG} of {source.name} is {given!r}, not a number above 0"
-        )
-    return given
-
-
-def longest_text(source: Source, positions: int) -> int:
-    """The longest text in tokens: sentence-transformers' limit, at most the positions."""
-    settings = transformer_settings(source)
-    processing = settings.get("processing_kwargs") or {}
-    limits = (
-        *((processing.get(part) or {}).get("max_length") for part in ("text", "common")),
-        tokenizer_settings(source).get("model_max_length"),
-        settings.get("max_seq_length"),
-        source.read_json("tokenizer_config.json").get("model_max_length"),
-    )
-    given = next((limit for limit in limits if limit is not None), positions)
-    if not isinstance(given, int | float) or given < 1:
-        raise ExportError(
-            f"{source.name} limits texts to {given!r} tokens; the limit must be at least 1"
-        )
-    return int(min(given, positions))
-
-
-def lower_case(source: Source, tokenizer: Tokenizer) -> None:
-    """Lets the tokenizer lower-case texts if sentence-transformers does so before it."""
-    if transformer_settings(source).get("do_lower_case"):
-        stages = [normalizers.Lowercase()]
-        if tokenizer.normalizer is not None:
-            stages.append(tokenizer.normalizer)
-        tokenizer.normalizer = normalizers.Sequence(stages)
-
-
-def transformer_settings(source: Source) -> dict[str, Any]:
-    """sentence-transformers' tokenizer settings; older file names contain the model type."""
-    if not (source.path / MODULES).is_file():
-        return {}
-    names = ["sentence_bert_config.json"]
-    names += sorted(path.name for path in source.path.glob("sentence_*_config.json"))
-    return next((settings for name in names if (settings := source.read_json(name))), {})
-
-
-def tokenizer_settings(source: Source) -> dict[str, Any]:
-    """The arguments by which sentence-transformers loads a tokenizer; older names stand for two."""
-    settings = transformer_settings(source)
-    given = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
-    return {key: value for key, value in given.items() if key not in LOCATING}
-
-
-def read_prompts(source: Source) -> tuple[dict[str, str], str | None]:
-    """The texts to put before a text, by name, and the one that is put before every text."""
-    name = SENTENCE_CONFIG
-    settings = source.read_json(name)
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    instructions = source.read_json("config.json").get("task_instructions")  # Jina's, by task
-    if isinstance(instructions, dict) and isinstance(prompts, dict):
-        prompts = instructions | prompts
-    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
-        raise ExportError(f"prompts in {name} of {source.name} must be texts by name")
-    if default is not None and default not in prompts:
-        raise ExportError(
-            f"default_prompt_name in {name} of {source.name} is {default!r}, which is none of its "
-            "prompts"
-        )
-    return {str(key): text for key, text in prompts.items()}, default
-
-
-def default_prompt(source: Source) -> str | None:
-    """The text that is put before every text, or is the system's message to a reranker."""
-    prompts, name = read_prompts(source)
-    return None if name is None else prompts[name]
-
-
-def module_folders(source: Source) -> Iterator[tuple[str, Path]]:
-    """The class name and the folder of each module, in order."""
-    path = source.path / MODULES
-    if not path.is_file():
-        return
-    try:
-        for module in json.loads(path.read_text(encoding="utf-8")):
-            folder = source.path / module["path"]
-            yield module["type"].rpartition(".")[2], folder
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ExportError(f"{path} is not a list of modules: {error!r}") from error
-
-
-def _pooling(source: Source, settings: Mapping[str, Any]) -> list[str]:
-    """The ways to pool, in the order in which their results are concatenated."""
-    given = settings.get("pooling_mode")  # sentence-transformers 5 and later
-    chosen = [given] if isinstance(given, str) else list(given or ())
-    chosen += [
-        key.removeprefix("pooling_mode_")
-        for key, on in settings.items()
-        if key.startswith("pooling_mode_") and on
-    ]
-    modes = list(dict.fromkeys(_POOLINGS.get(mode, mode) for mode in chosen))
-    if not modes or not set(modes) <= set(POOLINGS):
-        raise ExportError(
-            f"{source.name} pools by {' and '.join(map(str, chosen)) or 'nothing'}; supported: "
-            f"{', '.join(POOLINGS)}"
-        )
-    if settings.get("include_prompt") is False:
-        raise ExportError(
-            f"{source.name} leaves the prompt's tokens out of its pooling (include_prompt), which "
-            "is not supported"
-        )
-    # Older versions concatenate in an order of their own, not in that of the settings.
-    return modes if given is not None else [mode for mode in POOLINGS if mode in modes]
 
 
 def _splade(source: Source, settings: Mapping[str, Any]) -> tuple[SpladePooling, str]:

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from maskdial.bundle.manifest import Embedding, Hybrid, MultiVector, SpecialTokens
-from maskdial_export.checkpoint.embedding import read_prompts
 from maskdial_export.checkpoint.hub import HYBRID_HEADS
 from maskdial_export.checkpoint.pooling import Normalize, Pooler
+from maskdial_export.checkpoint.sentence import read_prompts
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 

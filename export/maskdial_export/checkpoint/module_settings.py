@@ -7,14 +7,15 @@ config_sentence_transformers.json and config.json it reads certain names only.
 from collections.abc import Mapping
 from typing import Any
 
-from maskdial_export.checkpoint.embedding import (
+from maskdial_export.checkpoint.files import Files
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.sentence import (
     LOCATING,
+    SENTENCE_CONFIG,
     default_prompt,
     module_folders,
     transformer_settings,
 )
-from maskdial_export.checkpoint.json_file import read_json
-from maskdial_export.checkpoint.source import SENTENCE_CONFIG, Source
 from maskdial_export.errors import ExportError
 
 _OLDER = "sbert_ce_default_activation_function"  # in config.json, before version 4
@@ -55,7 +56,7 @@ _MODEL = ("model_args", "model_kwargs", "config_args", "config_kwargs")
 _TRUNCATIONS = (True, "longest_first")
 
 
-def check_modules(source: Source) -> None:
+def check_modules(source: Files) -> None:
     """Refuses settings of sentence-transformers that no part of the export applies.
 
     Raises:
@@ -80,20 +81,20 @@ def check_modules(source: Source) -> None:
         _check_cross_encoder(source)
 
 
-def is_cross_encoder(source: Source) -> bool:
+def is_cross_encoder(source: Files) -> bool:
     """Whether sentence-transformers saved a classifier to score pairs of texts."""
     config = source.read_json("config.json")
     kind = source.read_json(SENTENCE_CONFIG).get("model_type")
     return kind == "CrossEncoder" or "sentence_transformers" in config or _OLDER in config
 
 
-def _refuse(source: Source, setting: str) -> None:
+def _refuse(source: Files, setting: str) -> None:
     raise ExportError(
         f"{source.name} has a setting of sentence-transformers that is not supported: {setting}"
     )
 
 
-def _names(source: Source, kind: str) -> dict[str, str]:
+def _names(source: Files, kind: str) -> dict[str, str]:
     """What a module reads and writes, where it must be the usual."""
     if kind == "LogitScore":
         return {"module_input_name": "causal_logits"}
@@ -103,7 +104,7 @@ def _names(source: Source, kind: str) -> dict[str, str]:
     return {"module_input_name": read, "module_output_name": read}
 
 
-def _check_transformer(source: Source, settings: Mapping[str, Any]) -> None:
+def _check_transformer(source: Files, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if name not in _OF_TRANSFORMER:
             _refuse(source, f"{name!r} of its Transformer module")
@@ -140,7 +141,7 @@ def _check_transformer(source: Source, settings: Mapping[str, Any]) -> None:
                 _refuse(source, f"{name} {value!r} in processing_kwargs")
 
 
-def _check_cross_encoder(source: Source) -> None:
+def _check_cross_encoder(source: Files) -> None:
     prompt = default_prompt(source)
     if prompt:
         _refuse(

@@ -16,10 +16,15 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor, nn
 
 from maskdial.bundle.manifest import Embedding, MultiVector, SpecialTokens
-from maskdial_export.checkpoint.embedding import module_folders, read_dense, transformer_settings
+from maskdial_export.checkpoint.embedding import read_dense
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.pooling import Dense, Normalize, Pooler
-from maskdial_export.checkpoint.source import SENTENCE_CONFIG, Source
+from maskdial_export.checkpoint.sentence import (
+    SENTENCE_CONFIG,
+    module_folders,
+    transformer_settings,
+)
+from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 
 _STANFORD = "HF_ColBERT"

@@ -19,14 +19,11 @@ from maskdial_export.checkpoint.gguf.contents import gguf_files
 from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
 
 Mask = Literal["full", "causal"]
 
-# sentence-transformers' list of modules after the model (pooling and normalization), and its
-# settings: prompts, the kind of model, the truncated dimension.
-MODULES = "modules.json"
-SENTENCE_CONFIG = "config_sentence_transformers.json"
 GLINER_CONFIG = "gliner_config.json"
 GLINER, GLINER2 = "GLiNER", "GLiNER2"
 _MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from maskdial.bundle.manifest import EmbeddingTask
-from maskdial_export.checkpoint.embedding import read_prompts
+from maskdial_export.checkpoint.sentence import read_prompts
 from maskdial_export.checkpoint.source import Source
 
 _JINA_V3 = "jina_embeddings_v3"

@@ -19,11 +19,11 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from maskdial.bundle.manifest import TOKENIZER, Tokenization
-from maskdial_export.checkpoint.embedding import lower_case, tokenizer_settings
 from maskdial_export.checkpoint.gliner import gliner_tokenizer
 from maskdial_export.checkpoint.gliner2 import gliner2_tokenizer
 from maskdial_export.checkpoint.pieces import read_pieces
 from maskdial_export.checkpoint.sample import Sample
+from maskdial_export.checkpoint.sentence import lower_case, tokenizer_settings
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.checkpoint.tokenizer_file import let_file_rule
 from maskdial_export.checkpoint.vocabulary import VOCABULARY_FILES, check_size, check_words

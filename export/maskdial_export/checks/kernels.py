@@ -4,54 +4,44 @@ The server runs it when it loads a bundle, and the export to choose the bits of 
 """
 
 import numpy as np
-import onnx_ir as ir
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from maskdial.bundle.exactness import LARGEST_WEIGHT, NUM_INPUTS, ZERO_POINT, multiplies_exactly
 from maskdial.bundle.manifest import KERNEL_CHECK
 from maskdial_export.session import load_session
-from maskdial_export.tracing.graph import OPSET
 
 _OUTPUTS = 64
+_OPSET, _IR_VERSION = 20, 10
 
 
-def kernel_check() -> ir.Model:
+def kernel_check() -> onnx.ModelProto:
     """A graph from ``rows``, uint8 (num_rows, 64), to ``products``, float32 (num_rows, 64).
 
     It has the operator and zero point of int8 graphs, and weights of 127. For rows of 255, a kernel
     that adds pairs of products in 16 bits saturates and returns too small a number.
     """
-    rows = ir.Value(
-        name="rows", type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["num_rows", NUM_INPUTS])
-    )
+    info = helper.make_tensor_value_info
     constants = {
         "weight": np.full((NUM_INPUTS, _OUTPUTS), LARGEST_WEIGHT, np.int8),
         "scale": np.array(1, np.float32),
         "zero_point": np.array(ZERO_POINT, np.uint8),
     }
-    values = {
-        name: ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        for name, array in constants.items()
-    }
-    weight, scale, zero_point = values.values()
-    node = ir.node(
-        "MatMulIntegerToFloat", [rows, weight, scale, scale, zero_point], domain="com.microsoft"
+    inputs = ["rows", "weight", "scale", "scale", "zero_point"]
+    graph = helper.make_graph(
+        [helper.make_node("MatMulIntegerToFloat", inputs, ["products"], domain="com.microsoft")],
+        KERNEL_CHECK,
+        [info("rows", TensorProto.UINT8, ["num_rows", NUM_INPUTS])],
+        [info("products", TensorProto.FLOAT, ["num_rows", _OUTPUTS])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    (products,) = node.outputs
-    products.name = "products"
-    products.type = ir.TensorType(ir.DataType.FLOAT)
-    products.shape = ir.Shape(["num_rows", _OUTPUTS])
-    graph = ir.Graph(
-        [rows],
-        [products],
-        nodes=[node],
-        initializers=list(values.values()),
-        opset_imports={"": OPSET, "com.microsoft": 1},
-        name=KERNEL_CHECK,
-    )
-    return ir.Model(graph, ir_version=10)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets)
+    model.ir_version = _IR_VERSION
+    return model
 
 
 def exact_here() -> bool:
     """Whether this machine's CPU multiplies 8-bit integers exactly."""
-    session = load_session(ir.to_proto(kernel_check()).SerializeToString())
+    session = load_session(kernel_check().SerializeToString())
     return multiplies_exactly(lambda rows: np.asarray(session.run(None, {"rows": rows})[0]))

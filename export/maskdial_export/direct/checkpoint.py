@@ -8,20 +8,22 @@ from typing import Any
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Family, TaskName
 from maskdial_export.checkpoint.files import files_sha256
 from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, write_settings
-from maskdial_export.checkpoint.hub import download
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.sentence import MODULES
+from maskdial_export.direct import encoders
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
 
 _CONFIG = "config.json"
 # What a model that writes may bring beside its weights, and only the tracer exports
-_BESIDE = (DECISION_TEMPLATE, "decision.json", "modules.json", "gliner_config.json")
+_BESIDE = (DECISION_TEMPLATE, "decision.json", "gliner_config.json", *HYBRID_HEADS)
 
 
 @dataclass(frozen=True, slots=True)
 class DirectCheckpoint:
-    """A causal model's files and weights.
+    """A model's files and weights.
 
     Attributes:
         name: what it was asked for by.
@@ -99,11 +101,15 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
     beside = [name for name in _BESIDE if (folder / name).exists()]
+    if (folder / MODULES).exists() and not encoders.knows(config):
+        beside.append(MODULES)
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise NotDirectError(f"{source} has no weights in safetensors")
+        pickles = sorted(folder.glob("pytorch_model*.bin"))
+        others = f", but {pickles[0].name}, a pickle" if pickles else ""
+        raise NotDirectError(f"{source} has no weights in safetensors{others}")
     name = folder.resolve().name
     return DirectCheckpoint(
         source,

@@ -1,7 +1,8 @@
 """Reading config.json so that nothing it says is passed over."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from maskdial_export.direct.decoder import NotDirectError
@@ -47,9 +48,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 class Config:
     """The entries of a configuration; those that nobody reads have to be known as harmless."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        *,
+        harmless: Collection[str] = (),
+        neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    ) -> None:
+        """``harmless`` and ``neutral`` entries are those that a family has beside the usual ones:
+        they say nothing, whatever they are or if they are one of these."""
         self._values = values
         self._prefix = prefix
+        self._harmless = _HARMLESS | {*harmless}
+        self._neutral = {**_NEUTRAL, **neutral}
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -121,8 +133,8 @@ class Config:
     def finish(self) -> None:
         """Refuses what nobody has read. Raises: NotDirectError: there is such an entry."""
         for key, value in self._values.items():
-            if key in self._read or key in _HARMLESS:
+            if key in self._read or key in self._harmless:
                 continue
-            if key in _NEUTRAL and value in _NEUTRAL[key]:
+            if key in self._neutral and value in self._neutral[key]:
                 continue
             self.refuse(key)

@@ -24,10 +24,12 @@ class Rotary:
     Attributes:
         frequencies: float32 (rotary_dim / 2,), radians per position.
         scale: what cosines and sines are multiplied by.
+        longest: how many tokens turn so; longer texts would turn by other frequencies. None: all.
     """
 
     frequencies: Floats
     scale: float = 1.0
+    longest: int | None = None
 
     def tables(self, length: int) -> tuple[Floats, Floats]:
         """Cosines and sines, (length, rotary_dim / 2): of angles in float32, correctly rounded."""
@@ -71,6 +73,56 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, each a gated MLP, in place of some layers' MLP.
+
+    Attributes:
+        count: how many there are.
+        chosen: how many compute a token.
+        width: of each.
+        layers: whether each layer has them.
+        normalizes: whether the weights of those that are chosen add up to 1.
+        module: the module in the checkpoint that has them.
+        names: an expert's matrices there: gate, up and down.
+        shared_width: of an expert that computes every token, beside them; None: there is none.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    layers: tuple[bool, ...]
+    normalizes: bool
+    module: str = "mlp"
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_width: int | None = None
+
+    def shapes(self, layer: str, hidden: int) -> dict[str, tuple[int, ...]]:
+        """The name and the shape of every weight of a layer's experts."""
+        module, (gate, up, down) = f"{layer}.{self.module}", self.names
+        found: dict[str, tuple[int, ...]] = {f"{module}.gate.weight": (self.count, hidden)}
+        for expert in range(self.count):
+            for name in (gate, up):
+                found[f"{module}.experts.{expert}.{name}.weight"] = (self.width, hidden)
+            found[f"{module}.experts.{expert}.{down}.weight"] = (hidden, self.width)
+        if self.shared_width is not None:
+            for name in (gate, up):
+                found[f"{module}.shared_expert.{name}.weight"] = (self.shared_width, hidden)
+            found[f"{module}.shared_expert.{down}.weight"] = (hidden, self.shared_width)
+            found[f"{module}.shared_expert_gate.weight"] = (1, hidden)
+        return found
+
+    def parts(self, layer: str) -> dict[str, tuple[str, ...]]:
+        """The weights of the modules that the graph has: gate and up are one product."""
+        module, (gate, up, down) = f"{layer}.{self.module}", self.names
+        found: dict[str, tuple[str, ...]] = {f"{layer}.mlp.gate": (f"{module}.gate.weight",)}
+        for expert in range(self.count):
+            one, product = f"{module}.experts.{expert}", f"{layer}.mlp.experts.products.{expert}"
+            found[f"{product}.0"] = (f"{one}.{gate}.weight", f"{one}.{up}.weight")
+            found[f"{product}.1"] = (f"{one}.{down}.weight",)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """A decoder with RMS norms, grouped-query attention and a gated MLP.
 
@@ -91,6 +143,7 @@ class Decoder:
         logits_scale: what logits are multiplied by.
         attention_softcap: the scores' largest magnitude, by a hyperbolic tangent.
         logits_softcap: the logits' likewise.
+        experts: those that some layers have in place of the MLP.
     """
 
     architecture: str
@@ -116,6 +169,7 @@ class Decoder:
     logits_scale: float | None = None
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    experts: Experts | None = None
 
     @property
     def query_size(self) -> int:
@@ -136,16 +190,32 @@ class Decoder:
         if not self.tied:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         for index in range(len(self.layers)):
-            for name, shape in self._of_layer().items():
-                found[f"model.layers.{index}.{name}"] = shape
+            layer, mixed = f"model.layers.{index}", self.is_mixed(index)
+            for name, shape in self._of_layer(mixed=mixed).items():
+                found[f"{layer}.{name}"] = shape
+            if self.experts is not None and mixed:
+                found |= self.experts.shapes(layer, self.hidden_size)
         return found
 
-    def _of_layer(self) -> dict[str, tuple[int, ...]]:
+    def is_mixed(self, index: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts is not None and self.experts.layers[index]
+
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """Modules of the graph whose weights have other names in the checkpoint, and those."""
+        found: dict[str, tuple[str, ...]] = {}
+        for index in range(len(self.layers)):
+            if self.experts is not None and self.is_mixed(index):
+                found |= self.experts.parts(f"model.layers.{index}")
+        return found
+
+    def _of_layer(self, *, mixed: bool) -> dict[str, tuple[int, ...]]:
         hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
         biases = self.biases
         attention, mlp = biases.query_key_value, biases.mlp
         matrices = {"self_attn.o_proj": (hidden, query, biases.attention_output)}
-        matrices["mlp.down_proj"] = (hidden, self.width, mlp)
+        if not mixed:
+            matrices["mlp.down_proj"] = (hidden, self.width, mlp)
         if self.packed:
             matrices["self_attn.qkv_proj"] = (query + 2 * kv, hidden, attention)
             matrices["mlp.gate_up_proj"] = (2 * self.width, hidden, mlp)
@@ -153,8 +223,9 @@ class Decoder:
             matrices["self_attn.q_proj"] = (query, hidden, attention)
             matrices["self_attn.k_proj"] = (kv, hidden, attention)
             matrices["self_attn.v_proj"] = (kv, hidden, attention)
-            matrices["mlp.gate_proj"] = (self.width, hidden, mlp)
-            matrices["mlp.up_proj"] = (self.width, hidden, mlp)
+            if not mixed:
+                matrices["mlp.gate_proj"] = (self.width, hidden, mlp)
+                matrices["mlp.up_proj"] = (self.width, hidden, mlp)
         shapes: dict[str, tuple[int, ...]] = {}
         for name, (rows, columns, bias) in matrices.items():
             shapes[f"{name}.weight"] = (rows, columns)

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -26,14 +26,17 @@ from maskdial_export.checkpoint.files import (
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.destination import new_folder
+from maskdial_export.direct import encoders
 from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.encoder_export import write_encoder
+from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
 from maskdial_export.direct.nodes import Nodes
-from maskdial_export.direct.products import BlockProducts, FloatProducts
+from maskdial_export.direct.products import BlockProducts, FloatProducts, Modules
 from maskdial_export.direct.quality import QualityGate, limit_of
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
@@ -52,6 +55,7 @@ def export_direct(
     source: str,
     dest: Path,
     *,
+    task: str = "auto",
     precision: str | None = None,
     revision: str | None = None,
     max_length: int | None = None,
@@ -59,11 +63,12 @@ def export_direct(
     gate: Gate | None = None,
     console: Console,
 ) -> Manifest:
-    """Exports a causal model to the new or empty folder ``dest``; returns its manifest.
+    """Exports a causal model or an encoder to the new or empty folder ``dest``.
 
     Args:
         source: a GGUF file, a folder of safetensors, or a Hub id.
         dest: the bundle's folder.
+        task: what the model is for, if that is asked for; another one is not known here.
         precision: fp32, int8, or int4 for a file that has integers of 4 bits; None for that of the
             file's integers, or int8.
         revision: of the Hub id.
@@ -74,6 +79,9 @@ def export_direct(
         gate: how much floats that are rounded to int8 may lose, and on which text that is
             measured; its other options are the tracer's.
         console: where to show progress.
+
+    Returns:
+        Its manifest.
 
     Raises:
         NotDirectError: the checkpoint says what is not known here; the tracer may know it.
@@ -86,16 +94,52 @@ def export_direct(
     ):
         try:
             checkpoint = open_checkpoint(source, revision, Path(restored))
+            _check_task(checkpoint, task)
             gate = gate or Gate()
-            chosen = _precision(checkpoint, precision, gate)
-            return _write(checkpoint, folder, chosen, gate, max_length, tolerance, console)
+            return _write(checkpoint, folder, precision, gate, max_length, tolerance, console)
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
             raise ExportError(f"cannot export {source} to {dest}: {io_reason(error)}") from error
 
 
+def _check_task(checkpoint: DirectCheckpoint, asked: str) -> None:
+    """Refuses a task that is not that of the checkpoint's class."""
+    config = checkpoint.config
+    own = "generate"
+    if encoders.knows(config):
+        own = encoders.task_of(config, pools=pools(checkpoint))
+    if asked not in ("auto", own):
+        raise NotDirectError(f"the direct path exports it for {own}, and --task asks for {asked}")
+
+
 def _write(
+    checkpoint: DirectCheckpoint,
+    folder: Path,
+    precision: str | None,
+    gate: Gate,
+    limit: int | None,
+    tolerance: float,
+    console: Console,
+) -> Manifest:
+    """Writes the bundle of a checkpoint of either kind."""
+    if encoders.knows(checkpoint.config):
+        described = write_encoder(checkpoint, folder, precision, gate, limit, tolerance, console)
+    else:
+        chosen = _precision(checkpoint, precision, gate)
+        described = _write_decoder(checkpoint, folder, chosen, gate, limit, tolerance, console)
+    versions = {name: importlib.metadata.version(name) for name in _TOOLS}
+    manifest = Manifest(
+        **described,
+        source=checkpoint.provenance,
+        source_sha256=checkpoint.sha256(),
+        tool_versions={"maskdial": maskdial.__version__, **versions},
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _write_decoder(
     checkpoint: DirectCheckpoint,
     folder: Path,
     precision: DirectPrecision,
@@ -103,7 +147,8 @@ def _write(
     limit: int | None,
     tolerance: float,
     console: Console,
-) -> Manifest:
+) -> dict[str, Any]:
+    """Writes everything but the manifest; returns what that says of it."""
     decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
     check_weights(decoder, checkpoint.weights)
     _check_disk(decoder, checkpoint.weights, precision, folder)
@@ -151,31 +196,25 @@ def _write(
             "text; --trace measures it on several thousand tokens",
         )
     names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
-    versions = {name: importlib.metadata.version(name) for name in _TOOLS}
-    manifest = Manifest(
-        family="causal",
-        task="generate",
-        architecture=decoder.architecture,
-        precision=precision,
-        batch_invariant=checked.batch_invariant,
-        vocab_size=decoder.vocab_size,
-        num_parameters=num_parameters,
-        max_length=decoder.max_length,
-        special_tokens=tokens,
-        tokenization=tokenization,
-        kv=layout,
-        infill=find_infill_tokens(tokenizer.token_to_id),
-        response_template=response_template(checkpoint),
-        source=checkpoint.provenance,
-        source_sha256=checkpoint.sha256(),
-        tool_versions={"maskdial": maskdial.__version__, **versions},
-        parity=checked.parity,
-        quality=quality,
-        golden=checked.golden,
-        files=hash_files(folder, names),
-    )
-    write_manifest(folder, manifest)
-    return manifest
+    return {
+        "family": "causal",
+        "task": "generate",
+        "architecture": decoder.architecture,
+        "precision": precision,
+        "batch_invariant": checked.batch_invariant,
+        "vocab_size": decoder.vocab_size,
+        "num_parameters": num_parameters,
+        "max_length": decoder.max_length,
+        "special_tokens": tokens,
+        "tokenization": tokenization,
+        "kv": layout,
+        "infill": find_infill_tokens(tokenizer.token_to_id),
+        "response_template": response_template(checkpoint),
+        "parity": checked.parity,
+        "quality": quality,
+        "golden": checked.golden,
+        "files": hash_files(folder, names),
+    }
 
 
 def _precision(checkpoint: DirectCheckpoint, asked: str | None, gate: Gate) -> DirectPrecision:
@@ -233,12 +272,13 @@ def _write_graph(
 ) -> tuple[onnx.ModelProto, RoundedWeights | None]:
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
+    modules = Modules(tied=decoder.tied, parts=decoder.parts())
     with DataFile(folder / f"{GRAPH}.data") as data:
         if precision == "fp32":
-            floats = FloatProducts(decoder, weights, nodes, data)
+            floats = FloatProducts(modules, weights, nodes, data)
             model = GraphWriter(decoder, weights, floats, nodes, data).write()
         else:
-            blocks = BlockProducts(decoder, weights, nodes, data, 4 if precision == "int4" else 8)
+            blocks = BlockProducts(modules, weights, nodes, data, 4 if precision == "int4" else 8)
             model = GraphWriter(decoder, weights, blocks, nodes, data).write()
             if checkpoint.bits:
                 finding(

@@ -9,7 +9,15 @@ from typing import Any
 
 from maskdial_export.choices import LONGEST
 from maskdial_export.direct.config import Config
-from maskdial_export.direct.decoder import Attends, Biases, Decoder, Norms, NotDirectError, Rotary
+from maskdial_export.direct.decoder import (
+    Attends,
+    Biases,
+    Decoder,
+    Experts,
+    Norms,
+    NotDirectError,
+    Rotary,
+)
 from maskdial_export.direct.rotary import read_rotary, rotary
 from maskdial_export.errors import ExportError
 
@@ -29,8 +37,11 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2}
 _GEMMA_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 _TOKEN_IDS: Mapping[str, Mapping[str, int]] = {
-    **dict.fromkeys(("llama", "mistral", "granite"), _LLAMA_IDS),
+    **dict.fromkeys(("llama", "mistral", "mixtral", "granite"), _LLAMA_IDS),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _GEMMA_IDS),
+    "olmoe": {"pad_token_id": 1, "eos_token_id": 50279},
+    "exaone4": {"bos_token_id": 0, "eos_token_id": 2},
+    "seed_oss": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "olmo2": {"pad_token_id": 1, "eos_token_id": 50279},
     "phi3": {"bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000},
     "smollm3": {"pad_token_id": 128004, "bos_token_id": 128000, "eos_token_id": 128001},
@@ -69,6 +80,11 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
     return found
 
 
+def architectures() -> frozenset[str]:
+    """transformers' classes that are known."""
+    return frozenset(_ARCHITECTURES.values())
+
+
 def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     """The special tokens that a configuration names, with those that its class has by default."""
     return {**_TOKEN_IDS.get(str(values.get("model_type")), {}), **values}
@@ -86,9 +102,11 @@ def _decoder(
     **more: Any,
 ) -> Decoder:
     """What all families have; ``more`` is what one has beside it."""
-    longest = config.count("max_position_embeddings")
-    chosen = limit or LONGEST
-    longest = min(longest, more.pop("longest", None) or longest, chosen)
+    # The graph has the tables of shorter texts, if longer ones would turn by others
+    bounds = [each.rotary.longest for each in layers if each.rotary is not None]
+    longest = min(
+        [config.count("max_position_embeddings"), limit or LONGEST, *filter(None, bounds)]
+    )
     if activation is None:
         config.one_of("hidden_act", ("silu",), "silu")
     heads = config.count("num_attention_heads")
@@ -155,12 +173,12 @@ def _window(config: Config, default: int | None) -> int | None:
 def _qwen_layers(config: Config, rotation: Rotary) -> tuple[Attends, ...]:
     """Of families whose window has to be turned on."""
     config.take("max_window_layers")
-    window = _window(config, None)
+    config.take("sliding_window")  # says nothing, and may be 0, unless it is turned on
+    window = None
     if config.flag("use_sliding_window", False):
+        window = _window(config, None)
         if config.take("layer_types") is None:  # transformers counts them by max_window_layers
             config.refuse("use_sliding_window")
-    else:
-        window = None
     sliding = _windows(config, window, None)
     return tuple(Attends(rotation, window if each else None) for each in sliding)
 
@@ -198,6 +216,114 @@ def _qwen3(config: Config, architecture: str, limit: int | None) -> Decoder:
         head_dim=size,
         biases=Biases(attention, attention),
         head_norms="head",
+    )
+
+
+def _experts(config: Config, count: int, layers: tuple[bool, ...], **more: Any) -> Experts:
+    """``count`` is the number of experts."""
+    config.take("router_aux_loss_coef")
+    chosen = config.count("num_experts_per_tok")
+    if chosen > count:
+        config.refuse("num_experts_per_tok")
+    return Experts(count, chosen, layers=layers, **more)
+
+
+def _num_experts(config: Config, default: int | None = None) -> int:
+    """transformers 5 has another name for it, and may write either."""
+    names = "num_experts", "num_local_experts"
+    stated = {config.count(name) for name in names if name in config}
+    if len(stated) > 1 or not (stated or default):
+        config.refuse(names[0])
+    return stated.pop() if stated else int(default or 0)
+
+
+def _sparse_layers(config: Config, count: int) -> tuple[bool, ...]:
+    """Which layers have experts, of Qwen."""
+    step, dense = config.count("decoder_sparse_step", 1), config.take("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(each) is int for each in dense):
+        config.refuse("mlp_only_layers")
+    return tuple(index not in dense and (index + 1) % step == 0 for index in range(count))
+
+
+def _qwen2_moe(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = _usual_head(config)
+    layers = _qwen_layers(config, read_rotary(config, size))
+    experts = _experts(
+        config,
+        _num_experts(config),
+        _sparse_layers(config, len(layers)),
+        width=config.count("moe_intermediate_size", 1408),
+        normalizes=config.flag("norm_topk_prob", False),
+        shared_width=config.count("shared_expert_intermediate_size", 5632),
+    )
+    biases = Biases(query_key_value=config.flag("qkv_bias", True))
+    return _decoder(
+        config, architecture, limit, layers, head_dim=size, biases=biases, experts=experts
+    )
+
+
+def _qwen3_moe(config: Config, architecture: str, limit: int | None) -> Decoder:
+    count = config.count("num_hidden_layers")
+    experts = _experts(
+        config,
+        _num_experts(config),
+        _sparse_layers(config, count),
+        width=config.count("moe_intermediate_size", 768),
+        normalizes=config.flag("norm_topk_prob", False),
+    )
+    size = _usual_head(config)
+    layers = _qwen_layers(config, read_rotary(config, size))
+    attention = config.flag("attention_bias", False)
+    biases = Biases(attention, attention)
+    return _decoder(
+        config,
+        architecture,
+        limit,
+        layers,
+        head_dim=size,
+        biases=biases,
+        head_norms="head",
+        experts=experts,
+    )
+
+
+def _mixtral(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = _usual_head(config)
+    config.take("router_jitter_noise")  # of training
+    layers = _alike(config, read_rotary(config, size, 1e6), _window(config, None))
+    experts = _experts(
+        config,
+        _num_experts(config, 8),
+        (True,) * len(layers),
+        width=config.count("intermediate_size"),
+        normalizes=True,
+        module="block_sparse_moe",
+        names=("w1", "w3", "w2"),
+    )
+    return _decoder(config, architecture, limit, layers, head_dim=size, experts=experts)
+
+
+def _olmoe(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = _usual_head(config)
+    layers = _alike(config, read_rotary(config, size))
+    attention = config.flag("attention_bias", False)
+    config.take("moe_intermediate_size")  # not read by this family
+    experts = _experts(
+        config,
+        _num_experts(config, 64),
+        (True,) * len(layers),
+        width=config.count("intermediate_size"),
+        normalizes=config.flag("norm_topk_prob", False),
+    )
+    return _decoder(
+        config,
+        architecture,
+        limit,
+        layers,
+        head_dim=size,
+        head_norms="row",
+        biases=Biases(attention, attention),
+        experts=experts,
     )
 
 
@@ -266,19 +392,40 @@ def _olmo2(config: Config, architecture: str, limit: int | None) -> Decoder:
     )
 
 
+def _exaone4(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = _usual_head(config)
+    rotation, window = read_rotary(config, size), _window(config, 4096)
+    period = config.count("sliding_window_pattern", 4) if window is not None else 1
+    config.take("sliding_window_pattern")
+    sliding = _windows(config, window, lambda index: (index + 1) % period != 0)
+    # Beside layers with windows, those that see all have no positions
+    layers = tuple(
+        Attends(rotation if each or window is None else None, window if each else None)
+        for each in sliding
+    )
+    return _decoder(
+        config, architecture, limit, layers, head_dim=size, norms=_OLMO_NORMS, head_norms="head"
+    )
+
+
+def _seed_oss(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = config.count("head_dim", 128)
+    layers = _alike(config, read_rotary(config, size))
+    config.take("residual_dropout")
+    biases = Biases(
+        config.flag("attention_bias", True),
+        config.flag("attention_out_bias", False),
+        config.flag("mlp_bias", False),
+    )
+    return _decoder(config, architecture, limit, layers, head_dim=size, biases=biases)
+
+
 def _phi3(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = _usual_head(config)
     rotation = read_rotary(config, size)
-    first = config.take("original_max_position_embeddings")
-    rope = config.take("rope_parameters") or config.take("rope_scaling") or {}
-    longest = None
-    if "longrope" in (rope.get("rope_type"), rope.get("type")):
-        # The graph has the tables of shorter texts; longer ones would turn by others
-        longest = rope.get("original_max_position_embeddings") or first
+    config.take("original_max_position_embeddings")  # of longrope
     layers = _alike(config, rotation, _window(config, None))
-    return _decoder(
-        config, architecture, limit, layers, head_dim=size, packed=True, longest=longest
-    )
+    return _decoder(config, architecture, limit, layers, head_dim=size, packed=True)
 
 
 def _gemma(config: Config, architecture: str, limit: int | None) -> Decoder:
@@ -393,28 +540,40 @@ def _cap(config: Config, key: str, default: float | None) -> float | None:
 
 
 _FAMILIES: Mapping[str, Callable[[Config, str, int | None], Decoder]] = {
+    "exaone4": _exaone4,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "granite": _granite,
     "llama": _llama,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "olmo2": _olmo2,
+    "olmoe": _olmoe,
     "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "seed_oss": _seed_oss,
     "smollm3": _smollm3,
 }
 _ARCHITECTURES: Mapping[str, str] = {
+    "exaone4": "Exaone4ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }

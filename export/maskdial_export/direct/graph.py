@@ -14,12 +14,11 @@ from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, Floats, Rotary
-from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.mixture import MixtureWriter
+from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
 from maskdial_export.direct.weights import Weights
 
-OPSET = 20
-IR_VERSION = 10
 _WHOLE = 2**63 - 1  # as the end of a slice
 
 
@@ -38,6 +37,9 @@ class GraphWriter:
         self._stream = ""
         self._branch: str | None = None
         self._bias: str | None = None
+        self._mixture = None
+        if decoder.experts is not None:
+            self._mixture = MixtureWriter(decoder.experts, decoder.hidden_size, products, nodes)
 
     def write(self) -> onnx.ModelProto:
         """The graph, whose initializers are in the weight file."""
@@ -65,7 +67,10 @@ class GraphWriter:
         self._add(attended, f"{layer}.self_attn.o_proj", biases.attention_output)
         self._settle(_within(layer, norms.after_attention))
         source = self._normalized(_within(layer, norms.before_mlp))
-        self._add(self._mlp(layer, source), f"{layer}.mlp.down_proj", biases.mlp)
+        if self._mixture is not None and decoder.is_mixed(index):
+            self._branch, self._bias = self._mixture.write(layer, source, self._full_shape()), None
+        else:
+            self._add(self._mlp(layer, source), f"{layer}.mlp.down_proj", biases.mlp)
         self._settle(_within(layer, norms.after_mlp))
 
     def _add(self, source: str, module: str, has_bias: bool) -> None:
@@ -222,6 +227,11 @@ class GraphWriter:
             heads = nodes.add("Transpose", [heads], perm=[0, 2, 1, 3])
         joined = self._once("join_heads", [*dims, minus])
         return nodes.add("Reshape", [heads, joined], allowzero=1)
+
+    def _full_shape(self) -> str:
+        """(batch, length, hidden_size)."""
+        size = self._nodes.constant("hidden_size", np.array([self._decoder.hidden_size]))
+        return self._once("full_shape", [*(self._dimension(axis) for axis in (0, 1)), size])
 
     def _dimension(self, axis: int) -> str:
         """The batch, or the length."""

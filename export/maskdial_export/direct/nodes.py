@@ -10,11 +10,13 @@ from onnx import helper, numpy_helper
 
 _MICROSOFT = frozenset(
     {
-        *("FusedMatMul", "GroupQueryAttention", "MatMulNBits"),
+        *("FusedMatMul", "GroupQueryAttention", "MatMulNBits", "MatMulIntegerToFloat"),
+        *("BiasGelu", "MultiHeadAttention", "RotaryEmbedding"),
         "SkipSimplifiedLayerNormalization",
     }
 )
 """ONNX Runtime's own operators (docs/ContribOperators.md)."""
+OPSET, IR_VERSION = 20, 10
 MODULES = "maskdial.modules"
 """The metadata by which adapters know the module of a product or a lookup of floats."""
 

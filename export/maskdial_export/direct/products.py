@@ -6,8 +6,8 @@ graph; the server knows its matrices by them.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,16 +15,48 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import BLOCK_SUMS, TABLE_ROWS
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import Decoder, Floats
+from maskdial_export.direct.decoder import Floats
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.weights import Weights, row_chunks
 from maskdial_export.quantize.blocks import BYTE_ZERO, NIBBLE_CENTER, Blocks, to_bytes
 from maskdial_export.quantize.stored import joined
 
-_LARGEST, _TINY = np.float32(127), np.finfo(np.float32).tiny
+_LARGEST, _ZERO_POINT = 127, 128
+_TINY = np.finfo(np.float32).tiny
+_MIN_OUTPUTS = 16
+"""A head with few labels takes no time, and its error matters most."""
 _ACCURACY = 4
 """Of ``MatMulNBits``: it rounds each block of a row to 8 bits."""
-TABLE, HEAD = "model.embed_tokens", "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """The embedding table, the output layer, and where other modules have their weights.
+
+    Attributes:
+        table: the module that looks tokens up.
+        head: the output layer's; None if there is none over the vocabulary.
+        tied: whether the output layer's weight is the table.
+        ids: the name of the value with the tokens' ids.
+        parts: by module, the weights that are its own, one below the other, if those are others
+            than the one that has its name.
+    """
+
+    table: str = "model.embed_tokens"
+    head: str | None = "lm_head"
+    tied: bool = False
+    ids: str = "input_ids"
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def names(self, modules: Sequence[str]) -> list[str]:
+        """The weights of modules, one below the other."""
+        return [
+            name for module in modules for name in self.parts.get(module, (f"{module}.weight",))
+        ]
+
+    def num_outputs(self, weights: Weights, modules: Sequence[str]) -> int:
+        """The rows of the weights of modules together."""
+        return sum(weights.shapes()[name][0] for name in self.names(modules))
 
 
 class Products(Protocol):
@@ -32,6 +64,10 @@ class Products(Protocol):
 
     def project(self, source: str, modules: Sequence[str]) -> str:
         """The product of a value and the matrices of some modules, without their biases."""
+        ...
+
+    def project_vectors(self, source: str, module: str, bias: str | None) -> str:
+        """The product of vectors (num_vectors, columns) with its bias, an initializer."""
         ...
 
     def look_up(self) -> str:
@@ -46,8 +82,8 @@ class Products(Protocol):
 class FloatProducts:
     """Products in float32; matrices are stored as (inputs, outputs)."""
 
-    def __init__(self, decoder: Decoder, weights: Weights, nodes: Nodes, data: DataFile) -> None:
-        self._decoder = decoder
+    def __init__(self, modules: Modules, weights: Weights, nodes: Nodes, data: DataFile) -> None:
+        self._modules = modules
         self._weights = weights
         self._nodes = nodes
         self._data = data
@@ -58,36 +94,54 @@ class FloatProducts:
         )
 
     def look_up(self) -> str:
-        return self._nodes.add("Gather", [self._table(), "input_ids"], axis=0, modules=TABLE)
+        ids, table = self._modules.ids, self._modules.table
+        return self._nodes.add("Gather", [self._table(), ids], axis=0, modules=table)
+
+    def project_vectors(self, source: str, module: str, bias: str | None) -> str:
+        inputs = [source, self._rows(module), *([] if bias is None else [bias])]
+        return self._nodes.add("Gemm", inputs, modules=module, transB=1)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
+        module = _head_of(self._modules)
         alpha = {} if factor is None else {"alpha": factor}
-        if self._decoder.tied:
+        if self._modules.tied:
             inputs = [source, self._table()]
             return self._nodes.add(
-                "FusedMatMul", inputs, output=output, modules=HEAD, transB=1, **alpha
+                "FusedMatMul", inputs, output=output, modules=module, transB=1, **alpha
             )
         kind = "MatMul" if factor is None else "FusedMatMul"
-        inputs = [source, self._columns([HEAD])]
-        return self._nodes.add(kind, inputs, output=output, modules=HEAD, **alpha)
+        inputs = [source, self._columns([module])]
+        return self._nodes.add(kind, inputs, output=output, modules=module, **alpha)
 
     def _table(self) -> str:
-        name = f"{TABLE}.weight"
+        return self._rows(self._modules.table)
+
+    def _rows(self, module: str) -> str:
+        """A matrix as the checkpoint has it."""
+        name, names = f"{module}.weight", self._modules.names([module])
         if name in self._nodes.initializers:
             return name
-        shape = self._weights.shapes()[name]
-        parts = (self._weights.values(name, rows) for rows in row_chunks(*shape[:2]))
+        shapes = [self._weights.shapes()[each] for each in names]
+        parts = (
+            self._weights.values(each, rows)
+            for each, shape in zip(names, shapes, strict=True)
+            for rows in row_chunks(*shape[:2])
+        )
+        shape = sum(each[0] for each in shapes), *shapes[0][1:]
         return self._nodes.keep(self._data.write_rows(name, np.float32, shape, parts))
 
     def _columns(self, modules: Sequence[str]) -> str:
-        shapes = [self._weights.shapes()[f"{module}.weight"] for module in modules]
+        names = self._modules.names(modules)
+        shapes = [self._weights.shapes()[each] for each in names]
         parts = (
-            self._weights.values(f"{module}.weight", rows).T
-            for module, shape in zip(modules, shapes, strict=True)
+            self._weights.values(each, rows).T
+            for each, shape in zip(names, shapes, strict=True)
             for rows in row_chunks(*shape[:2])
         )
         shape = shapes[0][1], sum(each[0] for each in shapes)
-        name = f"{','.join(modules)}.weight"
+        name = f"{','.join(modules)}.columns"
+        if name in self._nodes.initializers:  # of layers that share it
+            return name
         return self._nodes.keep(self._data.write_columns(name, shape, parts))
 
 
@@ -151,14 +205,16 @@ class BlockProducts:
 
     def __init__(
         self,
-        decoder: Decoder,
+        modules: Modules,
         weights: Weights,
         nodes: Nodes,
         data: DataFile,
         bits: Literal[4, 8],
     ) -> None:
         """With ``bits`` 4, integers of a file that fit into 4 bits have as many."""
-        self._decoder = decoder
+        self._modules = modules
+        self._floats = FloatProducts(modules, weights, nodes, data)
+        self._written: dict[tuple[str, ...], _Matrix] = {}
         self._weights = weights
         self._nodes = nodes
         self._data = data
@@ -169,12 +225,23 @@ class BlockProducts:
         self.by_row: set[str] = set()
 
     def project(self, source: str, modules: Sequence[str]) -> str:
-        return self._multiply(source, self._write(modules, [f"{each}.weight" for each in modules]))
+        if self._modules.num_outputs(self._weights, modules) < _MIN_OUTPUTS:
+            return self._floats.project(source, modules)
+        key = tuple(modules)
+        if key not in self._written:
+            self._written[key] = self._write(modules, self._modules.names(modules))
+        return self._multiply(source, self._written[key])
+
+    def project_vectors(self, source: str, module: str, bias: str | None) -> str:
+        if self._modules.num_outputs(self._weights, [module]) < _MIN_OUTPUTS:
+            return self._floats.project_vectors(source, module, bias)
+        return _plus(self._nodes, self.project(source, [module]), bias)
 
     def look_up(self) -> str:
-        head = self._head() if self._decoder.tied else None
+        head = self._head() if self._modules.tied else None
         if head is None or head.zero is None or head.num_inputs % head.block_size:
-            return self._look_up_rows()
+            self.by_row.add(f"{self._modules.table}.weight")
+            return look_up_rows(self._modules, self._weights, self._nodes, self._data)
         return self._look_up_blocks(head)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
@@ -186,8 +253,10 @@ class BlockProducts:
 
     def _head(self) -> _Matrix:
         if self._heads is None:
-            weight = f"{TABLE if self._decoder.tied else HEAD}.weight"
-            self._heads = self._write([HEAD], [weight])
+            head = _head_of(self._modules)
+            self._heads = self._write(
+                [head], [f"{self._modules.table if self._modules.tied else head}.weight"]
+            )
         return self._heads
 
     def _write(self, modules: Sequence[str], names: Sequence[str]) -> _Matrix:
@@ -295,32 +364,11 @@ class BlockProducts:
             self._nodes.keep(self._data.write(name, members[: matrix.num_inputs]))
         return name
 
-    def _look_up_rows(self) -> str:
-        """Rows of integers with one scale each."""
-        name = f"{TABLE}.weight"
-        self.by_row.add(name)
-        num_rows, num_columns = self._weights.shapes()[name]
-        scales: list[Floats] = []
-
-        def integers() -> Iterator[NDArray[np.int8]]:
-            for rows in row_chunks(num_rows, num_columns):
-                values = self._weights.values(name, rows)
-                scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / _LARGEST, _TINY)
-                scales.append(scale)
-                yield np.rint(values / scale).astype(np.int8)
-
-        shape = num_rows, num_columns
-        nodes = self._nodes
-        table = nodes.keep(self._data.write_rows(f"{TABLE}.int8", np.int8, shape, integers()))
-        scale = nodes.keep(self._data.write(f"{TABLE}.scale", np.concatenate(scales)))
-        rows, steps = (nodes.add("Gather", [each, "input_ids"]) for each in (table, scale))
-        return nodes.add("Mul", [nodes.add("Cast", [rows], to=1), steps])
-
     def _look_up_blocks(self, matrix: _Matrix) -> str:
         """Rows of the output layer's matrix."""
         nodes = self._nodes
         last = nodes.constant("lookup.last", np.array([3]))
-        rows = nodes.add("Gather", [matrix.integers, "input_ids"])
+        rows = nodes.add("Gather", [matrix.integers, self._modules.ids])
         if matrix.bits == 4:  # the lower half of a byte is the first one
             mask = nodes.constant("lookup.mask", np.array(15, np.uint8))
             four = nodes.constant("lookup.four", np.array(4, np.uint8))
@@ -335,14 +383,119 @@ class BlockProducts:
         if matrix.zero:
             zero = nodes.number(f"lookup.zero{matrix.zero:.0f}", matrix.zero)
             rows = nodes.add("Sub", [rows, zero])
-        scale = nodes.add("Gather", [f"{matrix.name}.scale", "input_ids"])
+        scale = nodes.add("Gather", [f"{matrix.name}.scale", self._modules.ids])
         rows = nodes.add("Mul", [rows, nodes.add("Unsqueeze", [scale, last])])
         if matrix.has_minima:
-            minima = nodes.add("Gather", [f"{matrix.name}.minimum", "input_ids"], axis=1)
+            minima = nodes.add("Gather", [f"{matrix.name}.minimum", self._modules.ids], axis=1)
             minima = nodes.add("Transpose", [minima], perm=[1, 2, 0])
             rows = nodes.add("Sub", [rows, nodes.add("Unsqueeze", [minima, last])])
         shape = nodes.constant("lookup.row", np.array([0, 0, matrix.num_inputs]))
-        return nodes.add("Reshape", [rows, shape], output=f"{TABLE_ROWS}{TABLE}.input_ids")
+        table, ids = self._modules.table, self._modules.ids
+        return nodes.add(
+            "Reshape",
+            [rows, shape],
+            output=f"{TABLE_ROWS}{table}.{ids}",
+        )
+
+
+class RowProducts:
+    """Products of rows with one scale each, and of 8-bit weights with one for each output.
+
+    Projections of one input share its rounded rows.
+    """
+
+    def __init__(
+        self, modules: Modules, weights: Weights, nodes: Nodes, data: DataFile, largest: int
+    ) -> None:
+        """``largest`` is the largest integer of a weight: 127, or 63 for products without VNNI."""
+        self._modules = modules
+        self._weights = weights
+        self._nodes = nodes
+        self._data = data
+        self._largest = largest
+        self._floats = FloatProducts(modules, weights, nodes, data)
+        self._rounded: dict[str, tuple[str, str]] = {}
+
+    def project(self, source: str, modules: Sequence[str]) -> str:
+        if self._modules.num_outputs(self._weights, modules) < _MIN_OUTPUTS:
+            return self._floats.project(source, modules)
+        (module,) = modules
+        if f"{module}.int8" not in self._nodes.initializers:
+            integers, scale = _by_row(self._weights.values(f"{module}.weight"), self._largest)
+            self._nodes.keep(self._data.write(f"{module}.int8", np.ascontiguousarray(integers.T)))
+            self._nodes.keep(self._data.write(f"{module}.scale", scale[:, 0]))
+        return self._multiply(source, f"{module}.int8", f"{module}.scale")
+
+    def project_vectors(self, source: str, module: str, bias: str | None) -> str:
+        if self._modules.num_outputs(self._weights, [module]) < _MIN_OUTPUTS:
+            return self._floats.project_vectors(source, module, bias)
+        return _plus(self._nodes, self.project(source, [module]), bias)
+
+    def look_up(self) -> str:
+        largest = self._largest if self._modules.tied else _LARGEST
+        return look_up_rows(self._modules, self._weights, self._nodes, self._data, largest)
+
+    def head(self, source: str, factor: float | None, output: str | None) -> str:
+        assert factor is None, "no encoder scales its logits"
+        head, table = _head_of(self._modules), self._modules.table
+        if not self._modules.tied:
+            return self.project(source, [head])
+        scale = f"{head}.scale"
+        rows = self._weights.values(f"{table}.weight")
+        self._nodes.keep(self._data.write(scale, _by_row(rows, self._largest)[1][:, 0]))
+        turned = self._nodes.add("Transpose", [f"{table}.int8"], perm=[1, 0])
+        return self._multiply(source, turned, scale)
+
+    def _multiply(self, source: str, integers: str, scale: str) -> str:
+        nodes = self._nodes
+        step = nodes.number("int8.step", 1 / _LARGEST)
+        zero = nodes.constant("int8.zero_point", np.array(_ZERO_POINT, np.uint8))
+        if source not in self._rounded:
+            # A row of zeros becomes 0/0, an arbitrary integer, which is multiplied by 0 then
+            axes = nodes.constant("int8.axes", np.array([-1]))
+            peak = nodes.add("ReduceMax", [nodes.add("Abs", [source]), axes], keepdims=1)
+            unit = nodes.add("Div", [source, peak])
+            self._rounded[source] = nodes.add("QuantizeLinear", [unit, step, zero]), peak
+        rows, peak = self._rounded[source]
+        product = nodes.add("MatMulIntegerToFloat", [rows, integers, step, scale, zero])
+        return nodes.add("Mul", [product, peak])
+
+
+def look_up_rows(
+    modules: Modules, weights: Weights, nodes: Nodes, data: DataFile, largest: int = _LARGEST
+) -> str:
+    """Rows of the table as integers up to ``largest`` with one scale each."""
+    name, table = f"{modules.table}.weight", modules.table
+    num_rows, num_columns = weights.shapes()[name]
+    scales: list[Floats] = []
+
+    def integers() -> Iterator[NDArray[np.int8]]:
+        for rows in row_chunks(num_rows, num_columns):
+            rounded, scale = _by_row(weights.values(name, rows), largest)
+            scales.append(scale)
+            yield rounded
+
+    shape = num_rows, num_columns
+    stored = nodes.keep(data.write_rows(f"{table}.int8", np.int8, shape, integers()))
+    scale = nodes.keep(data.write(f"{table}.scale", np.concatenate(scales)))
+    rows, steps = (nodes.add("Gather", [each, modules.ids]) for each in (stored, scale))
+    return nodes.add("Mul", [nodes.add("Cast", [rows], to=1), steps])
+
+
+def _by_row(values: Floats, largest: int) -> tuple[NDArray[np.int8], Floats]:
+    """Integers up to ``largest`` in magnitude, and the scale of each row, (rows, 1)."""
+    peak = np.abs(values).max(axis=1, keepdims=True)
+    scale = np.maximum(peak / np.float32(largest), _TINY)
+    return np.rint(values / scale).astype(np.int8), scale
+
+
+def _plus(nodes: Nodes, product: str, bias: str | None) -> str:
+    return product if bias is None else nodes.add("Add", [product, bias])
+
+
+def _head_of(modules: Modules) -> str:
+    assert modules.head is not None, "there is an output layer"
+    return modules.head
 
 
 def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:

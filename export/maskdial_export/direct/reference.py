@@ -30,7 +30,7 @@ class Reference:
         self._hidden_size = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
-        usual = {"qwen3": 128}.get(self._kind, 256 if self._is_gemma else 0)
+        usual = {"qwen3": 128, "seed_oss": 128}.get(self._kind, 256 if self._is_gemma else 0)
         self._ends: Ids = np.zeros(0, np.int64)
         self._size = int(config.get("head_dim") or usual or self._hidden_size // self._heads)
 
@@ -86,7 +86,7 @@ class Reference:
         if self._kind == "granite":
             times = np.float32(self._config.get("residual_multiplier", 1.0))
         states = residual + states * times
-        inner = self._mlp(prefix, self._norm(states, f"{prefix}.post_attention_layernorm"))
+        inner = self._feed(prefix, self._norm(states, f"{prefix}.post_attention_layernorm"))
         return states + inner * times
 
     def _norm(self, values: Floats, name: str) -> Floats:
@@ -103,6 +103,40 @@ class Reference:
             product = product + self._weights.values(f"{name}.bias")
         return product
 
+    def _feed(self, prefix: str, values: Floats) -> Floats:
+        """The MLP of a layer, or its mixture of experts."""
+        block = "block_sparse_moe" if self._kind == "mixtral" else "mlp"
+        name = f"{prefix}.{block}"
+        if f"{name}.gate.weight" not in self._names:
+            return self._mlp(prefix, values)
+        gate, up, down = "gate_proj", "up_proj", "down_proj"
+        if self._kind == "mixtral":
+            gate, up, down = "w1", "w3", "w2"
+        scores = self._linear(values, f"{name}.gate")
+        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        likely = likely / likely.sum(axis=-1, keepdims=True)
+        count = int(self._config["num_experts_per_tok"])
+        best = np.argsort(-likely, axis=-1, kind="stable")[:, :count]
+        shares = np.take_along_axis(likely, best, axis=-1)
+        if self._kind == "mixtral" or self._config.get("norm_topk_prob"):
+            shares = shares / shares.sum(axis=-1, keepdims=True)
+        total = np.zeros_like(values)
+        for row, (chosen, weights) in enumerate(zip(best, shares, strict=True)):
+            for expert, weight in zip(chosen, weights, strict=True):
+                one, token = f"{name}.experts.{expert}", values[row : row + 1]
+                inner = _silu(self._linear(token, f"{one}.{gate}"))
+                inner = inner * self._linear(token, f"{one}.{up}")
+                total[row] += (self._linear(inner, f"{one}.{down}") * weight)[0]
+        common = f"{name}.shared_expert"
+        if f"{common}_gate.weight" not in self._names:
+            return total
+        inner = _silu(self._linear(values, f"{common}.gate_proj"))
+        inner = self._linear(
+            inner * self._linear(values, f"{common}.up_proj"), f"{common}.down_proj"
+        )
+        shared: Floats = inner / (1 + np.exp(-self._linear(values, f"{common}_gate")))
+        return total + shared
+
     def _mlp(self, prefix: str, values: Floats) -> Floats:
         if f"{prefix}.mlp.gate_up_proj.weight" in self._names:
             gate, up = np.split(self._linear(values, f"{prefix}.mlp.gate_up_proj"), 2, axis=-1)
@@ -114,8 +148,7 @@ class Reference:
             inner = np.tanh(root * (gate + np.float32(0.044715) * gate * gate * gate))
             active = np.float32(0.5) * gate * (1 + inner)
         else:
-            with np.errstate(over="ignore"):
-                active = gate / (1 + np.exp(-gate))
+            active = _silu(gate)
         return self._linear(active * up, f"{prefix}.mlp.down_proj")
 
     def _attention(self, index: int, values: Floats) -> Floats:
@@ -125,10 +158,10 @@ class Reference:
             query, key, value = np.split(self._linear(values, f"{name}.qkv_proj"), sizes, axis=-1)
         else:
             query, key, value = (self._linear(values, f"{name}.{each}_proj") for each in "qkv")
-        if self._kind == "olmo2":
+        if self._kind in ("olmo2", "olmoe"):
             query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
         heads = [part.reshape(len(values), -1, self._size) for part in (query, key, value)]
-        if self._kind != "olmo2" and f"{name}.q_norm.weight" in self._names:
+        if self._kind not in ("olmo2", "olmoe") and f"{name}.q_norm.weight" in self._names:
             heads[0] = self._norm(heads[0], f"{name}.q_norm")
             heads[1] = self._norm(heads[1], f"{name}.k_norm")
         parts = zip(*(np.split(part, self._ends) for part in heads), strict=True)
@@ -151,7 +184,7 @@ class Reference:
         distance = positions[:, None] - positions[None, :]
         hidden = distance < 0
         if slides:
-            usual = 4096 if self._is_gemma or self._kind == "mistral" else None
+            usual = 4096 if self._is_gemma or self._kind in ("exaone4", "mistral") else None
             hidden |= distance >= self._config.get("sliding_window", usual)
         scores = np.where(hidden, np.float32(-np.inf), scores)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -168,9 +201,15 @@ class Reference:
 
     def _slides(self, index: int) -> bool:
         """Whether a layer attends within a window."""
-        config, kinds = self._config, self._config.get("layer_types")
-        if self._kind in ("mistral", "phi3"):
+        config = self._config
+        kinds: Any = config.get("layer_types")
+        if self._kind in ("mistral", "mixtral", "phi3"):
             return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
+        if self._kind == "exaone4" and kinds is None:
+            every = int(config.get("sliding_window_pattern") or 4)
+            return config.get("sliding_window", 4096) is not None and (index + 1) % every != 0
+        if self._kind == "exaone4":
+            return bool(kinds[index] == "sliding_attention")
         if kinds is not None:
             turned_on = self._is_gemma or bool(config.get("use_sliding_window"))
             return turned_on and kinds[index] == "sliding_attention"
@@ -183,6 +222,8 @@ class Reference:
 
     def _turns(self, index: int) -> bool:
         """Whether a layer has positions."""
+        if self._kind == "exaone4":
+            return self._config.get("sliding_window", 4096) is None or self._slides(index)
         if self._kind != "smollm3":
             return True
         listed = self._config.get("no_rope_layers")
@@ -196,7 +237,7 @@ class Reference:
             found = dict(found["sliding_attention" if slides else "full_attention"])
         elif self._kind == "gemma3_text" and slides:
             found = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-        usual = {"gemma3_text": 1e6, "smollm3": 2e6}.get(self._kind, 1e4)
+        usual = {"gemma3_text": 1e6, "mixtral": 1e6, "smollm3": 2e6}.get(self._kind, 1e4)
         return {
             "rope_theta": config.get("rope_theta") or usual,
             "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
@@ -217,6 +258,8 @@ class Reference:
             low, high = rope["low_freq_factor"], rope["high_freq_factor"]
             share = np.clip((turns - low) / (high - low), 0, 1)
             speeds = speeds * (share + (1 - share) / rope["factor"])
+        elif kind == "yarn":
+            speeds, times = _yarn(rope, speeds, size)
         elif kind == "longrope":
             speeds = speeds / np.array(rope["short_factor"])
             first = rope.get("original_max_position_embeddings") or self._config.get(
@@ -240,3 +283,27 @@ class Reference:
             ],
             axis=-1,
         )
+
+
+def _silu(values: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        active: Floats = values / (1 + np.exp(-values))
+    return active
+
+
+def _yarn(rope: Mapping[str, Any], speeds: NDArray[Any], size: int) -> tuple[NDArray[Any], float]:
+    """The speeds of YaRN (arXiv:2309.00071, section 3.2), and what the tables are multiplied by."""
+    factor, first = float(rope["factor"]), rope["original_max_position_embeddings"]
+    edges = []
+    for count in (rope.get("beta_fast") or 32, rope.get("beta_slow") or 1):
+        wavelength = first / (count * 2 * math.pi)
+        edges.append(size * math.log(wavelength) / (2 * math.log(rope["rope_theta"])))
+    if rope.get("truncate", True):
+        edges = [math.floor(edges[0]), math.ceil(edges[1])]
+    low, high = max(edges[0], 0), min(edges[1], size - 1)
+    share = np.clip((np.arange(size // 2) - low) / max(high - low, 1e-3), 0, 1)
+    logarithm = 0.1 * math.log(factor) if factor > 1 else 0.0
+    times = 1 + logarithm
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        times = (1 + logarithm * rope["mscale"]) / (1 + logarithm * rope["mscale_all_dim"])
+    return speeds * (share / factor + 1 - share), float(rope.get("attention_factor") or times)

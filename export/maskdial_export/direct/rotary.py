@@ -48,23 +48,80 @@ def rotary(
             f"heads of {head_dim} columns, of which {size} turn with the position, are not known "
             "to the direct path"
         )
-    kinds = ("default", "linear", "llama3", "longrope")
+    kinds = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
     key = "rope_type" if "rope_type" in rope else "type"
     kind = rope.one_of(key, kinds, "default")
     rope.take("type")  # transformers 4 may state both
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
-    scale = 1.0
+    scale, longest = 1.0, None
+    if kind == "dynamic":
+        longest = _first_positions(rope, config, kind)
     if kind == "longrope":
-        factors, scale = _longrope(rope, config, size)
+        longest = _first_positions(rope, config, kind)
+        factors, scale = _longrope(rope, config, size, longest)
         powers = factors * powers
+    if kind == "dynamic":
+        rope.real("factor")  # of longer texts
     frequencies = np.float32(1) / powers
     if kind == "linear":
         frequencies /= np.float32(rope.real("factor"))
     if kind == "llama3":
         frequencies = _llama3(rope, frequencies)
+    if kind == "yarn":
+        frequencies, scale = _yarn(rope, powers, theta)
     rope.finish()
-    return Rotary(frequencies, scale)
+    return Rotary(frequencies, scale, longest)
+
+
+def _first_positions(rope: Config, config: Config, kind: str) -> int:
+    """The positions of the first training, up to which a text turns by one set of frequencies."""
+    usual = config.count("max_position_embeddings") if kind == "dynamic" else None
+    beside = config.take("original_max_position_embeddings", usual)
+    first = rope.take("original_max_position_embeddings", beside)
+    if type(first) is not int or first < 2:
+        raise NotDirectError(f"{kind} without original_max_position_embeddings is not known")
+    return first
+
+
+def _yarn(rope: Config, powers: Floats, theta: float) -> tuple[Floats, float]:
+    """YaRN's (arXiv:2309.00071): low frequencies are divided by a factor, high ones are not.
+
+    Returns:
+        The frequencies, and what cosines and sines are multiplied by.
+    """
+    factor = rope.real("factor")
+    first = rope.count("original_max_position_embeddings")
+    turns = [rope.real(name, usual) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+    if not (factor > 0 and theta > 1 and turns[0] > turns[1] > 0):
+        rope.refuse("factor")
+    size = 2 * len(powers)
+    places = [
+        size * math.log(first / (count * 2 * math.pi)) / (2 * math.log(theta)) for count in turns
+    ]
+    low, high = places
+    if rope.flag("truncate", True):
+        low, high = float(math.floor(low)), float(math.ceil(high))
+    low, high = max(low, 0.0), min(high, size - 1.0)
+    if low == high:
+        high += 0.001
+    steps = np.arange(len(powers), dtype=np.float32)
+    ramp = np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1)
+    kept = np.float32(1) - ramp
+    divided = np.float32(1) / (np.float32(factor) * powers)
+    frequencies = divided * (np.float32(1) - kept) + np.float32(1) / powers * kept
+
+    return frequencies.astype(np.float32), rope.real("attention_factor", _yarn_scale(rope, factor))
+
+
+def _yarn_scale(rope: Config, factor: float) -> float:
+    """What cosines and sines are multiplied by where nothing states it."""
+
+    def scale(times: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * times * math.log(factor) + 1
+
+    both = rope.real("mscale", 0.0), rope.real("mscale_all_dim", 0.0)
+    return scale(both[0]) / scale(both[1]) if all(both) else scale(1.0)
 
 
 def _llama3(rope: Config, frequencies: Floats) -> Floats:
@@ -84,14 +141,9 @@ def _llama3(rope: Config, frequencies: Floats) -> Floats:
     return np.where(middle, between, divided).astype(np.float32)
 
 
-def _longrope(rope: Config, config: Config, size: int) -> tuple[Floats, float]:
-    """The divisors of texts up to the length of the first training, and the tables' scale."""
-    first = rope.take("original_max_position_embeddings") or config.take(
-        "original_max_position_embeddings"
-    )
+def _longrope(rope: Config, config: Config, size: int, first: int) -> tuple[Floats, float]:
+    """The divisors of texts up to the ``first`` training's length, and the tables' scale."""
     short, long = rope.take("short_factor"), rope.take("long_factor")
-    if type(first) is not int or first < 2:
-        raise NotDirectError("longrope without original_max_position_embeddings is not known")
     for key, each in (("short_factor", short), ("long_factor", long)):
         if not isinstance(each, list) or len(each) != size // 2:
             rope.refuse(key)

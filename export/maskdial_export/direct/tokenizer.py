@@ -1,27 +1,38 @@
 """The tokenizer of a checkpoint, where tokenizer.json says all of it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from maskdial.bundle.manifest import TOKENIZER, Tokenization
 from maskdial_export.checkpoint.sample import Sample
-from maskdial_export.checkpoint.vocabulary import SETTINGS, check_size, check_words
+from maskdial_export.checkpoint.vocabulary import OF_BERT, SETTINGS, check_size, check_words
 from maskdial_export.direct.checkpoint import DirectCheckpoint
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.errors import ExportError, first_line
 
 _CONFIG = "tokenizer_config.json"
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# transformers' classes that tell the parts of a text pair, and those that do not
+_TYPED = frozenset({"BertTokenizer", "ElectraTokenizer"})
+_UNTYPED = frozenset(
+    {
+        *("RobertaTokenizer", "XLMRobertaTokenizer", "DistilBertTokenizer", "AlbertTokenizer"),
+        *("CamembertTokenizer", "MPNetTokenizer", "PreTrainedTokenizer", "TokenizersBackend"),
+    }
+)
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def load_tokenizer(
-    checkpoint: DirectCheckpoint, vocab_size: int, sample: Sample
+    checkpoint: DirectCheckpoint, vocab_size: int, sample: Sample, special: Sequence[str] = ()
 ) -> tuple[Tokenizer, Tokenization]:
     """The tokenizer, and what its file does not say.
+
+    ``special`` are the special tokens that the tokenizer's class has by default: they are found in
+    texts wherever the vocabulary has them.
 
     Raises:
         NotDirectError: other files say more than tokenizer.json.
@@ -37,6 +48,7 @@ def load_tokenizer(
     settings = checkpoint.read_json(_CONFIG)
     _check_settings(checkpoint, tokenizer, settings)
     _add_special_tokens(checkpoint, tokenizer, settings)
+    _mark(tokenizer, special)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     check_size(checkpoint, tokenizer, vocab_size)
@@ -49,9 +61,12 @@ def _check_settings(
     checkpoint: DirectCheckpoint, tokenizer: Tokenizer, settings: dict[str, Any]
 ) -> None:
     """Refuses settings by which transformers' classes change what tokenizer.json says."""
+    content = json.loads(tokenizer.to_str())
     for key in sorted(SETTINGS & settings.keys()):
         plain = key == "add_prefix_space" and not _prefixes(tokenizer)
-        if settings[key] is None or (plain and settings[key] is False):
+        if settings[key] is None and key != "strip_accents":
+            continue
+        if (plain and settings[key] is False) or _says_so(content, key, settings[key]):
             continue
         raise NotDirectError(
             f"{key} {settings[key]!r} in {_CONFIG} is not known to the direct path"
@@ -67,6 +82,51 @@ def _check_settings(
             raise NotDirectError(
                 f"{_CONFIG} and {TOKENIZER} of {checkpoint.name} differ in {described}"
             )
+
+
+def _says_so(content: dict[str, Any], key: str, value: Any) -> bool:
+    """Whether tokenizer.json has what a setting of BERT's or RoBERTa's class would put there."""
+    stage = content.get("normalizer") or {}
+    if key in OF_BERT and stage.get("type") == "BertNormalizer":
+        return bool(stage.get(OF_BERT[key]) == value)
+    if key == "strip_accents":
+        return value is None
+    stages = [content.get("pre_tokenizer") or {}, content.get("post_processor") or {}]
+    kinds = [stage.get("type") for stage in stages]
+    if kinds != ["ByteLevel", "RobertaProcessing"] or key not in (
+        "add_prefix_space",
+        "trim_offsets",
+    ):
+        return False
+    told = stages if key == "add_prefix_space" else stages[1:]
+    return all(stage.get(key) == value for stage in told)
+
+
+def sends_types(checkpoint: DirectCheckpoint) -> bool | None:
+    """Whether the tokenizer tells the parts of a text pair; None if nothing says so.
+
+    Raises:
+        NotDirectError: it is of a class that is not known.
+    """
+    settings = checkpoint.read_json(_CONFIG)
+    given = settings.get("model_input_names")
+    if isinstance(given, list):
+        return "token_type_ids" in given
+    name = settings.get("tokenizer_class")
+    short = str(name).removesuffix("Fast")
+    if name is None:
+        return None
+    if short in _TYPED | _UNTYPED:
+        return short in _TYPED
+    raise NotDirectError(f"tokenizer_class {name!r} in {_CONFIG} is not known to the direct path")
+
+
+def _mark(tokenizer: Tokenizer, special: Sequence[str]) -> None:
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    listed = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for content in special:
+        if content in vocabulary and content not in listed:
+            tokenizer.add_special_tokens([AddedToken(content, normalized=False, special=True)])
 
 
 def _prefixes(tokenizer: Tokenizer) -> bool:

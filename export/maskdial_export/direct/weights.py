@@ -3,6 +3,7 @@
 import json
 import math
 import mmap
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
+from maskdial_export.direct.encoder import Encoder
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
 
@@ -20,6 +22,9 @@ _CHUNK = 2**24
 """Weights of a part of a matrix: 64 MiB in float32."""
 _MAX_HEADER = 2**27
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# What is stored in some files and computed by every model
+_UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 _ITEMS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -140,6 +145,23 @@ class SafetensorsWeights:
                     raise ExportError(f"{file} has {key} again, which another file has")
                 self._tensors[key], self._shapes[key] = stored, stored.shape
 
+    def within(self, prefix: str) -> "SafetensorsWeights":
+        """These weights, of which those below a module have their names within it."""
+        found = SafetensorsWeights(self.name, [])
+        for key, stored in self._tensors.items():
+            name = key.removeprefix(prefix)
+            found._tensors[name], found._shapes[name] = stored, stored.shape
+        return found
+
+    def with_parts(self, parts: Mapping[str, "SafetensorsWeights"]) -> "SafetensorsWeights":
+        """These weights and those of other files, whose names get the prefix that they stand by."""
+        found = SafetensorsWeights(self.name, [])
+        for prefix, part in {"": self, **parts}.items():
+            for key, stored in part._tensors.items():
+                found._tensors[f"{prefix}{key}"] = stored
+                found._shapes[f"{prefix}{key}"] = stored.shape
+        return found
+
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
@@ -182,6 +204,8 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
         header = json.loads(bytes(mapped[8 : 8 + size]))
         entries = [(key, value) for key, value in header.items() if key != "__metadata__"]
         for key, value in entries:
+            if _UNUSED.search(key):
+                continue
             shape = tuple(int(each) for each in value["shape"])
             first, last = (int(each) for each in value["data_offsets"])
             dtype = str(value["dtype"])
@@ -196,7 +220,7 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
                 or min(shape, default=1) < 1
             ):
                 raise ExportError(f"{file} is incomplete or damaged: {key} has {len(data):,} bytes")
-            yield key, _Stored(dtype, shape, data)
+            yield _renamed(key), _Stored(dtype, shape, data)
     except (
         ValueError,
         LookupError,
@@ -208,6 +232,14 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
         raise ExportError(f"{file} is damaged: its header cannot be read ({error!r})") from error
 
 
+def _renamed(key: str) -> str:
+    """A weight's name today; the first norms of BERT had others, which transformers renames."""
+    for old, new in _OLD_NAMES.items():
+        if key.endswith(f"LayerNorm.{old}"):
+            return key.removesuffix(old) + new
+    return key
+
+
 def check_weights(decoder: Decoder, weights: Weights) -> None:
     """Compares the weights that there are with those that the configuration describes.
 
@@ -215,7 +247,53 @@ def check_weights(decoder: Decoder, weights: Weights) -> None:
         ExportError: some are missing, or have another shape.
         NotDirectError: there are others beside them.
     """
-    described, found = decoder.shapes(), dict(weights.shapes())
+    others = _others(decoder.shapes(), weights)
+    tied = ("model.embed_tokens.weight", "lm_head.weight")
+    if decoder.tied and others == ["lm_head.weight"] and _are_equal(weights, *tied):
+        return
+    _refuse(weights, others)
+
+
+def check_encoder_weights(encoder: Encoder, weights: Weights) -> None:
+    """As `check_weights`; weights of other heads may be there, as in checkpoints of pretraining.
+
+    An output layer over the vocabulary that is stored beside the table has to be equal to it.
+    """
+    described = encoder.shapes()
+    paths = [name.split(".") for name in described]
+    modules = {".".join(path[:depth]) for path in paths for depth in range(1, len(path))}
+    others, twins, head = [], {}, encoder.vocabulary
+    if head is not None:
+        twins = {f"{head.module}.weight": f"{encoder.words}.weight"}
+        twins |= {} if head.bias is None else {f"{head.module}.bias": head.bias}
+    for name in _others(described, weights):
+        if name in twins:
+            known = _are_equal(weights, twins[name], name)
+        else:
+            known = name in encoder.optional or _is_another_head(name, encoder.base, modules)
+        if not known:
+            others.append(name)
+    _refuse(weights, others)
+
+
+def _is_another_head(name: str, base: str, modules: Set[str]) -> bool:
+    """Whether a weight that is left over belongs to a module that the model does not have."""
+    if base and name.startswith(base):
+        return False
+    path = name.split(".")[:-1]
+    for depth in range(1, len(path) + 1):
+        if ".".join(path[:depth]) not in modules:
+            return bool(base) or depth == 1
+    return False  # a parameter more in a module of the model
+
+
+def _others(described: Mapping[str, tuple[int, ...]], weights: Weights) -> list[str]:
+    """The weights that a configuration does not describe.
+
+    Raises:
+        ExportError: some are missing, or have another shape.
+    """
+    found = dict(weights.shapes())
     missing = [name for name in described if name not in found]
     if missing:
         raise ExportError(
@@ -228,9 +306,10 @@ def check_weights(decoder: Decoder, weights: Weights) -> None:
                 f"{name} of {weights.name} has the shape {found[name]}, and its configuration "
                 f"describes a model where it has {shape}"
             )
-    others = [name for name in found if name not in described]
-    if decoder.tied and others == ["lm_head.weight"] and _is_the_table(decoder, weights):
-        return
+    return [name for name in found if name not in described]
+
+
+def _refuse(weights: Weights, others: Sequence[str]) -> None:
     if others:
         raise NotDirectError(
             f"{weights.name} has {len(others)} weights that are not known to the direct path, "
@@ -238,14 +317,14 @@ def check_weights(decoder: Decoder, weights: Weights) -> None:
         )
 
 
-def _is_the_table(decoder: Decoder, weights: Weights) -> bool:
-    """Whether a tied output layer that is stored all the same is the embedding table."""
-    names = "model.embed_tokens.weight", "lm_head.weight"
-    if weights.shapes()[names[1]] != weights.shapes()[names[0]]:
+def _are_equal(weights: Weights, left: str, right: str) -> bool:
+    """Whether a tied weight that is stored all the same is the one that it is tied to."""
+    shape = weights.shapes()[left]
+    if weights.shapes()[right] != shape:
         return False
     return all(
-        np.array_equal(weights.values(names[0], rows), weights.values(names[1], rows))
-        for rows in row_chunks(decoder.vocab_size, decoder.hidden_size)
+        np.array_equal(weights.values(left, rows), weights.values(right, rows))
+        for rows in row_chunks(shape[0], math.prod(shape[1:]))
     )
 
 

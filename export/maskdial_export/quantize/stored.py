@@ -1,5 +1,6 @@
 """Integers that a quantized checkpoint has, kept as they are in a bundle of int4 or int8."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -12,6 +13,12 @@ from maskdial_export.quantize.blocks import BYTE_ZERO, NIBBLE_CENTER, Blocks
 Floats = NDArray[np.float32]
 Value = TypeVar("Value", bound=np.generic)
 
+_EXPERT = re.compile(r"(.*)\.\w+\.experts\.products\.(\d+)\.([01])")
+_EXPERTS = {
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "block_sparse_moe": ("w1", "w3", "w2"),  # of Mixtral
+}
+"""By the part of a layer that has experts: what an expert's matrices are called there."""
 _SIZES = (16, 32)
 """The blocks of 8-bit integers, of which the kernels have products. Those of 4-bit integers are any
 multiple of the second."""
@@ -49,7 +56,23 @@ class StoredIntegers:
 
     def names(self, modules: Sequence[str]) -> list[str]:
         """Those of some modules whose matrices are such."""
-        return [name for name in modules if name in self._matrices]
+        return [name for name in modules if self._sources(name)]
+
+    def _sources(self, module: str) -> list[str]:
+        """The matrices, one below the other, that are a module's weight; none if some are floats.
+
+        An expert's products are named otherwise than its matrices: gate and up are one.
+        """
+        found = _EXPERT.fullmatch(module)
+        if found is None:
+            return [module] if module in self._matrices else []
+        layer, expert, part = found.groups()
+        for block, (gate, up, down) in _EXPERTS.items():
+            names = (down,) if part == "1" else (gate, up)
+            sources = [f"{layer}.{block}.experts.{expert}.{name}" for name in names]
+            if all(name in self._matrices for name in sources):
+                return sources
+        return []
 
     def find(self, modules: Sequence[str], weight: Floats) -> Blocks | None:
         """The integers of modules whose product is one, if they are exactly this weight.
@@ -58,9 +81,10 @@ class StoredIntegers:
             modules: their names; the outputs of each follow those of the one before.
             weight: float32 (inputs, outputs).
         """
-        parts = [self._matrices[name].read() for name in self.names(modules)]
+        sources = [self._sources(name) for name in modules]
+        parts = [self._matrices[name].read() for names in sources for name in names]
         found = [part for part in parts if part is not None]
-        if len(found) < len(modules):
+        if not all(sources) or len(found) < len(parts):
             return None
         blocks = joined(found, self._bits)
         if blocks is None:

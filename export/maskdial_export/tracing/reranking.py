@@ -18,12 +18,12 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from maskdial.bundle.manifest import PairTemplate
-from maskdial_export.checkpoint.embedding import (
+from maskdial_export.checkpoint.files import chat_template
+from maskdial_export.checkpoint.sentence import (
     default_prompt,
     module_folders,
     transformer_settings,
 )
-from maskdial_export.checkpoint.files import chat_template
 from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.tracing.graph import trunk

@@ -36,6 +36,7 @@ def read_model(settings: Settings) -> Model:
 _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "bert": encoders.bert,
     "eurobert": encoders.eurobert,
+    "exaone4": decoders.exaone4,
     "gemma": gemma.gemma,
     "gemma-embedding": gemma.embedding_gemma,
     "gemma2": gemma.gemma2,
@@ -53,6 +54,7 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "qwen3": decoders.qwen3,
     "qwen35": hybrids.qwen35,
     "qwen3moe": decoders.qwen3_moe,
+    "seed_oss": decoders.seed_oss,
     "smollm3": decoders.smollm3,
     "starcoder2": decoders.starcoder2,
 }

@@ -233,3 +233,12 @@ def read_pooling(settings: Settings) -> str | None:
     if kind not in (0, *_POOLINGS):
         raise ExportError(f"{settings.file.path} pools in the way {kind}, which does not exist")
     return _POOLINGS.get(kind)
+
+
+def window_pattern(settings: Settings, num_layers: int, period: int) -> list[bool]:
+    """Whether each layer attends within the window; of a period, the last one does not."""
+    given = settings.find(".attention.sliding_window_pattern")
+    if isinstance(given, np.ndarray) and len(given) == num_layers:
+        return [bool(each) for each in given]
+    period = settings.number(".attention.sliding_window_pattern", period)
+    return [bool(period) and (layer + 1) % period != 0 for layer in range(num_layers)]

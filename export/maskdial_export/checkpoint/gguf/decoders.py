@@ -15,11 +15,16 @@ from maskdial_export.checkpoint.gguf.common import (
     read_rope,
     shared,
     width,
+    window_pattern,
 )
 from maskdial_export.checkpoint.gguf.model import Config, Model
 from maskdial_export.checkpoint.gguf.settings import Settings
 from maskdial_export.errors import ExportError
 
+_NORMS_AFTER: Mapping[str, str] = {
+    "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
+    "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
+}
 _QWEN_EXPERTS: Mapping[str, str] = {
     "blk.{}.ffn_gate_inp": "layers.{}.mlp.gate",
     "blk.{}.ffn_gate_exps": "layers.{}.mlp.experts.*.gate_proj",
@@ -276,10 +281,39 @@ def olmo2(settings: Settings) -> Model:
         rms_norm_eps=settings.real(RMS),
         rope_parameters=read_rope(settings),
     )
-    names = {
-        **DECODER,
-        **QK_NORMS,
-        "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
-        "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
-    }
-    return Model("Olmo2ForCausalLM", config, names)
+    return Model("Olmo2ForCausalLM", config, {**DECODER, **QK_NORMS, **_NORMS_AFTER})
+
+
+def exaone4(settings: Settings) -> Model:
+    """EXAONE 4, of which the larger one attends within a window in three of four layers."""
+    num_layers = min(settings.number(".block_count"), 2**16)
+    window = settings.number(".attention.sliding_window", 0)
+    pattern = window_pattern(settings, num_layers, 4) if window else [False] * num_layers
+    config = shared(
+        settings,
+        model_type="exaone4",
+        intermediate_size=width(settings),
+        head_dim=head_dim(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        sliding_window=window or None,
+        layer_types=["sliding_attention" if each else "full_attention" for each in pattern],
+    )
+    return Model("Exaone4ForCausalLM", config, {**DECODER, **QK_NORMS, **_NORMS_AFTER})
+
+
+def seed_oss(settings: Settings) -> Model:
+    """Seed-OSS."""
+    tensors = settings.file.tensors
+    config = shared(
+        settings,
+        model_type="seed_oss",
+        intermediate_size=width(settings),
+        head_dim=head_dim(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_out_bias="blk.0.attn_output.bias" in tensors,
+    )
+    norm = {"blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm"}
+    return Model("SeedOssForCausalLM", config, {**DECODER, **norm})

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from maskdial_export.checkpoint.gguf.common import (
     DECODER,
     QK_NORMS,
@@ -15,6 +13,7 @@ from maskdial_export.checkpoint.gguf.common import (
     read_rope,
     shared,
     width,
+    window_pattern,
 )
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
@@ -70,7 +69,7 @@ def gemma3(settings: Settings, **config: Any) -> Model:
     """Gemma 3."""
     num_layers = min(settings.number(".block_count"), 2**16)
     window = settings.number(".attention.sliding_window", 0)
-    pattern = _pattern(settings, num_layers, 6) if window else [False] * num_layers
+    pattern = window_pattern(settings, num_layers, 6) if window else [False] * num_layers
     local_base = settings.real(".rope.local.freq_base", 10_000.0)
     local = {
         "rope_type": "default",
@@ -101,15 +100,6 @@ def gemma3(settings: Settings, **config: Any) -> Model:
     )
     names = {**DECODER, **QK_NORMS, **_GEMMA_NORMS}
     return Model("Gemma3ForCausalLM", config, names, shifted=True)
-
-
-def _pattern(settings: Settings, num_layers: int, period: int) -> list[bool]:
-    """Whether each layer attends within the window; of a period, the last one does not."""
-    given = settings.find(".attention.sliding_window_pattern")
-    if isinstance(given, np.ndarray) and len(given) == num_layers:
-        return [bool(each) for each in given]
-    period = settings.number(".attention.sliding_window_pattern", period)
-    return [bool(period) and (layer + 1) % period != 0 for layer in range(num_layers)]
 
 
 def embedding_gemma(settings: Settings) -> Model:

@@ -1,0 +1,286 @@
+"""What an encoder computes, whatever family it is of: what the graph writer needs to know of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from maskdial.bundle.manifest import Embedding, ProblemType, TaskName
+from maskdial_export.direct.decoder import Attends
+
+Function = Literal["gelu", "gelu_new", "relu", "silu", "tanh", "sigmoid"]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer, and a function behind it; None: none."""
+
+    module: str
+    num_inputs: int
+    num_outputs: int
+    has_bias: bool = True
+    function: Function | None = None
+
+    def shapes(self) -> Shapes:
+        """Its weights, by name."""
+        found: Shapes = {f"{self.module}.weight": (self.num_outputs, self.num_inputs)}
+        return found | ({f"{self.module}.bias": (self.num_outputs,)} if self.has_bias else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A layer norm."""
+
+    module: str
+    width: int
+    epsilon: float
+    has_bias: bool = True
+
+    def shapes(self) -> Shapes:
+        """Its weights, by name."""
+        names = ("weight", "bias") if self.has_bias else ("weight",)
+        return {f"{self.module}.{name}": (self.width,) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The output layer over the vocabulary, whose weight is the embedding table.
+
+    ``bias`` is the name of its bias in the checkpoint; None: it has none.
+    """
+
+    module: str
+    bias: str | None
+    vocab_size: int
+
+    def shapes(self) -> Shapes:
+        """Its weights, by name."""
+        return {} if self.bias is None else {self.bias: (self.vocab_size,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """Scales vectors to length 1."""
+
+    def shapes(self) -> Shapes:
+        """Nothing."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """The first entries of vectors."""
+
+    count: int
+
+    def shapes(self) -> Shapes:
+        """Nothing."""
+        return {}
+
+
+Step = Dense | Norm | Vocabulary | Normalize | Leading
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands on the hidden states.
+
+    Attributes:
+        task: that of the bundle.
+        reads: how a text's tokens become one vector, several ways side by side; none: the head
+            reads the tokens that are asked for.
+        steps: what is computed of them, in order.
+        labels: of a classifier.
+        problem_type: of a text classifier.
+        embedding: of a model that embeds.
+    """
+
+    task: TaskName
+    reads: tuple[str, ...]
+    steps: tuple[Step, ...]
+    labels: tuple[str, ...] = ()
+    problem_type: ProblemType | None = None
+    embedding: Embedding | None = None
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether it gives something for each token that is asked for."""
+        return not self.reads
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """What a family calls the modules of a layer.
+
+    Attributes:
+        attention: query, key and value, or one of all three.
+        attention_output: what the attention's result goes through.
+        attention_norm: behind the attention, or before it.
+        up: into the MLP: one module, or the gate and the other one.
+        down: out of the MLP.
+        mlp_norm: behind the MLP, or before it.
+    """
+
+    attention: tuple[str, ...]
+    attention_output: str
+    attention_norm: str
+    up: tuple[str, ...]
+    down: str
+    mlp_norm: str
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """A table of positions; ``first`` is that of a text's first token.
+
+    ``skips_padding``: tokens that are the padding's have the position before the first one, and
+    those behind them count on, as in RoBERTa.
+    """
+
+    module: str
+    rows: int
+    first: int = 0
+    skips_padding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """A table of what is added to scores by the distance of two tokens, one column a head.
+
+    ``buckets`` are its rows: half of them for tokens ahead. Near distances have one each, far ones
+    share them by their logarithm, as in T5 (arXiv:1910.10683).
+    """
+
+    module: str
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """An encoder with layer norms, full attention and an MLP.
+
+    Attributes:
+        architecture: transformers' class.
+        base: the module within it that gives the hidden states, "" for the class itself.
+        words: the module that looks tokens up; like all others by its full name.
+        width: of the MLP, without the gate.
+        layers: each layer's module; a layer that is there several times shares its weights.
+        attends: how each attends.
+        max_length: tokens of a text.
+        pad: the token of padding.
+        positions: None if there is no table.
+        types: the module of the table of token types; None if there is none.
+        num_types: its rows.
+        reads_types: whether the graph has token types as an input.
+        embedding_norm: behind the sum of the embeddings.
+        mapping: from the embeddings to the hidden states; None: they are as wide.
+        norm_first: whether norms stand before attention and MLP instead of behind the sums.
+        final_norm: behind the last layer, with ``norm_first``.
+        gated: whether the MLP has a gate.
+        attention_bias: whether attention's linear layers have biases; likewise the others.
+        relative: distances of tokens that count beside positions.
+        optional: weights that some checkpoints have and the graph does not need.
+    """
+
+    architecture: str
+    base: str
+    words: str
+    vocab_size: int
+    embedding_size: int
+    hidden_size: int
+    width: int
+    num_heads: int
+    names: LayerNames
+    layers: tuple[str, ...]
+    attends: tuple[Attends, ...]
+    max_length: int
+    pad: int
+    function: Function
+    embedding_norm: Norm
+    head: Head
+    positions: Positions | None = None
+    types: str | None = None
+    num_types: int = 0
+    reads_types: bool = False
+    mapping: Dense | None = None
+    norm_first: bool = False
+    final_norm: Norm | None = None
+    gated: bool = False
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    relative: Relative | None = None
+    optional: Shapes = field(default_factory=dict)
+
+    @property
+    def epsilon(self) -> float:
+        """That of all norms of the layers."""
+        return self.embedding_norm.epsilon
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The output layer over the vocabulary, if there is one."""
+        return next((each for each in self.head.steps if isinstance(each, Vocabulary)), None)
+
+    def attention(self, layer: str) -> tuple[Dense, ...]:
+        """Query, key and value, or one of all three."""
+        names, hidden = self.names.attention, self.hidden_size
+        outputs = hidden * 3 // len(names)
+        return tuple(
+            Dense(f"{layer}.{each}", hidden, outputs, self.attention_bias) for each in names
+        )
+
+    def attention_output(self, layer: str) -> Dense:
+        """What the attention's result goes through."""
+        module = f"{layer}.{self.names.attention_output}"
+        return Dense(module, self.hidden_size, self.hidden_size, self.attention_bias)
+
+    def up(self, layer: str) -> tuple[Dense, ...]:
+        """Into the MLP: with a gate that is one module, as wide as two."""
+        outputs = self.width * (2 if self.gated and len(self.names.up) == 1 else 1)
+        return tuple(
+            Dense(f"{layer}.{each}", self.hidden_size, outputs, self.mlp_bias)
+            for each in self.names.up
+        )
+
+    def down(self, layer: str) -> Dense:
+        """Out of the MLP."""
+        return Dense(f"{layer}.{self.names.down}", self.width, self.hidden_size, self.mlp_bias)
+
+    def norm(self, layer: str, name: str) -> Norm | None:
+        """A norm of a layer; None where the first layer's stands behind the embeddings already."""
+        if self.norm_first and layer == self.layers[0] and name == self.names.attention_norm:
+            return None
+        return Norm(f"{layer}.{name}", self.hidden_size, self.epsilon, self.norm_bias)
+
+    def shapes(self) -> Shapes:
+        """The name and the shape of every weight that the graph needs, as the checkpoint has it."""
+        found: Shapes = {f"{self.words}.weight": (self.vocab_size, self.embedding_size)}
+        if self.positions is not None:
+            table = self.positions.rows, self.embedding_size
+            found[f"{self.positions.module}.weight"] = table
+        if self.types is not None:
+            found[f"{self.types}.weight"] = (self.num_types, self.embedding_size)
+        if self.relative is not None:
+            found[f"{self.relative.module}.weight"] = (self.relative.buckets, self.num_heads)
+        for part in self._parts():
+            found |= part.shapes()
+        return found
+
+    def _parts(self) -> Iterator[Step]:
+        yield self.embedding_norm
+        if self.mapping is not None:
+            yield self.mapping
+        for layer in self.layers:
+            yield from self.attention(layer)
+            yield self.attention_output(layer)
+            yield from self.up(layer)
+            yield self.down(layer)
+            norms = (
+                self.norm(layer, self.names.attention_norm),
+                self.norm(layer, self.names.mlp_norm),
+            )
+            yield from filter(None, norms)
+        if self.final_norm is not None:
+            yield self.final_norm
+        yield from self.head.steps

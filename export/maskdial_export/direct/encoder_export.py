@@ -1,0 +1,226 @@
+"""Writes the bundle of an encoder straight from a checkpoint's folder, without torch.
+
+int8 goes through the quality gate: what it loses is measured on the sample that the tracer measures
+on, as no part of that needs torch.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+from rich.console import Console
+
+from maskdial.bundle.bundle import hash_files
+from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK, loss_in_words, with_unit
+from maskdial_export.checkpoint.config import check_config
+from maskdial_export.checkpoint.files import read_files, special_tokens, write_files
+from maskdial_export.checkpoint.module_settings import check_modules, is_cross_encoder
+from maskdial_export.checkpoint.sample import read_sample
+from maskdial_export.checkpoint.sentence import longest_text, lower_case, tokenizer_settings
+from maskdial_export.checks.kernels import exact_here, kernel_check
+from maskdial_export.direct.checkpoint import DirectCheckpoint
+from maskdial_export.direct.data import DataFile
+from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
+from maskdial_export.direct.encoder_graph import IDS, EncoderWriter
+from maskdial_export.direct.encoder_head import check_no_modules, pools, read_head
+from maskdial_export.direct.encoder_reference import EncoderReference
+from maskdial_export.direct.encoders import Family, family_of, read_encoder
+from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.products import (
+    BlockProducts,
+    FloatProducts,
+    Modules,
+    Products,
+    RowProducts,
+)
+from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
+from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_encoder_weights
+from maskdial_export.errors import ExportError, QualityError, onnxruntime_errors
+from maskdial_export.phase import finding, phase
+from maskdial_export.quantize.gate import Gate, check_choice
+
+_LARGEST, _REDUCED = 127, 63
+
+
+def write_encoder(
+    checkpoint: DirectCheckpoint,
+    folder: Path,
+    precision: str | None,
+    gate: Gate,
+    limit: int | None,
+    tolerance: float,
+    console: Console,
+) -> dict[str, Any]:
+    """Writes everything but the manifest into a folder; returns what that says of it.
+
+    Without a precision, the bundle is int8.
+
+    Raises:
+        NotDirectError: the checkpoint says what is not known here.
+        QualityError: int8 loses more than the gate allows.
+        ExportError: it cannot be exported.
+    """
+    precision = precision or "int8"
+    check_choice(precision, gate)
+    if precision not in ("fp32", "int8"):
+        raise NotDirectError(f"the direct path does not round encoders to {precision}")
+    check_config(checkpoint.name, checkpoint.config)
+    family, sends = family_of(checkpoint.config), sends_types(checkpoint)
+    encoder = read_encoder(
+        checkpoint.config, sends_types=sends, limit=limit, pools=pools(checkpoint)
+    )
+    checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
+    encoder, weights = _with_head(checkpoint, encoder, family)
+    check_encoder_weights(encoder, weights)
+    sample = read_sample(gate.text)
+    tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, family.special)
+    kind = type(tokenizer.model).__name__
+    if sends is None and kind != family.tokenizer and encoder.num_types > 1:
+        raise NotDirectError(
+            f"a tokenizer of {kind} in a {encoder.architecture}, whose own is of "
+            f"{family.tokenizer}, is not known to the direct path"
+        )
+    others = tokenizer_settings(checkpoint).keys() - {"model_max_length"}
+    if others:
+        raise NotDirectError(
+            f"{min(others)} among the tokenizer's arguments of sentence-transformers is not known "
+            "to the direct path"
+        )
+    lower_case(checkpoint, tokenizer)
+    config = SimpleNamespace(**{**family.ids, **checkpoint.config})
+    tokens = special_tokens(checkpoint, config, tokenizer)
+    texts = read_files(checkpoint, tokenizer)
+    max_length = _max_length(checkpoint, encoder, limit)
+    reference = EncoderReference(checkpoint, weights)
+    check = EncoderCheck(encoder, reference, tokenizer, tokens, max_length, sample, gate.limit)
+    path, names = folder / GRAPH, [GRAPH, f"{GRAPH}.data"]
+    modules = _modules(encoder)
+    with phase(console, "Writing"):
+        _write_graph(encoder, weights, path, lambda *parts: FloatProducts(modules, *parts))
+    with phase(console, "Checking"), onnxruntime_errors():
+        parity = check.parity(path, tolerance)
+    quality, graph = None, None
+    if precision == "int8":
+        with onnxruntime_errors():
+            lowered = _lower(encoder, weights, modules, path, check, console)
+        quality, graph = check.report(lowered), path
+        if lowered.by_row and exact_here():
+            onnx.save(kernel_check(), folder / KERNEL_CHECK)
+            names.append(KERNEL_CHECK)
+    with onnxruntime_errors():
+        golden = check.golden(parity.tolerance, graph)
+        invariant = check.is_invariant(path, quantized=graph is not None)
+    names += write_files(texts, folder)
+    shapes = encoder.shapes()
+    if not encoder.base:  # the class has a pooler, whether or not the checkpoint does
+        shapes |= encoder.optional
+    of_model = [shape for name, shape in shapes.items() if not name.startswith("pooler.steps.")]
+    head = encoder.head
+    return {
+        "family": "masked",
+        "task": head.task,
+        "architecture": encoder.architecture,
+        "precision": precision,
+        "batch_invariant": invariant,
+        "vocab_size": encoder.vocab_size,
+        "num_parameters": sum(int(np.prod(shape)) for shape in of_model),
+        "max_length": max_length,
+        "special_tokens": tokens,
+        "tokenization": tokenization,
+        "labels": head.labels,
+        "problem_type": head.problem_type,
+        "embedding": head.embedding,
+        "parity": parity,
+        "quality": quality,
+        "golden": golden,
+        "files": hash_files(folder, names),
+    }
+
+
+def _with_head(
+    checkpoint: DirectCheckpoint, encoder: Encoder, family: Family
+) -> tuple[Encoder, Weights]:
+    """The encoder with its head, and the weights of both."""
+    weights = checkpoint.weights
+    if encoder.head.task != "embed":
+        check_modules(checkpoint)
+        check_no_modules(checkpoint)
+        return encoder, weights
+    head, parts = read_head(checkpoint, encoder.hidden_size)
+    assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
+    if f"{family.base}.{encoder.words}.weight" in weights.shapes():  # saved with a head
+        weights = weights.within(f"{family.base}.")
+    return replace(encoder, head=head), weights.with_parts(parts)
+
+
+def _max_length(checkpoint: DirectCheckpoint, encoder: Encoder, limit: int | None) -> int:
+    """Tokens of a text. Raises: ExportError: there are fewer positions than the limit."""
+    longest, task = encoder.max_length, encoder.head.task
+    if task == "embed" or (task == "classify" and is_cross_encoder(checkpoint)):
+        longest = longest_text(checkpoint, longest)
+    if limit is not None and limit > longest:
+        raise ExportError(
+            f"{checkpoint.name} reads at most {longest} tokens, fewer than --max-length {limit}"
+        )
+    return limit or longest
+
+
+def _modules(encoder: Encoder) -> Modules:
+    head = encoder.vocabulary
+    return Modules(encoder.words, None if head is None else head.module, head is not None, IDS)
+
+
+def _write_graph(
+    encoder: Encoder,
+    weights: Weights,
+    path: Path,
+    make: Callable[[Weights, Nodes, DataFile], Products],
+) -> None:
+    nodes = Nodes()
+    with DataFile(path.with_name(f"{path.name}.data")) as data:
+        products = make(weights, nodes, data)
+        model = EncoderWriter(encoder, weights, products, nodes, data).write()
+    path.write_bytes(model.SerializeToString())
+
+
+def _lower(
+    encoder: Encoder,
+    weights: Weights,
+    modules: Modules,
+    path: Path,
+    check: EncoderCheck,
+    console: Console,
+) -> Lowered:
+    """Replaces the fp32 graph by the fastest form of int8 that loses little enough.
+
+    Raises:
+        QualityError: both lose too much; the tracer keeps layers in fp32 then.
+    """
+    with phase(console, "Evaluating fp32"):
+        before = check.answers(path)
+    largest = _LARGEST if exact_here() else _REDUCED
+    forms: tuple[Callable[[Weights, Nodes, DataFile], Products], ...] = (
+        lambda source, nodes, data: RowProducts(modules, source, nodes, data, largest),
+        lambda source, nodes, data: BlockProducts(modules, source, nodes, data, 8),
+    )
+    for by_row, form in zip((True, False), forms, strict=True):
+        with phase(console, "Quantizing"):
+            _write_graph(encoder, weights, path, form)
+        with phase(console, "Checking quality"):
+            lowered = check.lowered(path, before, by_row=by_row)
+        found = lowered.comparison
+        said = f"int8 {loss_in_words(found.loss, found.figures, 'fp32')}"
+        if check.accepts(lowered):
+            finding(console, said)
+            return check.measured(lowered, path, before)
+    limit = with_unit(check.limit, found.figures)
+    raise QualityError(
+        f"{said}, and the maximum is {limit}; choose another precision, or raise --max-loss",
+        f"{said}, more than {limit}",
+    )

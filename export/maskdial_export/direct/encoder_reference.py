@@ -1,0 +1,370 @@
+"""A plain NumPy encoder, to compare a written graph with.
+
+It is written from transformers' modeling files and sentence-transformers' modules, and not from the
+graph writer, with which it shares nothing but the weights: it reads the checkpoint's files itself,
+and computes one text at a time in float32. It is slow, and meant for some dozen tokens.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.sentence import POOLINGS, SENTENCE_CONFIG, module_folders
+from maskdial_export.direct.weights import Weights
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_BASES = {"camembert": "roberta", "xlm-roberta": "roberta", "modernbert": "model"}
+_ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
+
+
+class EncoderReference:
+    """The encoder, with its head, that a checkpoint's files describe."""
+
+    def __init__(self, files: Any, weights: Weights) -> None:
+        """``files``: the checkpoint, with ``path`` and ``read_json``."""
+        self._files = files
+        self._weights = weights
+        self._names = weights.shapes()
+        config = files.read_json("config.json")
+        self._config: Mapping[str, Any] = config
+        self._kind = str(config["model_type"])
+        self._class = str(config["architectures"][0])
+        pools = any(kind == "Pooling" for kind, _ in module_folders(files))
+        self._embeds = pools or self._class.endswith("Model")
+        self._base = "" if self._embeds else f"{_BASES.get(self._kind, self._kind)}."
+        self._modern = self._kind == "modernbert"
+        key, usual = ("norm_eps", 1e-5) if self._modern else ("layer_norm_eps", 1e-12)
+        self._epsilon = config.get(key, usual)
+        self._heads = int(config.get("num_attention_heads") or config["n_heads"])
+        self._count = int(config.get("num_hidden_layers") or config["n_layers"])
+
+    def output(self, ids: Ids, types: Ids) -> Floats:
+        """Logits (length, columns), or those or the vector of the whole text, (columns,)."""
+        hidden = self._hidden(ids, types)
+        if self._embeds:
+            return self._vector(hidden)
+        kind = self._class.rpartition("For")[2]
+        if kind == "MaskedLM":
+            return self._words(hidden)
+        if kind == "SequenceClassification":
+            return self._classified(hidden)
+        if self._kind == "modernbert":
+            return self._linear(self._modern_head(hidden), "classifier")
+        name = "qa_outputs" if kind == "QuestionAnswering" else "classifier"
+        return self._linear(hidden, name)
+
+    def _linear(self, values: Floats, name: str) -> Floats:
+        product = values @ self._weights.values(f"{name}.weight").T
+        if f"{name}.bias" in self._names:
+            product = product + self._weights.values(f"{name}.bias")
+        return product
+
+    def _norm(self, values: Floats, name: str, epsilon: float | None = None) -> Floats:
+        centered = values - values.mean(axis=-1, keepdims=True)
+        variance = np.mean(np.square(centered), axis=-1, keepdims=True)
+        small = np.float32(self._epsilon if epsilon is None else epsilon)
+        normalized = centered / np.sqrt(variance + small) * self._weights.values(f"{name}.weight")
+        if f"{name}.bias" in self._names:
+            normalized = normalized + self._weights.values(f"{name}.bias")
+        found: Floats = normalized.astype(np.float32)
+        return found
+
+    def _act(self, values: Floats) -> Floats:
+        usual = "gelu_new" if self._kind == "albert" else "gelu"
+        config = self._config
+        given = (
+            config.get("hidden_act") or config.get("hidden_activation") or config.get("activation")
+        )
+        return _function(given or usual)(values)
+
+    def _hidden(self, ids: Ids, types: Ids) -> Floats:
+        states = self._embedded(ids, types)
+        for index in range(self._count):
+            layer = self._modern_layer if self._modern else self._layer
+            states = layer(index, states)
+        return self._norm(states, f"{self._base}final_norm") if self._modern else states
+
+    def _rows(self, name: str, indices: Ids) -> Floats:
+        rows = [self._weights.values(name, slice(each, each + 1)) for each in indices.tolist()]
+        found: Floats = np.concatenate(rows)
+        return found
+
+    def _embedded(self, ids: Ids, types: Ids) -> Floats:
+        base = f"{self._base}embeddings"
+        if self._kind == "modernbert":
+            return self._norm(self._rows(f"{base}.tok_embeddings.weight", ids), f"{base}.norm")
+        total = self._rows(f"{base}.word_embeddings.weight", ids)
+        places = np.arange(len(ids))
+        if self._kind in _ROBERTA:  # create_position_ids_from_input_ids
+            padding = self._config.get("pad_token_id", 1) or 0
+            real = (ids != padding).astype(np.int64)
+            places = np.cumsum(real) * real + padding
+        total = total + self._rows(f"{base}.position_embeddings.weight", places)
+        table = f"{base}.token_type_embeddings.weight"
+        if table in self._names:
+            total = total + self._rows(table, types)
+        states = self._norm(total, f"{base}.LayerNorm")
+        for name in ("encoder.embedding_hidden_mapping_in", "embeddings_project"):
+            if f"{self._base}{name}.weight" in self._names:
+                states = self._linear(states, f"{self._base}{name}")
+        return states
+
+    def _layer(self, index: int, states: Floats) -> Floats:
+        """Post-norm: BERT's, DistilBERT's, ALBERT's."""
+        base, rest = self._base, tuple[str, ...]()
+        if self._kind == "distilbert":
+            layer = f"{base}transformer.layer.{index}"
+            inner = [f"{layer}.attention.{name}_lin" for name in "qkv"]
+            rest = (
+                "attention.out_lin",
+                "sa_layer_norm",
+                "ffn.lin1",
+                "ffn.lin2",
+                "output_layer_norm",
+            )
+        elif self._kind == "albert":
+            group = int(index / (self._count / self._config.get("num_hidden_groups", 1)))
+            layer = f"{base}encoder.albert_layer_groups.{group}.albert_layers.0"
+            inner = [f"{layer}.attention.{name}" for name in ("query", "key", "value")]
+            rest = ("attention.dense", "attention.LayerNorm", "ffn", "ffn_output")
+            rest = (*rest, "full_layer_layer_norm")
+        elif self._kind == "mpnet":
+            layer = f"{base}encoder.layer.{index}"
+            inner = [f"{layer}.attention.attn.{name}" for name in "qkv"]
+            rest = ("attention.attn.o", "attention.LayerNorm", "intermediate.dense")
+            rest = (*rest, "output.dense", "output.LayerNorm")
+        else:
+            layer = f"{base}encoder.layer.{index}"
+            inner = [f"{layer}.attention.self.{name}" for name in ("query", "key", "value")]
+            rest = ("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense")
+            rest = (*rest, "output.dense", "output.LayerNorm")
+        out, first_norm, up, down, second_norm = (f"{layer}.{name}" for name in rest)
+        query, key, value = (self._linear(states, name) for name in inner)
+        attended = self._linear(self._attention(query, key, value, None), out)
+        states = self._norm(attended + states, first_norm)
+        inside = self._linear(self._act(self._linear(states, up)), down)
+        return self._norm(inside + states, second_norm)
+
+    def _modern_layer(self, index: int, states: Floats) -> Floats:
+        layer, config = f"{self._base}layers.{index}", self._config
+        source = states if index == 0 else self._norm(states, f"{layer}.attn_norm")
+        query, key, value = np.split(self._linear(source, f"{layer}.attn.Wqkv"), 3, axis=-1)
+        listed = config.get("layer_types")
+        period = config.get("global_attn_every_n_layers", 3)
+        near = listed[index] == "sliding_attention" if listed else index % period != 0
+        rope = (config.get("rope_parameters") or {}).get(
+            "sliding_attention" if near else "full_attention"
+        ) or {}
+        old = config.get("local_rope_theta" if near else "global_rope_theta")
+        theta = rope.get("rope_theta") or old or (10_000.0 if near else 160_000.0)
+        window = config.get("local_attention", 128) // 2 if near else None
+        query, key = (self._turned(part, float(theta)) for part in (query, key))
+        attended = self._attention(query, key, value, window)
+        states = states + self._linear(attended, f"{layer}.attn.Wo")
+        gate, other = np.split(
+            self._linear(self._norm(states, f"{layer}.mlp_norm"), f"{layer}.mlp.Wi"), 2, axis=-1
+        )
+        return states + self._linear(self._act(gate) * other, f"{layer}.mlp.Wo")
+
+    def _turned(self, values: Floats, theta: float) -> Floats:
+        heads = values.reshape(len(values), self._heads, -1)
+        size = heads.shape[2]
+        speeds = theta ** (-np.arange(0, size, 2) / size)
+        angles = np.arange(len(values))[:, None] * speeds
+        cos, sin = (each.astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles)))
+        left, right = heads[..., : size // 2], heads[..., size // 2 :]
+        turned = np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+        found: Floats = turned.reshape(values.shape)
+        return found
+
+    def _attention(self, query: Floats, key: Floats, value: Floats, reach: int | None) -> Floats:
+        """``reach``: how many tokens to either side are seen; None: all."""
+        parts = [
+            each.reshape(len(each), self._heads, -1).swapaxes(0, 1) for each in (query, key, value)
+        ]
+        scores = parts[0] @ parts[1].swapaxes(1, 2) / np.float32(math.sqrt(parts[0].shape[2]))
+        if self._kind == "mpnet":
+            scores = scores + self._distances(len(query))
+        if reach is not None:
+            places = np.arange(len(query))
+            far = np.abs(places[:, None] - places[None, :]) > reach
+            scores = np.where(far, np.float32(-np.inf), scores)
+        shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        shares = shares / shares.sum(axis=-1, keepdims=True)
+        joined: Floats = (shares @ parts[2]).swapaxes(0, 1).reshape(len(query), -1)
+        return joined
+
+    def _distances(self, length: int) -> Floats:
+        """MPNet's bias of scores, (heads, length, length)."""
+        table = self._weights.values(f"{self._base}encoder.relative_attention_bias.weight")
+        half, places = len(table) // 2, range(length)
+        exact = half // 2
+
+        def bucket(query: int, key: int) -> int:
+            away = abs(key - query)
+            if away >= exact:
+                share = math.log(away / exact) / math.log(128 / exact)
+                away = min(exact + int(share * (half - exact) + 1e-6), half - 1)
+            return away + (half if key > query else 0)
+
+        rows = np.array([[bucket(query, key) for key in places] for query in places])
+        bias: Floats = table[rows].transpose(2, 0, 1)
+        return bias
+
+    def _words(self, hidden: Floats) -> Floats:
+        """The heads over the vocabulary, whose matrix is the embedding table."""
+        kind = self._kind
+        if kind == "modernbert":
+            states, bias = self._modern_head(hidden), "decoder.bias"
+        else:
+            dense, norm, bias = {
+                "albert": ("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+                "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+                "electra": (
+                    *("generator_predictions.dense", "generator_predictions.LayerNorm"),
+                    "generator_lm_head.bias",
+                ),
+                "bert": (
+                    *("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+                    "cls.predictions.bias",
+                ),
+            }.get(kind, ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"))
+            states = self._linear(hidden, dense)
+            fixed = kind in _ROBERTA or kind == "electra"
+            states = self._norm(_function("gelu")(states) if fixed else self._act(states), norm)
+        name = "tok_embeddings" if kind == "modernbert" else "word_embeddings"
+        table = self._weights.values(f"{self._base}embeddings.{name}.weight")
+        return states @ table.T + self._weights.values(bias)
+
+    def _modern_head(self, hidden: Floats) -> Floats:
+        return self._norm(_function("gelu")(self._linear(hidden, "head.dense")), "head.norm")
+
+    def _classified(self, hidden: Floats) -> Floats:
+        kind, first = self._kind, hidden[:1]
+        if kind == "modernbert":
+            mean = self._config.get("classifier_pooling", "cls") == "mean"
+            pooled = hidden.mean(axis=0, keepdims=True) if mean else first
+            logits = self._linear(self._modern_head(pooled), "classifier")
+        elif kind == "distilbert":
+            inner = np.maximum(self._linear(first, "pre_classifier"), 0)
+            logits = self._linear(inner, "classifier")
+        elif kind in _ROBERTA or kind == "electra":
+            function = _function("gelu" if kind == "electra" else "tanh")
+            inner = function(self._linear(first, "classifier.dense"))
+            logits = self._linear(inner, "classifier.out_proj")
+        else:
+            pooler = "albert.pooler" if kind == "albert" else "bert.pooler.dense"
+            logits = self._linear(np.tanh(self._linear(first, pooler)), "classifier")
+        found: Floats = logits[0]
+        return found
+
+    def _vector(self, hidden: Floats) -> Floats:
+        """sentence-transformers' modules."""
+        vector, steps = hidden.mean(axis=0), 0
+        for kind, folder in module_folders(self._files):
+            if kind == "Pooling":
+                vector = _pooled(hidden, read_json(folder / "config.json"))
+            elif kind == "Normalize":
+                vector, steps = vector / max(float(np.linalg.norm(vector)), 1e-12), steps + 1
+            elif kind == "LayerNorm":
+                vector, steps = self._norm(vector, f"pooler.steps.{steps}.norm", 1e-5), steps + 1
+            elif kind == "Dense":
+                vector, steps = self._stepped(vector, steps, folder), steps + 1
+        kept = self._files.read_json(SENTENCE_CONFIG).get("truncate_dim")
+        found: Floats = vector[:kept].astype(np.float32)
+        return found
+
+    def _stepped(self, vector: Floats, index: int, folder: Path) -> Floats:
+        name = read_json(folder / "config.json").get("activation_function") or "Tanh"
+        product = self._linear(vector[None], f"pooler.steps.{index}.linear")[0]
+        return _function(str(name).rpartition(".")[2].lower())(product)
+
+
+def _pooled(hidden: Floats, settings: Mapping[str, Any]) -> Floats:
+    length = len(hidden)
+    weights = np.arange(1, length + 1, dtype=np.float32)[:, None]
+    ways = {
+        "cls": hidden[0],
+        "max": hidden.max(axis=0),
+        "mean": hidden.mean(axis=0),
+        "mean_sqrt_len": hidden.sum(axis=0) / np.float32(math.sqrt(length)),
+        "weighted_mean": (hidden * weights).sum(axis=0) / weights.sum(),
+        "last": hidden[-1],
+    }
+    names = {
+        "cls_token": "cls",
+        "lasttoken": "last",
+        "max_tokens": "max",
+        "mean_tokens": "mean",
+        "mean_sqrt_len_tokens": "mean_sqrt_len",
+        "weightedmean_tokens": "weighted_mean",
+        "weightedmean": "weighted_mean",
+    }
+    given = settings.get("pooling_mode")
+    if given is not None:
+        chosen = [given] if isinstance(given, str) else list(given)
+        chosen = [names.get(each, each) for each in chosen]
+    else:
+        turned_on = {
+            names.get(key.removeprefix("pooling_mode_"), key)
+            for key, on in settings.items()
+            if key.startswith("pooling_mode_") and on
+        }
+        chosen = [name for name in POOLINGS if name in turned_on]
+    found: Floats = np.concatenate([ways[name] for name in dict.fromkeys(chosen)])
+    return found
+
+
+def _function(name: str) -> Callable[[Floats], Floats]:
+    return _FUNCTIONS[name]
+
+
+def _gelu(values: Floats) -> Floats:
+    erf = np.array([math.erf(each) for each in (values / math.sqrt(2)).ravel().tolist()])
+    found: Floats = (0.5 * values * (1 + erf.reshape(values.shape))).astype(np.float32)
+    return found
+
+
+def _gelu_new(values: Floats) -> Floats:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (values + np.float32(0.044715) * values**3)
+    found: Floats = np.float32(0.5) * values * (1 + np.tanh(inner))
+    return found
+
+
+def _sigmoid(values: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        found: Floats = (1 / (1 + np.exp(-values))).astype(np.float32)
+    return found
+
+
+def _silu(values: Floats) -> Floats:
+    return values * _sigmoid(values)
+
+
+def _relu(values: Floats) -> Floats:
+    found: Floats = np.maximum(values, 0)
+    return found
+
+
+def _tanh(values: Floats) -> Floats:
+    found: Floats = np.tanh(values)
+    return found
+
+
+_FUNCTIONS: Mapping[str, Callable[[Floats], Floats]] = {
+    "gelu": _gelu,
+    "gelu_new": _gelu_new,
+    "identity": lambda values: values,
+    "relu": _relu,
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "swish": _silu,
+    "tanh": _tanh,
+}

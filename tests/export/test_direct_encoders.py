@@ -1,0 +1,467 @@
+"""Encoders of the direct path: the traced bundle's bits, of every family and head."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from sentence_transformers.base.modules.dense import Dense
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Normalize, Pooling
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+from maskdial.bundle.manifest import GRAPH, Manifest
+from maskdial_export.checks.evaluation import Cosine, Evaluation
+from maskdial_export.choices import TOLERANCE
+from maskdial_export.direct import encoder_check, encoder_export
+from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.encoder_graph import distance_buckets
+from maskdial_export.direct.encoder_reference import EncoderReference
+from maskdial_export.direct.encoders import read_encoder
+from maskdial_export.direct.export import export_direct
+from maskdial_export.direct.weights import Weights
+from maskdial_export.errors import ExportError
+from maskdial_export.export import export
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.session import Loaded, MaskedSession, kernels_here
+from tests.export.conftest import VOCABULARY, add_json, make_tokenizer
+from tests.export.test_direct import Exchanged, run_blocked
+from tests.export.test_sentence_transformers import save_encoder
+from tests.export.zoo import DISTILLED, MODERN, ROBERTA, SHAPE
+
+Floats = NDArray[np.float32]
+
+QUIET = Console(quiet=True)
+SMALL = SHAPE | {"num_hidden_layers": 1}
+NARROW = SMALL | {"embedding_size": 16}
+LABELS = {"id2label": {0: "negative", 1: "neutral", 2: "positive"}}
+# name -> class, configuration
+ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "bert": ("BertForMaskedLM", SHAPE),
+    "bert-relu": ("BertForMaskedLM", SMALL | {"hidden_act": "relu", "type_vocab_size": 1}),
+    "bert-embed": ("BertModel", SMALL),
+    "bert-classify": ("BertForSequenceClassification", SMALL | LABELS),
+    "bert-many": ("BertForSequenceClassification", SMALL | {"num_labels": 20}),
+    "bert-rank": ("BertForSequenceClassification", SMALL | {"num_labels": 1}),
+    "bert-tag": ("BertForTokenClassification", SMALL | LABELS),
+    "bert-answer": ("BertForQuestionAnswering", SMALL),
+    "roberta": ("RobertaForMaskedLM", ROBERTA),
+    "roberta-embed": ("RobertaModel", ROBERTA),
+    "roberta-classify": ("RobertaForSequenceClassification", ROBERTA | LABELS),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", ROBERTA),
+    "xlm-roberta-tag": ("XLMRobertaForTokenClassification", ROBERTA),
+    "camembert-answer": ("CamembertForQuestionAnswering", ROBERTA),
+    "distilbert": ("DistilBertForMaskedLM", DISTILLED),
+    "distilbert-classify": ("DistilBertForSequenceClassification", DISTILLED),
+    "distilbert-tag": ("DistilBertForTokenClassification", DISTILLED),
+    "electra": ("ElectraForMaskedLM", NARROW),
+    "electra-classify": ("ElectraForSequenceClassification", SMALL),
+    "albert": ("AlbertForMaskedLM", SHAPE | {"embedding_size": 16, "num_hidden_groups": 2}),
+    "albert-classify": ("AlbertForSequenceClassification", SHAPE | {"embedding_size": 16}),
+    "mpnet": ("MPNetForMaskedLM", ROBERTA),
+    "mpnet-embed": ("MPNetModel", ROBERTA),
+    "modernbert": ("ModernBertForMaskedLM", MODERN),
+    "modernbert-bias": (
+        "ModernBertModel",
+        MODERN | {"attention_bias": True, "mlp_bias": True, "norm_bias": True},
+    ),
+    "modernbert-classify": (
+        "ModernBertForSequenceClassification",
+        MODERN | {"classifier_pooling": "mean"},
+    ),
+    "modernbert-tag": ("ModernBertForTokenClassification", MODERN),
+}
+INT8 = (
+    *("bert", "bert-embed", "bert-many", "albert", "modernbert", "distilbert-classify"),
+    "mpnet-embed",
+)
+
+
+def make(name: str, folder: Path) -> Path:
+    """A checkpoint with random weights, biases and norms among them."""
+    architecture, settings = ENCODERS[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, architecture)
+    model = made(made.config_class(**settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer = make_tokenizer()
+    if architecture.startswith(("Albert", "XLMRoberta", "Camembert")):
+        tokenizer = make_unigram()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if architecture.startswith(("Albert", "Bert", "Electra")):
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        add_json(folder / "tokenizer_config.json", model_input_names=inputs)
+    return folder
+
+
+def make_unigram() -> Tokenizer:
+    """The vocabulary of `make_tokenizer`, as XLM-RoBERTa's is."""
+    special = {"[UNK]": "<unk>", "[CLS]": "<s>", "[SEP]": "</s>", "[PAD]": "<pad>"}
+    words = [special.get(each, each.replace("##", "▁")) for each in VOCABULARY]
+    words = ["<mask>" if each == "[MASK]" else each for each in words]
+    tokenizer = Tokenizer(models.Unigram([(each, -2.0) for each in words], unk_id=1))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", words.index("<s>")), ("</s>", words.index("</s>"))],
+    )
+    tokenizer.add_special_tokens([*special.values(), "<mask>"])
+    return tokenizer
+
+
+def direct(source: Path, dest: Path, **options: Any) -> Manifest:
+    return export_direct(str(source), dest, tolerance=TOLERANCE, console=QUIET, **options)
+
+
+def outputs(bundle: Path, manifest: Manifest, kernels: Any) -> list[Floats]:
+    """Of a ragged batch whose longest text exceeds windows, and of texts with padding within."""
+    session = MaskedSession(Loaded(bundle / GRAPH, kernels=kernels))
+    generator = np.random.default_rng(0)
+    texts = [generator.integers(0, manifest.vocab_size, size) for size in (40, 7, 1, 23)]
+    types = [generator.integers(0, 2, len(text)) for text in texts]
+    return session.run(texts, types) + session.run(texts[1:2], types[1:2])
+
+
+def assert_alike(one: Path, other: Path) -> None:
+    """Two bundles say the same of their model, and compute the same bits."""
+    first, second = (
+        Manifest.model_validate_json((each / "maskdial.json").read_text()) for each in (one, other)
+    )
+    measured = {"parity", "quality", "golden", "tool_versions", "files"}
+    assert first.model_dump(exclude=measured) == second.model_dump(exclude=measured)
+    assert first.files.keys() == second.files.keys()
+    assert first.golden.input_ids == second.golden.input_ids
+    assert first.golden.row == second.golden.row
+    assert (first.quality is None) == (second.quality is None)
+    if first.quality is not None and second.quality is not None:
+        apart = {"max_loss"}
+        assert first.quality.model_dump(exclude=apart) == second.quality.model_dump(exclude=apart)
+    for name in first.files:
+        if name.endswith(".json"):
+            assert json.loads((one / name).read_text()) == json.loads((other / name).read_text())
+    for kernels in dict.fromkeys([None, kernels_here()]):
+        pairs = zip(*(outputs(each, first, kernels) for each in (one, other)), strict=True)
+        for left, right in pairs:
+            np.testing.assert_array_equal(left, right)
+
+
+def traced(source: Path, dest: Path, precision: str) -> Manifest:
+    gate = Gate() if precision == "fp32" else Gate(max_loss=math.inf, keep_worst=0)
+    return export(str(source), dest, precision=precision, gate=gate)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
+    source = make(name, tmp_path / "checkpoint")
+    written = direct(source, tmp_path / "direct")
+    assert written.parity.reference == "numpy"
+    traced(source, tmp_path / "traced", "fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("name", INT8)
+def test_both_forms_of_int8_give_the_bits_of_a_trace(
+    name: str, by_row: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights may lose anything, so the gate accepts what is asked for."""
+    monkeypatch.setattr(encoder_check, "MAX_LOSS", math.inf)
+    for kind in (Evaluation, Cosine):
+        monkeypatch.setattr(kind, "negligible", math.inf if by_row else -1.0)
+    source = make(name, tmp_path / "checkpoint")
+    written = direct(source, tmp_path / "direct", precision="int8")
+    assert written.quality is not None
+    assert written.quality.by_row == by_row
+    traced(source, tmp_path / "traced", "int8")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+POOLINGS: dict[str, Callable[[], list[Any]]] = {
+    "several": lambda: [Pooling(32, pooling_mode=["max", "cls", "mean"]), Normalize()],
+    "last": lambda: [Pooling(32, pooling_mode="lasttoken"), Normalize()],
+    "weighted": lambda: [Pooling(32, pooling_mode=["weightedmean", "mean_sqrt_len_tokens"])],
+    "dense": lambda: [
+        Pooling(32, pooling_mode="mean"),
+        Dense(32, 24, activation_function=torch.nn.Tanh()),
+        LayerNorm(24),
+        Dense(24, 8, bias=False, activation_function=torch.nn.Identity()),
+        Normalize(),
+    ],
+}
+
+
+@pytest.fixture
+def backbone(tmp_path: Path) -> Path:
+    folder = make("bert", tmp_path / "backbone")
+    names = ("pad", "unk", "cls", "sep", "mask")
+    tokens = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    add_json(folder / "tokenizer_config.json", **tokens, tokenizer_class="PreTrainedTokenizerFast")
+    return folder
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("name", POOLINGS)
+def test_modules_of_sentence_transformers(
+    name: str,
+    precision: str,
+    backbone: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoder_check, "MAX_LOSS", math.inf)
+    settings: dict[str, Any] = {"truncate_dim": 40} if name == "several" else {}
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS[name](), **settings)
+    add_json(source / "sentence_bert_config.json", max_seq_length=50, do_lower_case=True)
+    written = direct(source, tmp_path / "direct", precision=precision)
+    assert written.max_length == 50
+    assert written.embedding is not None
+    assert written.embedding.prompts["query"] == "query: "
+    traced(source, tmp_path / "traced", precision)
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_other_kinds_of_vectors_are_left_to_the_tracer(backbone: Path, tmp_path: Path) -> None:
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS["last"]())
+    listed, told = source / "modules.json", source / "config_sentence_transformers.json"
+    modules, settings = listed.read_text(), told.read_text()
+
+    def refused(message: str) -> None:
+        with pytest.raises(NotDirectError, match=message):
+            direct(source, tmp_path / "bundle")
+        listed.write_text(modules)
+        told.write_text(settings)
+
+    for kind in ("SparseEncoder", "MultiVectorEncoder", "ColBERT"):
+        add_json(told, model_type=kind)
+        refused(f"model_type '{kind}' in")
+    added = {"idx": 3, "name": "3", "path": "", "type": "sentence_transformers.models.WordWeights"}
+    listed.write_text(json.dumps([*json.loads(modules), added]))
+    refused("the module WordWeights in")
+    listed.write_text(json.dumps([*json.loads(modules), added | {"type": "own.Pooling"}]))
+    refused("the module own.Pooling in")
+    (source / "sparse_linear.pt").write_bytes(b"")
+    refused("sparse_linear.pt of")
+    (source / "sparse_linear.pt").unlink()
+    masked = make("bert", tmp_path / "masked")
+    (masked / "modules.json").write_text(modules.replace("Pooling", "SpladePooling"))
+    with pytest.raises(NotDirectError, match="the module SpladePooling behind a head"):
+        direct(masked, tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_a_class_with_a_head_embeds_if_it_is_pooled(
+    prefixed: bool, backbone: Path, tmp_path: Path
+) -> None:
+    """all-mpnet-base-v2 names the class that it was trained from, for weights without a head."""
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS["last"]())
+    add_json(source / "config.json", architectures=["BertForMaskedLM"])
+    if prefixed:
+        (source / "model.safetensors").write_bytes((backbone / "model.safetensors").read_bytes())
+    written = direct(source, tmp_path / "direct")
+    assert (written.architecture, written.task) == ("BertModel", "embed")
+    traced(source, tmp_path / "traced", "fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize("count", [32, 16])
+def test_distances_are_in_the_buckets_of_transformers(count: int) -> None:
+    places = torch.arange(512)
+    theirs = MPNetEncoder.relative_position_bucket(places[None] - places[:, None], count)
+    ours = distance_buckets(512, count)[(places[None] - places[:, None]).numpy() + 511]
+    np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+def test_it_needs_no_torch(tmp_path: Path) -> None:
+    source = make("bert-embed", tmp_path / "checkpoint")
+    done = run_blocked("export", source, tmp_path / "bundle", "--precision", "int8")
+    assert done.returncode == 0, done.stderr
+    assert "written directly from the file, without torch" in done.stderr
+    manifest = json.loads((tmp_path / "bundle" / "maskdial.json").read_text())
+    assert manifest["quality"]["loss"] < 0.01
+    (weights,) = source.glob("*.safetensors")
+    weights.rename(source / "pytorch_model.bin")
+    done = run_blocked("export", source, tmp_path / "other")
+    assert done.returncode == 1
+    assert "has no weights in safetensors, but pytorch_model.bin, a pickle" in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_checkpoints_of_pretraining(tmp_path: Path) -> None:
+    """The first ones have old names of norms, buffers, the other head, and the tied matrix."""
+    source = make("bert", tmp_path / "checkpoint")
+    plain = direct(source, tmp_path / "plain")
+    file = source / "model.safetensors"
+    weights = load_file(file)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in weights.items()
+    }
+    old["bert.embeddings.position_ids"] = torch.arange(128)[None]
+    old["bert.pooler.dense.weight"] = torch.zeros(32, 32)
+    old["cls.seq_relationship.weight"] = torch.zeros(2, 32)
+    table = weights["bert.embeddings.word_embeddings.weight"]
+    old["cls.predictions.decoder.weight"] = table.clone()
+    old["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"].clone()
+    save_file(old, file, {"format": "pt"})
+    assert direct(source, tmp_path / "old").files == plain.files
+    old["cls.predictions.decoder.bias"][3] = 1
+    save_file(old, file, {"format": "pt"})
+    with pytest.raises(NotDirectError, match=r"not known .* such as cls.predictions.decoder.bias"):
+        direct(source, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("bert", {"hidden_act": "gelu_fast"}),
+        ("bert", {"position_embedding_type": "relative_key"}),
+        ("bert", {"num_attention_heads": 5}),
+        ("bert", {"pruned_heads": {"0": [1]}}),
+        ("bert", {"architectures": ["BertForNextSentencePrediction"]}),
+        ("bert", {"tie_word_embeddings": False}),
+        ("bert", {"num_experts": 8}),
+        ("roberta", {"pad_token_id": "none"}),
+        ("roberta", {"max_position_embeddings": 2}),
+        ("albert", {"inner_group_num": 2}),
+        ("mpnet", {"pad_token_id": 0}),
+        ("mpnet", {"relative_attention_num_buckets": 6}),
+        ("albert", {"num_hidden_groups": 3}),
+        ("modernbert", {"local_attention": 0}),
+        ("modernbert", {"layer_types": ["full_attention"]}),
+        ("modernbert", {"classifier_activation": "relu"}),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
+        ("modernbert", {"decoder_bias": False}),
+    ],
+)
+def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None:
+    architecture, settings = ENCODERS[name]
+    made = getattr(transformers, architecture).config_class(**settings)
+    config = json.loads(made.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    read_encoder(config, sends_types=None, limit=None)
+    with pytest.raises(NotDirectError, match=r"not known|cannot go on"):
+        read_encoder(config | entry, sends_types=None, limit=None)
+
+
+LAYER = "bert.encoder.layer"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (f"{LAYER}.0.attention.self.query.weight", f"{LAYER}.0.attention.self.key.weight"),
+        (f"{LAYER}.0.attention.self.value.bias", f"{LAYER}.0.attention.self.key.bias"),
+        (f"{LAYER}.0.output.LayerNorm.weight", f"{LAYER}.1.output.LayerNorm.weight"),
+        (f"{LAYER}.0.output.dense.bias", f"{LAYER}.0.output.LayerNorm.bias"),
+        ("bert.embeddings.LayerNorm.bias", "cls.predictions.transform.LayerNorm.bias"),
+    ],
+)
+def test_a_wrong_weight_does_not_pass(
+    left: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchanged(files: Any, weights: Weights) -> EncoderReference:
+        return EncoderReference(files, Exchanged(weights, left, right))
+
+    source = make("bert", tmp_path / "checkpoint")
+    monkeypatch.setattr(encoder_export, "EncoderReference", exchanged)
+    with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
+        direct(source, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+class _Edited:
+    """A checkpoint whose config.json says something else."""
+
+    def __init__(self, files: Any, entry: Mapping[str, Any]) -> None:
+        self.path = files.path
+        self._files = files
+        self._entry = entry
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._files.read_json(name)
+        return {**found, **self._entry} if name == "config.json" else found
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("bert", {"layer_norm_eps": 1e-2}),
+        ("bert", {"hidden_act": "gelu_new"}),
+        ("roberta", {"pad_token_id": 2}),
+        ("albert", {"num_hidden_groups": 1}),
+        ("modernbert", {"local_attention": 6}),
+        ("modernbert", {"layer_types": ["full_attention"] * 3}),
+        ("modernbert-classify", {"classifier_pooling": "cls"}),
+    ],
+)
+def test_a_wrong_setting_does_not_pass(
+    name: str, entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(files: Any, weights: Weights) -> EncoderReference:
+        return EncoderReference(_Edited(files, entry), weights)
+
+    source = make(name, tmp_path / "checkpoint")
+    monkeypatch.setattr(encoder_export, "EncoderReference", other)
+    with pytest.raises(ExportError, match="the graph and the reference disagree"):
+        direct(source, tmp_path / "bundle")
+
+
+def test_int8_that_loses_much_is_left_to_the_tracer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_check, "MAX_LOSS", -1.0)
+    source = make("bert-embed", tmp_path / "checkpoint")
+    with pytest.raises(NotDirectError, match="int8 of BertModel loses more than 1% of what fp32"):
+        direct(source, tmp_path / "bundle", precision="int8")
+    for task in ("generate", "fill-mask"):
+        with pytest.raises(
+            NotDirectError, match=f"exports it for embed, and --task asks for {task}"
+        ):
+            direct(source, tmp_path / "bundle", task=task)
+    with pytest.raises(NotDirectError, match="does not round encoders to int4"):
+        direct(source, tmp_path / "bundle", precision="int4")
+
+
+def test_damaged_checkpoints_end_in_a_sentence(backbone: Path, tmp_path: Path) -> None:
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS["dense"]())
+    random = np.random.default_rng(0)
+    for file in (source / "model.safetensors", source / "2_Dense" / "model.safetensors"):
+        whole = file.read_bytes()
+        size = 8 + int.from_bytes(whole[:8], "little")
+        for _ in range(15):
+            damaged = bytearray(whole)
+            for place in random.integers(0, size, 3):
+                damaged[place] = random.integers(256)
+            file.write_bytes(damaged[: len(whole) - random.integers(2) * random.integers(size)])
+            try:
+                direct(source, tmp_path / "bundle")
+            except ExportError:
+                assert not (tmp_path / "bundle").exists()
+            else:  # a letter of a name that nothing reads
+                for each in sorted((tmp_path / "bundle").iterdir()):
+                    each.unlink()
+                (tmp_path / "bundle").rmdir()
+        file.write_bytes(whole)
+    settings = source / "2_Dense" / "config.json"
+    text = settings.read_text()
+    for entry, message in (
+        ({"activation_function": "torch.nn.modules.activation.CELU"}, "activation .*CELU"),
+        ({"use_residual": True}, "use_residual"),
+    ):
+        add_json(settings, **entry)
+        with pytest.raises(NotDirectError, match=message):
+            direct(source, tmp_path / "bundle")
+        settings.write_text(text)
