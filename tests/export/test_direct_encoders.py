@@ -21,16 +21,17 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial_export.checks.evaluation import Cosine, Evaluation
 from maskdial_export.choices import TOLERANCE
-from maskdial_export.direct import encoder_check, encoder_export
+from maskdial_export.direct import encoder_export
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.encoder_graph import distance_buckets
 from maskdial_export.direct.encoder_reference import EncoderReference
 from maskdial_export.direct.encoders import read_encoder
 from maskdial_export.direct.export import export_direct
 from maskdial_export.direct.weights import Weights
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, QualityError
 from maskdial_export.export import export
 from maskdial_export.quantize.gate import Gate
+from maskdial_export.route import export_any_way
 from maskdial_export.session import Loaded, MaskedSession, kernels_here
 from tests.export.conftest import VOCABULARY, add_json, make_tokenizer
 from tests.export.test_direct import Exchanged, run_blocked
@@ -121,8 +122,13 @@ def make_unigram() -> Tokenizer:
     return tokenizer
 
 
-def direct(source: Path, dest: Path, **options: Any) -> Manifest:
-    return export_direct(str(source), dest, tolerance=TOLERANCE, console=QUIET, **options)
+ANY_LOSS = Gate(max_loss=math.inf)  # random weights may lose anything
+
+
+def direct(source: Path, dest: Path, precision: str = "fp32", **options: Any) -> Manifest:
+    return export_direct(
+        str(source), dest, precision=precision, tolerance=TOLERANCE, console=QUIET, **options
+    )
 
 
 def outputs(bundle: Path, manifest: Manifest, kernels: Any) -> list[Floats]:
@@ -176,12 +182,10 @@ def test_encoders_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
 def test_both_forms_of_int8_give_the_bits_of_a_trace(
     name: str, by_row: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random weights may lose anything, so the gate accepts what is asked for."""
-    monkeypatch.setattr(encoder_check, "MAX_LOSS", math.inf)
     for kind in (Evaluation, Cosine):
         monkeypatch.setattr(kind, "negligible", math.inf if by_row else -1.0)
     source = make(name, tmp_path / "checkpoint")
-    written = direct(source, tmp_path / "direct", precision="int8")
+    written = direct(source, tmp_path / "direct", "int8", gate=ANY_LOSS)
     assert written.quality is not None
     assert written.quality.by_row == by_row
     traced(source, tmp_path / "traced", "int8")
@@ -218,13 +222,12 @@ def test_modules_of_sentence_transformers(
     precision: str,
     backbone: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoder_check, "MAX_LOSS", math.inf)
     settings: dict[str, Any] = {"truncate_dim": 40} if name == "several" else {}
     source = save_encoder(tmp_path / "saved", backbone, POOLINGS[name](), **settings)
     add_json(source / "sentence_bert_config.json", max_seq_length=50, do_lower_case=True)
-    written = direct(source, tmp_path / "direct", precision=precision)
+    gate = Gate() if precision == "fp32" else ANY_LOSS
+    written = direct(source, tmp_path / "direct", precision, gate=gate)
     assert written.max_length == 50
     assert written.embedding is not None
     assert written.embedding.prompts["query"] == "query: "
@@ -419,20 +422,25 @@ def test_a_wrong_setting_does_not_pass(
         direct(source, tmp_path / "bundle")
 
 
-def test_int8_that_loses_much_is_left_to_the_tracer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder_check, "MAX_LOSS", -1.0)
+def test_int8_that_loses_much_is_refused_by_the_gate(tmp_path: Path) -> None:
     source = make("bert-embed", tmp_path / "checkpoint")
-    with pytest.raises(NotDirectError, match="int8 of BertModel loses more than 1% of what fp32"):
-        direct(source, tmp_path / "bundle", precision="int8")
+    gate = Gate(max_loss=0.0)
+    with pytest.raises(QualityError, match=r"and the maximum is 0\.00%") as refused:
+        direct(source, tmp_path / "bundle", "int8", gate=gate)
+    assert refused.value.measured.endswith("more than 0.00%")
+    assert not (tmp_path / "bundle").exists()
+    assert export_any_way(str(source), tmp_path / "default").precision == "int8"
+
+
+def test_what_the_direct_path_does_not_do_for_encoders(tmp_path: Path) -> None:
+    source = make("bert-embed", tmp_path / "checkpoint")
     for task in ("generate", "fill-mask"):
         with pytest.raises(
             NotDirectError, match=f"exports it for embed, and --task asks for {task}"
         ):
             direct(source, tmp_path / "bundle", task=task)
     with pytest.raises(NotDirectError, match="does not round encoders to int4"):
-        direct(source, tmp_path / "bundle", precision="int4")
+        direct(source, tmp_path / "bundle", "int4")
 
 
 def test_damaged_checkpoints_end_in_a_sentence(backbone: Path, tmp_path: Path) -> None:
