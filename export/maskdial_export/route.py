@@ -79,7 +79,9 @@ def export_any_way(
             f"{dest}: {error.measured}, so it becomes fp32; --precision int8 --max-loss inf takes "
             "any loss",
         )
-    return _export(source, dest, trace=trace, precision="fp32", gate=Gate(), **common)
+        # The text is read in any case, such as by a tokenizer that knows no other.
+    floats = Gate(text=gate.text)
+    return _export(source, dest, trace=trace, precision="fp32", gate=floats, **common)
 
 
 def _downloaded(source: str, revision: str | None) -> tuple[str, str | None]:

@@ -118,7 +118,11 @@ class TestClaudeCode:
             stop_sequences=["e", "a", " ", "i", "o"],
         )
         told = reply.headers[IGNORED].split(", ")
-        assert sorted(told) == ["context_management", "thinking.display"]
+        assert sorted(told) == [
+            "context_management",
+            "system.x-anthropic-billing-header",
+            "thinking.display",
+        ]
         assert reply.json()["role"] == "assistant"
 
     def test_a_summary_of_the_context_is_refused(self, http: httpx.Client) -> None:

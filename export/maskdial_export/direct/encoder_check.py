@@ -26,11 +26,11 @@ from maskdial_export.checks.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.encoder import Encoder
 from maskdial_export.direct.encoder_reference import EncoderReference
-from maskdial_export.errors import ExportError
+from maskdial_export.errors import ExportError, QualityError
 from maskdial_export.golden_check import SLACK, TEXT, golden_check, quantized_tolerance
+from maskdial_export.quantize.gate import MIN_POSITIONS
 from maskdial_export.session import Floats, Loaded, MaskedSession, kernels_here
 
 _LENGTHS = (40, 13, 1, 26)
@@ -38,7 +38,6 @@ _BEYOND = 8  # tokens behind a window's edge
 _LONGEST = 512  # tokens that the reference reads
 _SEED = 20240229
 _LARGEST_LOGIT = 1e9  # where the next float32 is 64 away
-_MIN_POSITIONS = 200  # with fewer, a single changed decision is half of what may be lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +150,14 @@ class EncoderCheck:
         """What the fp32 graph answers on the sample.
 
         Raises:
-            NotDirectError: there is too little to judge a lower precision by.
+            QualityError: there is too little to judge a lower precision by.
         """
         found = self._evaluation.answers(Loaded(graph, prepack=False))
-        if len(found) < _MIN_POSITIONS:
-            raise NotDirectError(
-                f"the quality text gives {len(found)} decisions, and at least {_MIN_POSITIONS} "
-                "are needed"
+        if len(found) < MIN_POSITIONS:
+            raise QualityError(
+                f"the quality text {self._sample.name} is too short: it gives {len(found)} "
+                f"decisions, and at least {MIN_POSITIONS} are needed",
+                "what int8 loses cannot be measured",
             )
         return found
 

@@ -55,6 +55,7 @@ from maskdial.dialects.openai import (
     fim,
     moderations,
     pooling,
+    prefill,
     rerank,
     scores,
 )
@@ -96,6 +97,7 @@ BODIES: dict[type[BaseModel], dict[str, Any]] = {
     tokens.DetokenizeBody: {"ids": [1]},
     completions.CompletionsBody: {"prompt": "a"},
     openai_chat.ChatBody: {"messages": [{"role": "user", "content": "a"}]},
+    prefill.PrefillBody: {"messages": [{"role": "user", "content": "a"}]},
     embeddings.EmbeddingsBody: {"input": "a"},
     openai_responses_body.ResponsesBody: {"input": "a"},
     responses_compact.CompactBody: {"input": "a"},
