@@ -434,7 +434,7 @@ def test_a_wrong_setting_does_not_pass(
 
     monkeypatch.setattr(direct_module, "Reference", other)
     with pytest.raises(ExportError, match="the graph and the reference disagree"):
-        direct(path, tmp_path / "bundle")
+        direct(path, tmp_path / "bundle", precision="fp32")
 
 
 def test_a_graph_that_is_served_as_another_does_not_pass(

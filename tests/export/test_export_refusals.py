@@ -406,7 +406,8 @@ def test_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(maskdial_export.writing, "load_checkpoint", interrupt)
-    code = maskdial.cli.main(["export", str(checkpoint("bert")), str(bundles / "bundle")])
+    source, dest = str(checkpoint("bert")), str(bundles / "bundle")
+    code = maskdial.cli.main(["export", source, dest, "--trace"])
     assert code == 130
     assert capsys.readouterr().err.splitlines()[-1] == "maskdial: interrupted"
     assert list(bundles.iterdir()) == []
@@ -419,7 +420,7 @@ def test_terminated(checkpoint: New, bundles: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(maskdial_export.writing, "load_checkpoint", terminate)
     with pytest.raises(SystemExit) as caught:
-        maskdial.cli.main(["export", str(checkpoint("bert")), str(bundles / "bundle")])
+        maskdial.cli.main(["export", str(checkpoint("bert")), str(bundles / "bundle"), "--trace"])
     assert caught.value.code == 128 + signal.SIGTERM
     assert list(bundles.iterdir()) == []
 

@@ -24,7 +24,7 @@ def test_every_section_on_the_starter_model(
     monkeypatch.setattr("maskdial.causal.engine._UNUSED_SLOT_SECONDS", 0.1)
     monkeypatch.setattr(speculation, "_STREAMS", (1, 2))
     # In a tenth of a second a draft model that does not pay would hardly be asked again.
-    monkeypatch.setattr("maskdial.causal.drafts.policy._SHARE", 1.0)
+    monkeypatch.setattr("maskdial.causal.drafts.policy._PROBE_SHARE", 1.0)
     output = tmp_path / "report.json"
     bundle = str(STARTER / "hybrid")
     arguments = ["engine", "--bundle", bundle, "--draft", bundle, "--seconds", "0.1"]
