@@ -60,7 +60,8 @@ class Stand(httpx.AsyncBaseTransport):
         if fault == "slow":
             raise httpx.ReadTimeout("", request=request)
         if path == "/v1/embeddings":
-            return httpx.Response(200, json={"data": list(map(self._vector, body["input"]))})
+            vectors = list(map(self._vector, body["input"]))
+            return httpx.Response(200, json={"data": vectors[:1] if fault == "short" else vectors})
         return _reply(body, fault, path)
 
     @staticmethod
@@ -218,6 +219,15 @@ def test_a_server_of_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     status, report = exactness(server, capsys)
     assert (status, report["route"]) == (0, None)
     assert check(report, "/v1/embeddings, 4 at once")["asked"] == 8
+
+
+def test_a_list_with_too_few_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Stand(lambda *_: "short", routes=frozenset({"/v1/embeddings"}))
+    status, report = exactness(server, capsys)
+    assert status == 30
+    found = check(report, "/v1/embeddings, in one list")
+    assert len(found["broken"]) == 3
+    assert found["broken"][0].endswith("/v1/embeddings gives 1 answers to 4 texts")
 
 
 @pytest.mark.parametrize(

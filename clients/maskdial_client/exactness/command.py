@@ -16,9 +16,9 @@ from maskdial_client.exactness.checks import Plan, number_checks, text_checks
 from maskdial_client.exactness.comparing import EQUAL, Outcome
 from maskdial_client.exactness.questions import questions
 from maskdial_client.terminal import printable
+from maskdial_client.transport import http_options
 
 _MOST_QUESTIONS, _MOST_AT_ONCE, _MOST_TOKENS = 64, 64, 512
-_CONNECT_SECONDS = 5.0
 _NOT_RUN = 1
 _WIDTH = 44
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key", metavar="KEY", help="bearer token (default: $MASKDIAL_API_KEY)"
     )
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="of a request (default: 60)"
+        "--timeout", type=_seconds, default=60.0, metavar="S", help="of a request (default: 60)"
     )
     parser.add_argument("--json", action="store_true", help="print the outcomes as JSON")
     parser.add_argument(
@@ -104,10 +104,7 @@ async def _run(options: argparse.Namespace, transport: httpx.AsyncBaseTransport 
 
     key = options.api_key or os.environ.get("MASKDIAL_API_KEY")
     async with httpx.AsyncClient(
-        base_url=options.url,
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx.Timeout(options.timeout, connect=min(options.timeout, _CONNECT_SECONDS)),
-        limits=httpx.Limits(max_connections=options.concurrency + 1),
+        **http_options(options.url, key or None, options.timeout, options.concurrency + 1),
         transport=transport,
     ) as http:
         model, writer, refusal = await _writer(http, options)
@@ -226,6 +223,13 @@ def _fault_of(url: str, *, remote: bool) -> str:
         f"{printable(parts.hostname)} is another machine: some hundred requests would load it; "
         "with --remote it is asked all the same"
     )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be a positive number of seconds")
+    return seconds
 
 
 def _up_to(most: int) -> Any:
