@@ -33,6 +33,7 @@ from maskdial.http.shared import SharedWork
 from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
+from maskdial.policy.guard import Policies
 from maskdial.registry.catalog import find_bundles
 from maskdial.registry.loading import start_models
 from maskdial.registry.registry import Models
@@ -85,8 +86,21 @@ def create_app(
         responses = ResponseStore(
             config.responses_store, config.responses_max_age, config.responses_max_bytes
         )
+    policies = None
+    if config.policy is not None:
+        policies = Policies(config.policy, models, config, metrics)
     app.state.context = context = ServerContext(
-        config, models, metrics, Lifecycle(), Keys(config), page, watchdog, tracing, responses, disk
+        config,
+        models,
+        metrics,
+        Lifecycle(),
+        Keys(config),
+        page,
+        watchdog,
+        tracing,
+        responses,
+        disk,
+        policies,
     )
     app.state.on_load_failure = on_load_failure
     app.state.batches = None if config.batch_dir is None else BatchService(app, config.batch_dir)
@@ -148,6 +162,8 @@ async def _load_models(
         with explain_exhaustion():
             catalog = await in_thread(partial(find_bundles, context.config))
             await context.models.open(catalog)
+            if context.policies is not None:
+                context.policies.check()
             if context.disk is not None:  # or the first prompts would be read for nothing
                 await in_thread(partial(context.disk.wait_until_open, _DISK_PATIENCE))
     except Exception as error:

@@ -59,6 +59,7 @@ _LEAST_ADDRESSES = 512 * 2**20  # bytes
 _METAVARS = {
     "model_dir": "DIR",
     "batch_dir": "DIR",
+    "policy": "FILE",
     "prefix_cache_dir": "DIR",
     "uds": "FILE",
     "ssl_certfile": "FILE",

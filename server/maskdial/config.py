@@ -275,6 +275,11 @@ class Config(BaseModel):
         description="key for the routes that change the server, such as /models/load; without one "
         "they are refused. It opens all other routes, too. Prefer the variable here as well",
     )
+    policy: Annotated[Path | None, _None] = Field(
+        None,
+        description="file of policies, in TOML: which served models read requests and replies, and "
+        "what happens when they find something; read again on SIGHUP",
+    )
     metrics_key: Annotated[_Key | None, _None] = Field(
         None, description="key for /metrics; none: it is open"
     )

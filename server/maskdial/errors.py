@@ -2,7 +2,8 @@
 
 MaskdialError
 ├── ValidationError      422  the request asks for something that cannot be done
-│   └── PromptTooLongError    its prompt does not fit the context
+│   ├── PromptTooLongError    its prompt does not fit the context
+│   └── RefusedError          a policy refuses what it says
 ├── UnauthorizedError    401  the key is missing or wrong
 ├── ForbiddenError       403  this server does not do that for anyone
 ├── NotFoundError        404  no such model, route, file or batch
@@ -101,6 +102,14 @@ class PromptTooLongError(ValidationError):
             f"prompt is too long: {about}{num_tokens} tokens > {context - 1} maximum (model "
             f"{model!r} has a context of {context}: --max-context)"
         )
+
+
+class RefusedError(ValidationError):
+    """A rule of a policy found something in the request. The sentence says which rule and what, not
+    where: whoever tries what passes learns no more.
+    """
+
+    error_type = "content_filter"
 
 
 class UnauthorizedError(MaskdialError):

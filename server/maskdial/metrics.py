@@ -228,6 +228,16 @@ class Metrics:
         self._key_requests = counter(
             "key_requests", "Requests by the name of their key", "key", "outcome"
         )
+        self._verdicts = counter(
+            "policy_verdicts",
+            "What rules of policies found; unchecked: what they could not judge",
+            "policy",
+            "rule",
+            "action",
+        )
+        self._verdict_duration = histogram(
+            "policy_verdict_seconds", "Judging texts by a rule", _SECONDS, "policy", "rule"
+        )
         self._request_duration = histogram(
             "request_duration_seconds", "From headers to last byte", _SECONDS, "route", "model"
         )
@@ -411,6 +421,14 @@ class Metrics:
         """Counts a request by the name of its key."""
         self._key_names.add(name)
         self._key_requests.labels(name, outcome).inc()
+
+    def count_verdict(self, policy: str, rule: str, action: str) -> None:
+        """Counts something that a rule of a policy found, or could not judge."""
+        self._verdicts.labels(policy, rule, action).inc()
+
+    def observe_verdict(self, policy: str, rule: str, seconds: float) -> None:
+        """Notes how long a rule's verdict on some texts took."""
+        self._verdict_duration.labels(policy, rule).observe(seconds)
 
     def forget_other_keys(self, names: Iterable[str]) -> None:
         """Drops the series of all keys but these."""

@@ -225,6 +225,14 @@ class Server(uvicorn.Server):
             names = self._context.keys.names
             self._context.metrics.forget_other_keys(names)
             _log.info("keys: %s", ", ".join(names) or "none")
+        policies = self._context.policies
+        if policies is not None:
+            try:
+                policies.reload()
+            except ConfigError as error:
+                _log.error("the policies remain as they were: %s", error.message)
+            else:
+                _log.info("policies: %s", ", ".join(each.name for each in policies.policies))
         self._reload_certificate()
 
     def _reload_certificate(self) -> None:

@@ -40,6 +40,7 @@ SERVER = (
     *(
         "http",
         "local",
+        "policy",
         "ask",
         "registry",
         "causal",

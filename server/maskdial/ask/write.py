@@ -1,20 +1,41 @@
 """Requests to write: which model is meant, and its texts by whichever way it writes."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Protocol
 
 from maskdial.ask.catalogue import UNMASK, WRITE
-from maskdial.ask.unmasking import UnmaskedGeneration, UnmaskingModel
-from maskdial.causal.generate import Generation
+from maskdial.ask.unmasking import UnmaskedBlock, UnmaskedGeneration, UnmaskingModel
+from maskdial.causal.events import TokenEvent
+from maskdial.causal.generate import Completion, Generation
 from maskdial.causal.model import CausalModel
+from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import GenerationRequest
 from maskdial.config import Config
-from maskdial.engine.timing import Deadline
+from maskdial.engine.timing import Deadline, Timings
 from maskdial.errors import ValidationError
 from maskdial.registry.choice import WrittenMask
 from maskdial.registry.served import ServedModel, Task
 
 Writer = CausalModel | UnmaskingModel
-AnyGeneration = Generation | UnmaskedGeneration
+
+
+class AnyGeneration(Protocol):
+    """An admitted request to write, by whichever way: its prompts are read, its texts ready to run.
+
+    Either `complete` it or `stream` it, once.
+    """
+
+    @property
+    def prompts(self) -> Sequence[Prompt]: ...
+    @property
+    def warnings(self) -> Sequence[str]: ...
+    def timings(self, completions: Sequence[Completion]) -> Timings: ...
+    async def complete(self) -> list[Completion]: ...
+    def stream(
+        self,
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, TokenEvent | UnmaskedBlock]]]: ...
 
 
 def task_under(mask: WrittenMask | None) -> Task:

@@ -222,7 +222,9 @@ class Answers:
         if choice not in self._models:
             models = self._context.models
             lease = await models.lease(choice, task)
-            self._models[choice] = models.pick(lease, choice, task)
+            model = self._models[choice] = models.pick(lease, choice, task)
+            if self._context.policies is not None:
+                self._context.policies.check_task(model.manifest, model.name, None, task)
         return self._models[choice]
 
     def _located(self, error: MaskdialError, line: Line) -> MaskdialError:

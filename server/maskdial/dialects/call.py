@@ -8,6 +8,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from maskdial.ask.write import AnyGeneration, Writer, prepare, task_under, writing
+from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import SECONDS_PER_BYTE, BodyError, TaskBody, read_body, read_object
@@ -22,6 +23,8 @@ from maskdial.http.sse import EVENTS, Frames, StreamForm, stream_reply
 from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.task import TaskRequest
+from maskdial.policy.generation import GuardedGeneration
+from maskdial.policy.guard import GuardedRequest, Rerouted
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Lease
 from maskdial.registry.served import ServedModel, Task
@@ -89,7 +92,22 @@ class Call(Generic[BodyT]):
         Raises:
             ValidationError: name and mask contradict each other.
         """
-        return self.body.choice(self.model_name)
+        routed: list[str] = getattr(self._request.state, "routed", [])
+        return ModelChoice(routed[-1]) if routed else self.body.choice(self.model_name)
+
+    def reroute(self, model: str) -> None:
+        """Has another model answer, as a policy says.
+
+        Raises:
+            ValidationError: it has been asked before.
+        """
+        state = self._request.state
+        routed: list[str] = getattr(state, "routed", [])
+        if model in routed:
+            raise BodyError(f"policies route this request to {model!r} again", field="model")
+        state.routed = [*routed, model]
+        lease, state.lease = state.lease, None
+        lease.release()
 
     async def model(self, task: Task) -> ServedModel:
         """The model that is meant, loaded if necessary; if both masks do the task, the causal one.
@@ -107,6 +125,10 @@ class Call(Generic[BodyT]):
         except ValidationError as error:
             raise BodyError(error.message, field="model") from error
         self._request.state.model = model.name
+        if self.server.policies is not None:
+            self.server.policies.check_task(
+                model.manifest, model.name, self._request.state.key, task
+            )
         return model
 
     async def masked(self, task: Task) -> MaskedModel:
@@ -161,9 +183,43 @@ class Call(Generic[BodyT]):
         return await run.answer(request, model, self.server.config, self.deadline)
 
     async def generation(self, request: GenerationRequest, model: Writer) -> AnyGeneration:
-        """Admits a request to write, under the mask that is asked for; see
-        `maskdial.ask.write.prepare`.
+        """Admits a request to write, under the mask that is asked for and the policies that bind
+        it; see `maskdial.ask.write.prepare`.
+
+        Raises:
+            RefusedError: a policy refuses it.
+            Rerouted: a policy has another model answer.
         """
+        guarded = self._guarded(model)
+        if guarded is None:
+            return await self._admitted(request, model)
+        request = await guarded.prompts(request, model)
+        generation = await self._admitted(request, model)
+        return GuardedGeneration(generation, guarded, model, None, request.num_sequences)
+
+    async def chat(self, chat: ChatRequest, model: Writer) -> AnyGeneration:
+        """Admits a conversation to answer; see `generation`."""
+        guarded = self._guarded(model)
+        if guarded is None:
+            return await self._admitted(chat.generation_for(model), model)
+        chat = await guarded.chat(chat)
+        generation = await self._admitted(chat.generation_for(model), model)
+        return GuardedGeneration(generation, guarded, model, chat, chat.generation.num_sequences)
+
+    def _guarded(self, model: Writer) -> GuardedRequest | None:
+        """The request under the policies that bind it, and those that it asks for."""
+        policies, state = self.server.policies, self._request.state
+        asked = self._request.headers.get("x-policy", "")
+        if policies is None:
+            if asked:
+                raise ValidationError("this server has no policies (--policy)", field="x-policy")
+            return None
+        guarded = policies.over(model.name, state.key, asked, self.deadline, state.request_id)
+        if guarded is not None:
+            state.policy = ", ".join(each.name for each in guarded.policies)
+        return guarded
+
+    async def _admitted(self, request: GenerationRequest, model: Writer) -> AnyGeneration:
         mask = self.choice().mask
         generation = await prepare(request, model, mask, self.server.config, self.deadline)
         if self.ignored is not None and request.is_limited:
@@ -239,7 +295,11 @@ def endpoint(answer: Answerer[BodyT], body: type[BodyT]) -> Endpoint:
 
     async def serve(request: Request) -> Response:
         call = Call(request, await read_lenient(body, request))
-        return await unless_gone(request, respond(answer, call))
+        while True:
+            try:
+                return await unless_gone(request, respond(answer, call))
+            except Rerouted as elsewhere:
+                call.reroute(elsewhere.model)
 
     return serve
 

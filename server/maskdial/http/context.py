@@ -13,6 +13,7 @@ from maskdial.http.shared import SharedWork
 from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
+from maskdial.policy.guard import Policies
 from maskdial.registry.registry import Models
 from maskdial.responses_store import ResponseStore
 
@@ -20,7 +21,7 @@ from maskdial.responses_store import ResponseStore
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     """One server's settings, models, metrics, phase, keys, watchdog, tracing, stores of responses
-    and of prefixes, and what it has told the log of ignored fields.
+    and of prefixes, policies, and what it has told the log of ignored fields.
     """
 
     config: Config
@@ -34,6 +35,7 @@ class ServerContext:
     tracing: Tracing | None = None
     responses: ResponseStore | None = None
     disk: DiskStore | None = None
+    policies: Policies | None = None
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
 
 

@@ -133,6 +133,8 @@ class Exchange:
             if self.trace_response:
                 headers["traceresponse"] = self.trace_response
             headers["x-total-time"] = f"{self.elapsed() * 1e3:.3f}"
+            if policy := self._scope["state"].get("policy"):
+                headers["x-policy"] = policy
             ignored: Ignored | None = self._scope["state"].get("ignored")
             if ignored is not None:
                 headers.update(ignored.headers)

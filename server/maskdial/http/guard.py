@@ -98,6 +98,7 @@ class Guard:
         )
         key = None
         scope["state"]["client"] = address_of(scope)
+        scope["state"]["request_id"] = exchange.request_id
         try:
             if self._local_only is not None:
                 self._local_only.check(scope)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from maskdial.causal.chat.documents import as_text
 from maskdial.causal.chat.history import render_messages
 from maskdial.causal.chat.message import ChatMessage, ToolCall
-from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.causal.events import FinishReason, ReadToken, TokenEvent
 from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.request import Conversation, GenerationRequest
@@ -266,22 +266,26 @@ class ReplyReader:
         self._parser = request.parser(model.reply_format, prompt.text or "")
         self._deltas: list[ReplyDelta] = []
         self._finish_reason: ReplyFinish | None = None
+        self._num_calls = 0
         self.num_reasoning = 0
 
     def push(self, event: TokenEvent) -> list[ReplyDelta]:
         """Takes the next token and returns the deltas that it completes, possibly none."""
+        if event.read is not None:
+            return self._take(event, event.read)
         was_reasoning = self._parser.reasoning
         deltas = self._parser.push(event.text)
         self.num_reasoning += was_reasoning or self._parser.reasoning
         if event.finish is not None:
             deltas = merged([*deltas, *self._finish(event.finish.reason)])
+        self._num_calls = self._parser.num_calls
         self._deltas += deltas
         return deltas
 
     @property
     def num_calls(self) -> int:
         """Number of calls so far."""
-        return self._parser.num_calls
+        return self._num_calls
 
     @property
     def finish_reason(self) -> ReplyFinish | None:
@@ -299,6 +303,17 @@ class ReplyReader:
             self._finish_reason,
             self.num_reasoning,
         )
+
+    def _take(self, event: TokenEvent, read: ReadToken) -> list[ReplyDelta]:
+        """Takes a token that a policy has read."""
+        self.num_reasoning = read.num_reasoning
+        self._num_calls += sum(
+            isinstance(each, ToolCallDelta) and each.name is not None for each in read.deltas
+        )
+        if event.finish is not None:
+            self._finish_reason = "tool_calls" if read.called else event.finish.reason
+        self._deltas += read.deltas
+        return [*read.deltas]
 
     def _finish(self, reason: FinishReason) -> list[ReplyDelta]:
         deltas = self._parser.finish(cut=reason == "length")

@@ -56,6 +56,7 @@ def whole_message(
         **_message(envelope.model_name, content),
         **_ending(reader, finish, envelope.max_tokens),
         "usage": _usage(envelope.prompt, finish.generated_tokens, reader.num_reasoning),
+        **finish.policy,
     }
 
 
@@ -91,6 +92,7 @@ class EventWriter:
             "type": "message_delta",
             "delta": _ending(self._reader, finish, self._envelope.max_tokens),
             "usage": _usage(self._envelope.prompt, num_generated, num_reasoning),
+            **finish.policy,
         }
         yield {"type": "message_stop"}
 
@@ -173,7 +175,7 @@ def _ending(reader: ReplyReader, finish: Finish, max_tokens: int) -> dict[str, A
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if finish.stop is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-    reason = "end_turn"
+    reason = "refusal" if finish.reason == "content_filter" else "end_turn"
     if finish.reason == "length":
         is_limit = finish.generated_tokens >= max_tokens
         reason = "max_tokens" if is_limit else "model_context_window_exceeded"

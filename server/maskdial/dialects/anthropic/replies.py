@@ -69,7 +69,12 @@ class AssistantMessage(TypedDict):
     model: str
     content: list[MessageBlock]
     stop_reason: Literal[
-        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+        "end_turn",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+        "model_context_window_exceeded",
+        "refusal",
     ]
     stop_sequence: str | None
     stop_details: None

@@ -27,7 +27,7 @@ async def messages(call: Call[MessagesBody]) -> Response:
     body = call.body
     model = await call.writer()
     chat = body.request(model)
-    generation = await call.generation(chat.generation_for(model), model)
+    generation = await call.chat(chat, model)
     (prompt,) = generation.prompts
     envelope = Envelope(model.name, prompt, body.max_tokens, body.shows_thinking)
     renderer = MessageRenderer(envelope, ReplyReader(chat, prompt, model))

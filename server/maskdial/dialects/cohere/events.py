@@ -18,12 +18,13 @@ from maskdial.dialects.flow import Renderer
 from maskdial.errors import MaskdialError
 from maskdial.http.sse import data_frame
 
-FinishReason = Literal["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL"]
+FinishReason = Literal["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL", "ERROR"]
 _REASONS: dict[ReplyFinish, FinishReason] = {
     "eos_token": "COMPLETE",
     "stop_sequence": "STOP_SEQUENCE",
     "length": "MAX_TOKENS",
     "tool_calls": "TOOL_CALL",
+    "content_filter": "ERROR",  # it has no other
 }
 
 
@@ -142,6 +143,7 @@ class ReplyRenderer(Renderer):
             "finish_reason": _REASONS[reply.finish_reason],
             "message": message,
             "usage": _usage(self._prompt, len(text.events)),
+            **text.finish.policy,  # type: ignore[typeddict-item]
         }
         if self._speller is not None:
             whole["logprobs"] = [_logprob(self._speller, event) for event in text.events]
@@ -180,7 +182,7 @@ class ReplyRenderer(Renderer):
             return
         yield from self._close()
         usage = _usage(self._prompt, event.finish.generated_tokens)
-        delta_of_end = {"finish_reason": _REASONS[reason], "usage": usage}
+        delta_of_end = {"finish_reason": _REASONS[reason], "usage": usage} | event.finish.policy
         yield {"type": "message-end", "delta": delta_of_end}
 
     def _grow(self, delta: ReplyDelta) -> Iterator[dict[str, Any]]:

@@ -256,6 +256,7 @@ def _ending(finish: Finish) -> dict[str, Any]:
     return {
         "index": 0,
         "stop": True,
+        **finish.policy,
         "tokens_predicted": finish.generated_tokens,
         "tokens_evaluated": finish.input_length,
         "stop_type": "word" if finish.stop else stop_type,

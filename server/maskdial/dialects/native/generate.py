@@ -246,4 +246,5 @@ def _details(finish: Finish) -> dict[str, Any]:
         "generated_tokens": finish.generated_tokens,
         "seed": finish.seed,
         "input_length": finish.input_length,
+        **finish.policy,
     }

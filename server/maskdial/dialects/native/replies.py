@@ -5,6 +5,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from maskdial.ask.score import Score
+from maskdial.causal.events import FinishReason
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.embed import SparseVector
 from maskdial.masked.tasks.fill_jointly import JointFilling
@@ -128,10 +129,11 @@ class GeneratedToken(TypedDict):
 class FinishDetails(TypedDict):
     """Why a generation ended, how many tokens it has, and its seed."""
 
-    finish_reason: Literal["length", "eos_token", "stop_sequence"]
+    finish_reason: FinishReason
     generated_tokens: int
     seed: int | None
     input_length: int
+    policy: NotRequired[list[dict[str, Any]]]
 
 
 class GenerateDetails(FinishDetails):

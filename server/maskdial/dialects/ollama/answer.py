@@ -174,7 +174,7 @@ class LineRenderer(Renderer):
     def _ending(self, finish: Finish) -> dict[str, Any]:
         reason = "length" if finish.reason == "length" else "stop"
         counts = self._clock.durations(self._prompt, finish)
-        return {"done": True, "done_reason": reason, **counts}
+        return {"done": True, "done_reason": reason, **counts, **finish.policy}
 
 
 def opening(name: str) -> dict[str, Any]:

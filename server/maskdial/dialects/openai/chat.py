@@ -29,7 +29,7 @@ from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.logprobs import chat_logprobs
 from maskdial.dialects.openai.calls import CallWriter
 from maskdial.dialects.openai.errors import FORM
-from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
+from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer, ending
 from maskdial.dialects.openai.messages import Message, PredictionBody, check_opening
 from maskdial.dialects.openai.replies import ChatReply
 from maskdial.dialects.openai.sampling import GenerationBody
@@ -288,7 +288,7 @@ class ChatRenderer(ChoiceRenderer[ChatBody]):
         return {
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": _finish_reason(reply.finish_reason),
+            **ending(text.finish, _finish_reason(reply.finish_reason)),
         }
 
     def chunks(self, index: int, event: TokenEvent) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -325,14 +325,10 @@ class ChatRenderer(ChoiceRenderer[ChatBody]):
         logprobs = None
         if self._body.describes_tokens:
             logprobs = chat_logprobs([event], stream.speller)
-        yield (
-            index,
-            {
-                "delta": delta,
-                "logprobs": logprobs,
-                "finish_reason": None if reason is None else _finish_reason(reason),
-            },
-        )
+        chunk = {"delta": delta, "logprobs": logprobs, "finish_reason": None}
+        if reason is not None and event.finish is not None:
+            chunk |= ending(event.finish, _finish_reason(reason))
+        yield index, chunk
 
     def _follow(self, index: int, events: Iterable[TokenEvent]) -> None:
         """Compares tokens of a text with the prediction."""
@@ -379,7 +375,7 @@ async def chat_completions(call: Call[ChatBody]) -> Response:
     model = await call.writer()
     body = call.body
     chat = body.chat(model)
-    generation = await call.generation(chat.generation_for(model), model)
+    generation = await call.chat(chat, model)
     renderer = ChatRenderer(body, chat, generation, model)
     return await write(call, generation, renderer, streams=bool(body.stream))
 

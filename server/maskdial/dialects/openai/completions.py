@@ -24,7 +24,7 @@ from maskdial.dialects.flow import write
 from maskdial.dialects.logprobs import CompletionLogprobs, DescribedToken
 from maskdial.dialects.openai.base import AnyInput, TextsOrIds, check_input, inputs_of, is_batch
 from maskdial.dialects.openai.errors import FORM
-from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer
+from maskdial.dialects.openai.generation import FINISH_REASONS, ChoiceRenderer, ending
 from maskdial.dialects.openai.replies import CompletionReply
 from maskdial.dialects.openai.sampling import GenerationBody
 from maskdial.dialects.unsupported import Unsupported
@@ -138,7 +138,7 @@ class CompletionsRenderer(ChoiceRenderer[CompletionsBody]):
         if not self._body.echoes_only:
             events = text.events
             content["text"] += text.finish.generated_text
-            content["finish_reason"] = FINISH_REASONS[text.finish.reason]
+            content |= ending(text.finish, FINISH_REASONS[text.finish.reason])
         if self._body.describes_tokens:
             described = self._described(prompt)
             echoed = self._prompt_tokens(prompt, text) if self._body.echo else ()
@@ -163,8 +163,10 @@ class CompletionsRenderer(ChoiceRenderer[CompletionsBody]):
                 self._streams[index] = self._described(prompt)
             described = self._streams[index]
             logprobs = described.logprobs.describe([described.token(event)])
-        reason = None if event.finish is None else FINISH_REASONS[event.finish.reason]
-        yield index, {"text": text, "logprobs": logprobs, "finish_reason": reason}
+        content = {"text": text, "logprobs": logprobs, "finish_reason": None}
+        if event.finish is not None:
+            content |= ending(event.finish, FINISH_REASONS[event.finish.reason])
+        yield index, content
 
     def _echo(self, prompt: Prompt) -> str:
         if not self._body.echo:

@@ -9,6 +9,7 @@ from maskdial.errors import (
     NotFoundError,
     OverloadedError,
     PromptTooLongError,
+    RefusedError,
     SlowBodyError,
     TooLargeError,
     UnauthorizedError,
@@ -40,6 +41,8 @@ def error_content(error: MaskdialError) -> OpenAIError:
     """An error as the OpenAI API writes it: ``param`` is the field at fault, if one is."""
     param = error.field if isinstance(error, ValidationError) else None
     code = None if isinstance(error, ValidationError) else error.error_type
+    if isinstance(error, RefusedError):
+        code = error.error_type
     if isinstance(error, PromptTooLongError):
         code = CONTEXT_LENGTH_EXCEEDED
     if isinstance(error, NotFoundError):

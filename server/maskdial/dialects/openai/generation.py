@@ -4,11 +4,12 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 from maskdial.ask.unmasking import UnmaskedBlock
 from maskdial.ask.write import AnyGeneration
-from maskdial.causal.events import FinishReason, TokenEvent
+from maskdial.causal.events import Finish, FinishReason, TokenEvent
 from maskdial.causal.generate import Completion, Text, count_generated
 from maskdial.causal.model import WritingModel
 from maskdial.dialects.flow import Renderer
@@ -25,6 +26,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
     "length": "length",
     "eos_token": "stop",
     "stop_sequence": "stop",
+    "content_filter": "content_filter",
 }
 DONE = data_frame(b"[DONE]")
 
@@ -132,6 +134,15 @@ class ChoiceRenderer(Renderer, Generic[BodyT]):
 
     def _usage(self) -> dict[str, Any]:
         return {"usage": usage(self._prompts, self._num_generated, self.details)}
+
+
+def ending(finish: Finish, reason: str) -> dict[str, Any]:
+    """How a choice ended, with what policies found by their rules, in the form of Azure's."""
+    results = {
+        each.rule: {"filtered": each.action != "flag", "detected": True, **asdict(each)}
+        for each in finish.verdicts
+    }
+    return {"finish_reason": reason} | ({"content_filter_results": results} if results else {})
 
 
 def _joined(first: Any, second: Any) -> Any:

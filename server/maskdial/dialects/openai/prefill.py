@@ -54,7 +54,7 @@ async def prefill(call: Call[PrefillBody]) -> Response:
         )
     current_usage().key = key
     chat = call.body.model_copy(update=_LEAST).chat(model)
-    generation = await call.generation(chat.generation_for(model), model)
+    generation = await call.chat(chat, model)
     return await write(call, generation, _Usage(model.bundle.name), streams=False)
 
 

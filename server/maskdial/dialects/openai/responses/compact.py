@@ -162,7 +162,7 @@ async def compact_response(call: Call[CompactBody]) -> Response:
     items = [*await items_before(call, body.previous_response_id), *(body.input or ())]
     model = await call.writer()
     chat = body.chat_request(model, items)
-    generation = await call.generation(chat.generation_for(model), model)
+    generation = await call.chat(chat, model)
     writer = CompactionWriter(chat, generation.prompts[0], model, items)
     return await write(call, generation, writer, streams=False)
 

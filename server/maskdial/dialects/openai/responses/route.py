@@ -12,7 +12,7 @@ from fastapi import Response
 
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
-from maskdial.causal.events import TokenEvent
+from maskdial.causal.events import Finish, TokenEvent
 from maskdial.causal.generate import Completion
 from maskdial.causal.model import WritingModel
 from maskdial.causal.prompts import Prompt
@@ -59,6 +59,7 @@ class ResponseWriter(Renderer):
         self._output = ResponseOutput(by_model_name(body.offered))
         self._echoed = body.echoed(model.defaults, stored=turn.stores)
         self._num_generated = self._num_events = 0
+        self._ended: Finish | None = None
         self._header = {
             "id": turn.id,
             "object": "response",
@@ -76,7 +77,9 @@ class ResponseWriter(Renderer):
             logprobs, self._logprobs = self._logprobs, []
             events += self._output.push(delta, logprobs)
         if token.finish is not None:
-            status: Status = "incomplete" if token.finish.reason == "length" else "completed"
+            self._ended = token.finish
+            cut = token.finish.reason in ("length", "content_filter")
+            status: Status = "incomplete" if cut else "completed"
             events += self._output.finish(status)
             self.response = self._content(status)
             events.append({"type": f"response.{status}", "response": self.response})
@@ -120,7 +123,10 @@ class ResponseWriter(Renderer):
         return [{"type": kind, "response": content} for kind in kinds]
 
     def _content(self, status: str) -> dict[str, Any]:
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        ended, reason = self._ended, None
+        if status == "incomplete":
+            filtered = ended is not None and ended.reason == "content_filter"
+            reason = {"reason": "content_filter" if filtered else "max_output_tokens"}
         return {
             **self._header,
             "status": status,
@@ -130,6 +136,7 @@ class ResponseWriter(Renderer):
             "output": self._output.items(),
             "usage": None if status == "in_progress" else self._usage(),
             **self._echoed,
+            **({} if ended is None else ended.policy),
         }
 
     def _usage(self) -> ResponseUsage:
@@ -153,7 +160,7 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
         return await begin(call, turn)
     model = await call.writer()
     chat = body.chat_request(model, turn.before)
-    generation = await call.generation(chat.generation_for(model), model)
+    generation = await call.chat(chat, model)
     (prompt,) = generation.prompts
     writer = ResponseWriter(body, chat, prompt, model, turn)
     return await write(call, generation, writer, streams=bool(body.stream))

@@ -1,0 +1,214 @@
+"""Judge: what served models say of texts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from maskdial.ask.catalogue import task_of
+from maskdial.bundle.manifest import Manifest
+from maskdial.config import Config
+from maskdial.engine.timing import Deadline, Timed
+from maskdial.errors import ConfigError, DeadlineError
+from maskdial.masked import run
+from maskdial.masked.model import MaskedModel
+from maskdial.masked.tasks.classify import ClassifyRequest
+from maskdial.masked.tasks.entities import EntitiesRequest
+from maskdial.masked.tasks.redact import own_labels
+from maskdial.masked.tasks.task import TaskRequest, Truncation
+from maskdial.masked.tasks.token_classify import Entity, TokenClassifyRequest
+from maskdial.masked.tasks.zero_shot import ZeroShotRequest
+from maskdial.policy.rules import Rule
+from maskdial.registry.choice import ModelChoice
+from maskdial.registry.registry import Models
+
+_AT_ONCE = 32  # texts of a request: its turn comes between those of others
+_MARGIN = 8  # tokens by which a part of a text may become longer where it is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A label that a model found in a text, its score, and where."""
+
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+class Judge:
+    """Asks the served models.
+
+    Args:
+        models: all that are served.
+        config: limits of requests.
+    """
+
+    def __init__(self, models: Models, config: Config) -> None:
+        self._models = models
+        self._config = config
+
+    def tags(self, rule: Rule) -> bool:
+        """Whether a rule's model says where something is."""
+        return any(map(_tags, self._manifests(rule.model)))
+
+    def check(self, rule: Rule) -> None:
+        """Whether a rule's model is served, does such work, and has its labels.
+
+        Raises:
+            ConfigError: one of these is not so.
+        """
+        names = {entry.name for entry in self._models.entries}
+        for name in filter(None, (rule.model, rule.to)):
+            if name not in names:
+                raise ConfigError(f"no model {name!r} is served: {', '.join(sorted(names))}")
+        manifests = self._manifests(rule.model)
+        fitting = [each for each in manifests if _tags(each) or _classifies(each)]
+        if not fitting:
+            raise ConfigError(
+                f"model {rule.model!r} neither classifies texts nor finds entities in them"
+            )
+        (manifest, *_) = fitting
+        if _tags(manifest):
+            known = None if EntitiesRequest.serves(manifest) else own_labels(manifest)
+        else:
+            known = None if _entails(manifest) else list(manifest.labels)
+        if rule.action == "redact" and not _tags(manifest):
+            raise ConfigError(
+                f"model {rule.model!r} says what a text is, not where something stands in it, so "
+                "nothing can be redacted by it"
+            )
+        if known is None and not rule.thresholds:
+            raise ConfigError(f"model {rule.model!r} has no labels of its own; name some in labels")
+        if known is not None and not _tags(manifest) and not rule.thresholds:
+            raise ConfigError(f"name the labels that matter: model {rule.model!r} has {known}")
+        for label in rule.thresholds:
+            if known is not None and label not in known:
+                raise ConfigError(f"model {rule.model!r} has no label {label!r}, but {known}")
+
+    def _manifests(self, name: str) -> Sequence[Manifest]:
+        return self._models.entry(name).manifests
+
+    async def judge(
+        self, rule: Rule, texts: Sequence[str], deadline: Deadline
+    ) -> list[list[Found]]:
+        """What a rule's model finds in each of some texts, from the rule's thresholds on.
+
+        Raises:
+            MaskdialError: it could not be asked, or not in time.
+        """
+        left = deadline.remaining()
+        seconds = rule.timeout if left is None else min(rule.timeout, left)
+        found: list[list[Found]] = []
+        try:
+            async with asyncio.timeout(seconds):
+                for first in range(0, len(texts), _AT_ONCE):
+                    found += await self._judge(rule, texts[first : first + _AT_ONCE], deadline)
+                return found
+        except TimeoutError as error:
+            raise DeadlineError(f"no verdict within {seconds:g} seconds") from error
+
+    async def _judge(
+        self, rule: Rule, texts: Sequence[str], deadline: Deadline
+    ) -> list[list[Found]]:
+        manifest = next(
+            each for each in self._manifests(rule.model) if _tags(each) or _classifies(each)
+        )
+        kind = _kind(manifest)
+        choice, task = ModelChoice(rule.model), task_of(kind)
+        lease = self._models.try_lease(choice, task) or await self._models.lease(choice, task)
+        try:
+            model = self._models.pick(lease, choice, task)
+            assert isinstance(model, MaskedModel)
+            if _tags(manifest):
+                return await self._entities(rule, texts, model, deadline)
+            return await self._classes(rule, texts, model, deadline)
+        finally:
+            lease.release()
+
+    async def _entities(
+        self, rule: Rule, texts: Sequence[str], model: MaskedModel, deadline: Deadline
+    ) -> list[list[Found]]:
+        request: TaskRequest[Any]
+        if EntitiesRequest.serves(model.manifest):
+            lowest = min(rule.thresholds.values())
+            request = EntitiesRequest(texts, list(rule.thresholds), lowest)
+        else:
+            request = TokenClassifyRequest(texts)
+        found: Timed[Any] = await run.answer(request, model, self._config, deadline)
+        return [
+            [
+                Found(each.entity_group, each.score, each.start, each.end)
+                for each in entities
+                if isinstance(each, Entity) and each.score >= _least(rule, each.entity_group)
+            ]
+            for entities in found.content
+        ]
+
+    async def _classes(
+        self, rule: Rule, texts: Sequence[str], model: MaskedModel, deadline: Deadline
+    ) -> list[list[Found]]:
+        pieces = [(i, *span) for i, text in enumerate(texts) for span in _pieces(text, model, rule)]
+        parts = [texts[i][start:end] for i, start, end in pieces]
+        request: TaskRequest[Any]
+        cut = Truncation(True, None)
+        if _entails(model.manifest):
+            request = ZeroShotRequest(parts, list(rule.thresholds), cut, multi_label=True)
+        else:
+            request = ClassifyRequest([(part, None) for part in parts], cut)
+        scores = await run.answer(request, model, self._config, deadline)
+        found: list[dict[str, Found]] = [{} for _ in texts]
+        for (i, start, end), labels in zip(pieces, scores.content, strict=True):
+            for each in labels:
+                known = found[i].get(each.label)
+                if each.label not in rule.thresholds or each.score < rule.thresholds[each.label]:
+                    continue
+                if known is None or known.score < each.score:
+                    found[i][each.label] = Found(each.label, each.score, start, end)
+        return [list(each.values()) for each in found]
+
+
+def _kind(manifest: Manifest) -> type[TaskRequest[Any]]:
+    if _tags(manifest):
+        return TokenClassifyRequest
+    return ZeroShotRequest if _entails(manifest) else ClassifyRequest
+
+
+def _entails(manifest: Manifest) -> bool:
+    return manifest.task == "classify" and manifest.entailment is not None
+
+
+def _tags(manifest: Manifest) -> bool:
+    return TokenClassifyRequest.serves(manifest)
+
+
+def _classifies(manifest: Manifest) -> bool:
+    return ClassifyRequest.serves(manifest)
+
+
+def _least(rule: Rule, label: str) -> float:
+    """The score from which on a label matters; infinite if it never does."""
+    if not rule.thresholds:
+        return rule.threshold
+    return rule.thresholds.get(label, float("inf"))
+
+
+def _pieces(text: str, model: MaskedModel, rule: Rule) -> list[tuple[int, int]]:
+    """The parts of a text, each as long as the model takes, that overlap by a quarter."""
+    longest = 0
+    if _entails(model.manifest):
+        longest = max(len(model.tokenizer.encode(label).ids) for label in rule.thresholds) + 8
+    room = model.manifest.max_length - model.tokenizer.num_special_tokens(pair=True) - longest
+    encoding = model.tokenizer.encode(text, add_special_tokens=False)
+    offsets = encoding.offsets
+    if len(offsets) <= room:
+        return [(0, len(text))]
+    size = max(room - _MARGIN, 1)
+    pieces = []
+    for first in range(0, len(offsets), max(size * 3 // 4, 1)):
+        last = min(first + size, len(offsets))
+        start = 0 if not first else offsets[first][0]
+        pieces.append((start, len(text) if last == len(offsets) else offsets[last - 1][1]))
+        if last == len(offsets):
+            break
+    return pieces
