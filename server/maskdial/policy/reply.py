@@ -60,6 +60,8 @@ class _Reading:
                 start, end = each.start + window.start, each.end + window.start
                 if not self._tags:
                     start, end = window.core, window.end
+                elif start >= window.cleared:
+                    continue  # the next window sees more of it
                 elif start < window.core and not self._goes_on(start, end, window.core):
                     continue  # the window before has said so, or has said otherwise
                 self._spans.append(Span(start, end, each.label, each.score))
@@ -249,7 +251,12 @@ class GuardedText:
             self._release(segment, self._whole(segment, cut))
             return None
         self.refused = any(each.refuses for each in segment.halts)
-        self._release(segment, self._whole(segment, halt.at))
+        end = self._whole(segment, halt.at)
+        self._release(segment, end)
+        if segment.released < end:  # a token goes on behind it
+            parts = [each for each in self._changes(segment, end) if each.end <= end]
+            text = changed(segment.text, parts, segment.released, end)
+            self._rewrite(segment, [each for each in segment.units if each.start < end], text)
         return halt
 
     def _note(self, reading: _Reading, segment: _Segment, found: Found) -> _Halt | None:
