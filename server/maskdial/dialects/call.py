@@ -195,7 +195,8 @@ class Call(Generic[BodyT]):
             return await self._admitted(request, model)
         request = await guarded.prompts(request, model)
         generation = await self._admitted(request, model)
-        return GuardedGeneration(generation, guarded, model, None, request.num_sequences)
+        copies, grammar = request.num_sequences, request.grammar
+        return GuardedGeneration(generation, guarded, model, None, copies, grammar)
 
     async def chat(self, chat: ChatRequest, model: Writer) -> AnyGeneration:
         """Admits a conversation to answer; see `generation`."""
@@ -204,7 +205,8 @@ class Call(Generic[BodyT]):
             return await self._admitted(chat.generation_for(model), model)
         chat = await guarded.chat(chat)
         generation = await self._admitted(chat.generation_for(model), model)
-        return GuardedGeneration(generation, guarded, model, chat, chat.generation.num_sequences)
+        copies, grammar = chat.generation.num_sequences, chat.generation.grammar
+        return GuardedGeneration(generation, guarded, model, chat, copies, grammar)
 
     def _guarded(self, model: Writer) -> GuardedRequest | None:
         """The request under the policies that bind it, and those that it asks for."""

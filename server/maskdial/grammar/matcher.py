@@ -1,7 +1,7 @@
 """Grammar and GrammarMatcher: which tokens a compiled grammar allows next, by llguidance."""
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -220,6 +220,15 @@ class GrammarMatcher:
             raise ValidationError(f"the grammar does not allow token {token_id} here")
         self._place.read(token_id)
         self.finished = self._place.must_end
+
+    def matches(self, token_ids: Iterable[int]) -> bool:
+        """Whether some tokens are a whole text of the grammar. The matcher is of no use then."""
+        try:
+            for token_id in token_ids:
+                self.accept(token_id)
+        except ValidationError:
+            return False
+        return self._place.may_end
 
     def _pass(self, token_id: int) -> None:
         """Keeps what is known of the places after a token, if it is the one that was expected."""

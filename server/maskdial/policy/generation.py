@@ -8,10 +8,12 @@ from maskdial.ask.write import AnyGeneration
 from maskdial.causal.chat.request import ChatRequest, ReplyReader
 from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Text
-from maskdial.causal.model import WritingModel
+from maskdial.causal.model import CausalModel, WritingModel
 from maskdial.causal.prompts import Prompt
 from maskdial.engine.timing import Timings
 from maskdial.errors import ValidationError
+from maskdial.grammar.source import GrammarRequest
+from maskdial.policy.fit import Fit
 from maskdial.policy.guard import GuardedRequest
 from maskdial.policy.reply import GuardedText
 
@@ -25,6 +27,7 @@ class GuardedGeneration:
         model: writes.
         chat: the conversation that is answered; None for texts that are no replies.
         num_copies: texts of each prompt.
+        grammar: of the content.
 
     Raises:
         ValidationError: it would show what a pass unmasks before a rule has read it.
@@ -37,6 +40,7 @@ class GuardedGeneration:
         model: WritingModel,
         chat: ChatRequest | None,
         num_copies: int,
+        grammar: GrammarRequest | None,
     ) -> None:
         if isinstance(generation, UnmaskedGeneration) and generation.shows_passes:
             raise ValidationError(
@@ -46,12 +50,19 @@ class GuardedGeneration:
         self._generation = generation
         self._model = model
         self._num_copies = num_copies
+        fit = Fit(
+            model.tokenizer,
+            model.grammars if isinstance(model, CausalModel) else None,
+            grammar,
+            {} if chat is None else {each.name: each.parameters for each in chat.callable_tools},
+        )
         self._texts = [
             GuardedText(
                 request,
                 model.tokenizer,
                 None if chat is None else ReplyReader(chat, prompt, model),
                 prompt.ids,
+                fit,
             )
             for prompt in generation.prompts
             for _ in range(num_copies)

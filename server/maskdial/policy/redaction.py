@@ -1,13 +1,17 @@
 """Redaction: which parts of a text a policy replaces, and the strings of JSON that it reads."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic_core import from_json
 
 from maskdial.policy.placeholders import Placeholders
+
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*(?:(")|\\?$)|-?\d[\d.eE+-]*', re.DOTALL)
+_KEY = re.compile(r"\s*:")
+_JSON_BEGINS = ("{", "[", '"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +75,46 @@ def changed(text: str, parts: Sequence[Change], start: int = 0, end: int | None 
 
 
 class Strings:
-    """The texts in the arguments of a call: the strings of their JSON, or all of what is no JSON.
+    """The texts in JSON that a model wrote, perhaps not to its end: strings, with the keys of
+    objects, and numbers, as one may be a card's. Of another text, all of it.
 
     Args:
-        arguments: as the model wrote them.
+        text: as the model wrote it.
+        names: keys that a schema has, which say nothing.
     """
 
-    def __init__(self, arguments: str) -> None:
-        self._arguments = arguments
-        try:
-            self._content, self._is_json = from_json(arguments.strip() or "{}"), True
-        except ValueError:
-            self._content, self._is_json = arguments, False
-        self.texts: list[str] = []
-        self._walk(self._content, self._note)
+    def __init__(self, text: str, names: Collection[str] = ()) -> None:
+        self._text = text
+        found: list[re.Match[str]] = []
+        if text.lstrip()[:1] in _JSON_BEGINS:
+            found += (each for each in _LITERAL.finditer(text) if not _is_named(each, names))
+        self._places = [match.span() for match in found]
+        self.texts = [_read(match) for match in found] if found else [text]
+        """A text without any string is one: it may be another than JSON."""
 
     def replaced(self, texts: Sequence[str]) -> str:
-        """The arguments with other texts in the place of `texts`; unchanged if those are."""
-        if list(texts) == self.texts:
-            return self._arguments
-        new = iter(texts)
-        content = self._walk(self._content, lambda _: next(new))
-        return json.dumps(content, ensure_ascii=False) if self._is_json else str(content)
+        """The text with others in the place of `texts`; all else stays as it is."""
+        if not self._places:
+            return texts[0]
+        parts = []
+        for (start, end), old, new in zip(self._places, self.texts, texts, strict=True):
+            if new != old:
+                parts.append(Change(start, end, json.dumps(new, ensure_ascii=False)))
+        return changed(self._text, parts)
 
-    def _note(self, text: str) -> str:
-        self.texts.append(text)
-        return text
 
-    def _walk(self, content: Any, change: Callable[[str], str]) -> Any:
-        match content:
-            case str():
-                return change(content)
-            case list():
-                return [self._walk(each, change) for each in content]
-            case dict():
-                return {change(key): self._walk(each, change) for key, each in content.items()}
-            case int() | float() if not isinstance(content, bool):
-                # A number may be a card or a telephone number.
-                text = json.dumps(content)
-                new = change(text)
-                return content if new == text else new
-            case _:
-                return content
+def _is_named(match: re.Match[str], names: Collection[str]) -> bool:
+    """Whether a literal is a key of these names."""
+    return _KEY.match(match.string, match.end()) is not None and _read(match) in names
+
+
+def _read(match: re.Match[str]) -> str:
+    """The text of a literal, of which the end may be missing."""
+    literal = match.group()
+    if not literal.startswith('"'):
+        return literal
+    whole = literal if match[1] else literal + '"'
+    try:
+        return str(from_json(whole))
+    except ValueError:  # an escape that is cut, or none of JSON's
+        return literal.strip('"')

@@ -15,6 +15,7 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.request import ReplyReader
 from maskdial.causal.events import Finish, ReadToken, TokenEvent, Verdict
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
+from maskdial.policy.fit import Fit
 from maskdial.policy.guard import GuardedRequest, together, verdict_of
 from maskdial.policy.judge import Found
 from maskdial.policy.placeholders import Placeholders
@@ -94,13 +95,20 @@ class _Segment:
         index: of the call.
         delta: what a piece of it adds to the reply.
         readings: the rules that read it.
+        whole: whether it is read once it has ended: a call, or a text that has to match a grammar.
     """
 
     def __init__(
-        self, part: Part, index: int, delta: Delta | None, readings: Sequence[_Reading]
+        self,
+        part: Part,
+        index: int,
+        delta: Delta | None,
+        readings: Sequence[_Reading],
+        *,
+        whole: bool = False,
     ) -> None:
         self.part, self.index, self.delta = part, index, delta
-        self.readings = readings
+        self.readings, self.whole = readings, whole
         self.words = Words()
         self.units: deque[_Unit] = deque()
         self.released = 0
@@ -130,6 +138,7 @@ class GuardedText:
         tokenizer: of the model that writes.
         reader: tells the parts of a reply apart; None for a text that has none.
         prompt_ids: the tokens before the text.
+        fit: what a redacted text has to match.
     """
 
     def __init__(
@@ -138,12 +147,14 @@ class GuardedText:
         tokenizer: Tokenizer,
         reader: ReplyReader | None,
         prompt_ids: Sequence[int],
+        fit: Fit,
     ) -> None:
         self._request = request
         self._rules = list(request.rules("output"))
         self._tags = {id(rule): request.watch.judge.tags(rule) for _, rule in self._rules}
         self._tokenizer = tokenizer
         self._reader = reader
+        self._fit = fit
         self._prompt_length = len(prompt_ids)
         self._placeholders: Placeholders = request.placeholders.copy()
         self._given = tuple(self._placeholders.known)
@@ -207,7 +218,10 @@ class GuardedText:
             for policy, rule in self._rules
             if part in rule.parts
         ]
-        self._segment = _Segment(part, index, _delta_of(part), readings)
+        redacts = any(each.rule.action == "redact" for each in readings)
+        bound = part == "content" and redacts and self._fit.binds_content
+        whole = part == "arguments" or bound
+        self._segment = _Segment(part, index, _delta_of(part), readings, whole=whole)
         if segment is not None:
             # Tokens that added nothing may have begun what follows.
             self._segment.units.extend(_Unit(0, 0, each.event) for each in segment.units)
@@ -234,8 +248,8 @@ class GuardedText:
 
     async def _read(self, segment: _Segment) -> _Halt | None:
         """Has the rules read on, and passes on what all of them have cleared."""
-        if segment.part == "arguments":
-            return await self._read_call(segment) if segment.words.ended else None
+        if segment.whole:
+            return await self._read_whole(segment) if segment.words.ended else None
         found = await together(
             [partial(each.read, segment.words, self._request) for each in segment.readings]
         )
@@ -369,10 +383,12 @@ class GuardedText:
             pieces = [text, *("" for _ in ids[1:])]
         return list(zip(ids, pieces, strict=True))
 
-    async def _read_call(self, segment: _Segment) -> _Halt | None:
-        """Judges a whole call: the strings of its arguments."""
-        arguments = "".join(each.arguments for each in segment.call)
-        strings = Strings(arguments)
+    async def _read_whole(self, segment: _Segment) -> _Halt | None:
+        """Judges a call, or a text that has to match a grammar: the strings of its JSON."""
+        is_call = bool(segment.call)
+        text = "".join(each.arguments for each in segment.call) if is_call else segment.text
+        tool = (segment.call[0].name or "") if is_call else None
+        strings = Strings(text, self._fit.names(tool))
         found = await together(
             [
                 partial(self._request.watch.verdicts, each.policy, each.rule, strings.texts)
@@ -385,7 +401,7 @@ class GuardedText:
             for i, labels in enumerate(labels_of):
                 for each in labels:
                     verdict = verdict_of(
-                        reading.policy, reading.rule, each, "arguments", segment.index
+                        reading.policy, reading.rule, each, segment.part, segment.index
                     )
                     self._verdicts.append(verdict)
                     self._request.watch.note(verdict)
@@ -397,27 +413,39 @@ class GuardedText:
             self.refused = any(each.refuses for each in halts)
             segment.units.clear()
             return halts[0]
-        written = strings.replaced(
-            [
-                self._restored(changed(text, changes(text, found_here, self._placeholders)))
-                for text, found_here in zip(strings.texts, spans, strict=True)
-            ]
-        )
-        first = segment.call[0]
-        self._written.carried.append(replace(first, arguments=written))
+        redacted = [
+            changed(each, changes(each, found_here, self._placeholders))
+            for each, found_here in zip(strings.texts, spans, strict=True)
+        ]
+        written = strings.replaced(list(map(self._restored, redacted)))
+        if redacted != strings.texts and not await self._fits(segment, written):
+            self.refused = True
+            segment.units.clear()
+            return _Halt(0, refuses=True)
+        if is_call:
+            self._written.carried.append(replace(segment.call[0], arguments=written))
+        elif segment.delta is not None:
+            self._written.carried.append(segment.delta(written))
         own = deque[_Unit]()
         while any(each.end for each in segment.units):
             own.append(segment.units.popleft())
         events = [unit.event for unit in own if unit.event is not None]
-        if written != arguments and events:  # its tokens would tell what it said
-            instead = self._tokens(written)[: len(events)]
-            events = [
-                replace(events[0], token_id=token_id, logprob=0.0, top=())
-                for token_id, _ in instead
-            ]
-        for event in events:
-            self._emit(replace(event, text=""))
+        pieces = [""] * len(events)
+        if written != text and events:  # its tokens would tell what it said
+            tokens = self._tokens(written)
+            pieces = [piece for _, piece in tokens]
+            events = [replace(events[0], token_id=each, logprob=0.0, top=()) for each, _ in tokens]
+        elif not is_call:
+            pieces = [segment.text[each.start : each.end] for each in own if each.event is not None]
+        for event, piece in zip(events, pieces, strict=True):
+            self._emit(replace(event, text="" if is_call else piece))
         return None
+
+    async def _fits(self, segment: _Segment, text: str) -> bool:
+        """Whether a redacted segment still is what was asked for."""
+        if segment.call:
+            return await self._fit.arguments(segment.call[0].name or "", text)
+        return await self._fit.content(text)
 
     def _restored(self, text: str) -> str:
         for placeholder, value in self._placeholders.restored.items():

@@ -56,6 +56,10 @@ class Words:
             self.spans.append(match.span())
             self._scanned = match.end()
 
+    def start(self, word: int) -> int:
+        """Where a word begins; the first one has the white space before it."""
+        return self.spans[word][0] if word > 0 else 0
+
     def finish(self) -> None:
         """Notes that the text ends here."""
         if not self.ended:
@@ -90,9 +94,9 @@ class Both:
     def _window(self, words: Words, last: int, seen: int) -> Window:
         spans = words.spans
         return Window(
-            start=spans[max(self._first - self._context, 0)][0],
+            start=words.start(self._first - self._context),
             end=spans[min(seen, len(spans)) - 1][1],
-            core=spans[self._first][0],
+            core=words.start(self._first),
             cleared=spans[min(last, len(spans) - 1)][0 if last < len(spans) else 1],
         )
 
@@ -114,9 +118,8 @@ class Before:
         """The windows that the words so far make."""
         windows: list[Window] = []
         while self._first < len(words.spans) and (last := self._last(words)) is not None:
-            spans = words.spans
-            begin, end = spans[max(self._first - self._context, 0)][0], spans[last - 1][1]
-            windows.append(Window(begin, end, spans[self._first][0], end))
+            begin, end = words.start(self._first - self._context), words.spans[last - 1][1]
+            windows.append(Window(begin, end, words.start(self._first), end))
             self._first = last
         return windows
 

@@ -12,6 +12,7 @@ import pytest
 from maskdial.bundle.manifest import TOKENIZER, SpecialTokens
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.events import Finish, TokenEvent, Verdict
+from maskdial.policy.fit import Fit
 from maskdial.policy.guard import GuardedRequest
 from maskdial.policy.judge import Found
 from maskdial.policy.placeholders import Placeholders
@@ -105,7 +106,8 @@ def guarded(
     request = GuardedRequest((Policy("p", ("*",), (), tuple(rules), 1),), "m", watch)  # type: ignore[arg-type]
     if placeholders is not None:
         request.placeholders = placeholders
-    return GuardedText(request, tokenizer, None, [1, 2]), watch
+    fit = Fit(tokenizer, None, None, {})
+    return GuardedText(request, tokenizer, None, [1, 2], fit), watch
 
 
 def finish(text: str) -> Finish:

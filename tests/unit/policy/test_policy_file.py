@@ -6,6 +6,7 @@ import pytest
 
 from maskdial.errors import ConfigError
 from maskdial.policy.file import check_routes, read_policies
+from maskdial.policy.rules import Policy
 
 RULE = """
 [policies.p]
@@ -19,7 +20,7 @@ action = "redact"
 """
 
 
-def read(tmp_path: Path, text: str) -> object:
+def read(tmp_path: Path, text: str) -> tuple[Policy, ...]:
     path = tmp_path / "policy.toml"
     path.write_text(text)
     return read_policies(path)
@@ -32,7 +33,7 @@ def fault(tmp_path: Path, text: str) -> str:
 
 
 def test_a_rule_has_the_defaults_of_its_side(tmp_path: Path) -> None:
-    (policy,) = read(tmp_path, RULE)  # type: ignore[misc]
+    (policy,) = read(tmp_path, RULE)
     (rule,) = policy.rules
     assert (rule.parts, rule.thresholds, rule.line) == (("user", "tool", "document"), {}, 5)
     assert rule.holds
@@ -43,7 +44,7 @@ def test_a_rule_has_the_defaults_of_its_side(tmp_path: Path) -> None:
 
 def test_labels_may_have_thresholds_of_their_own(tmp_path: Path) -> None:
     labels = 'labels = {EMAIL = 0.3, CARD = 1}\non = "input"'
-    (policy,) = read(tmp_path, RULE.replace('on = "input"', labels))  # type: ignore[misc]
+    (policy,) = read(tmp_path, RULE.replace('on = "input"', labels))
     assert policy.rules[0].thresholds == {"EMAIL": 0.3, "CARD": 1}
 
 

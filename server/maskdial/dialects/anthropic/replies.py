@@ -4,6 +4,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from maskdial.causal.events import Verdict
+
 
 class AnthropicErrorContent(TypedDict):
     """The type of an error and a sentence about it."""
@@ -80,6 +82,7 @@ class AssistantMessage(TypedDict):
     stop_details: None
     container: None
     usage: MessageUsage
+    policy: NotRequired[list[Verdict]]
 
 
 class TokenCount(TypedDict):

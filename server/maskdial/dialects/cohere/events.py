@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from maskdial.bundle.tokenizer import TokenSpeller
 from maskdial.causal.chat.message import ToolCall
 from maskdial.causal.chat.request import ReplyFinish, ReplyReader
-from maskdial.causal.events import TokenEvent
+from maskdial.causal.events import TokenEvent, Verdict
 from maskdial.causal.generate import Completion
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
@@ -95,6 +95,7 @@ class CohereChatReply(TypedDict):
     message: CohereReplyMessage
     usage: CohereUsage
     logprobs: NotRequired[list[CohereLogprob]]
+    policy: NotRequired[list[Verdict]]
 
 
 class ReplyRenderer(Renderer):

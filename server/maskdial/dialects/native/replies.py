@@ -5,7 +5,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from maskdial.ask.score import Score
-from maskdial.causal.events import FinishReason
+from maskdial.causal.events import FinishReason, Verdict
 from maskdial.masked.tasks.classify import LabelScore
 from maskdial.masked.tasks.embed import SparseVector
 from maskdial.masked.tasks.fill_jointly import JointFilling
@@ -133,7 +133,7 @@ class FinishDetails(TypedDict):
     generated_tokens: int
     seed: int | None
     input_length: int
-    policy: NotRequired[list[dict[str, Any]]]
+    policy: NotRequired[list[Verdict]]
 
 
 class GenerateDetails(FinishDetails):

@@ -4,6 +4,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from maskdial.causal.events import Verdict
+
 
 class OllamaError(TypedDict):
     """An error as Ollama's API writes it."""
@@ -44,6 +46,7 @@ class ReplyLine(Durations):
     done: bool
     done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
     logprobs: NotRequired[list[ReplyToken]]
+    policy: NotRequired[list[Verdict]]
 
 
 class ReplyFunction(TypedDict):

@@ -4,9 +4,10 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from maskdial.causal.events import Verdict
 from maskdial.engine.questions import DecisionMethod
 
-_FinishReason = Literal["stop", "length", "tool_calls"]
+_FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class ErrorContent(TypedDict):
@@ -89,6 +90,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobsReply | None
     finish_reason: _FinishReason
+    content_filter_results: NotRequired[dict[str, Any]]
 
 
 class CompletionReply(TypedDict):
@@ -165,6 +167,7 @@ class ChatChoice(TypedDict):
     message: MessageReply
     logprobs: ChatLogprobsReply | None
     finish_reason: _FinishReason
+    content_filter_results: NotRequired[dict[str, Any]]
 
 
 class ChatReply(TypedDict):
@@ -382,6 +385,7 @@ class ResponseReply(TypedDict):
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
+    policy: NotRequired[list[Verdict]]
 
 
 class DecisionAnswer(TypedDict):
