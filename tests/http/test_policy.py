@@ -49,7 +49,7 @@ action = "redact"
 restore = true
 
 [policies.kind]
-models = ["kind"]
+models = ["kind", "both"]
 
 [[policies.kind.rules]]
 name = "rage"
@@ -140,6 +140,7 @@ def server(
         **dict.fromkeys(("plain", "guarded", "kind", "stopping", "away"), chat_bundle),
         "tools": make_chat_bundle(folder / "tools", hermes),
         "sentiment": STARTER_FOLDER / "sentiment",
+        "both": STARTER_FOLDER / "hybrid",
         "tagger": bundles.make_tagger(folder / "tagger"),
         "finder": bundles.make_finder(folder / "finder"),
     }
@@ -348,7 +349,7 @@ def test_a_text_ends_where_a_rule_says(http: httpx.Client) -> None:
     assert (choice["text"], choice["finish_reason"]) == ("", "content_filter")
     told = events(http, "/v1/completions", **body)
     assert [e["choices"][0]["finish_reason"] for e in told if e["choices"]][-1] == "content_filter"
-    chat = {"model": "stopping", "messages": MESSAGES, "max_tokens": LENGTH}
+    chat = {"model": "stopping", "messages": MESSAGES, "max_tokens": LENGTH, "temperature": 0}
     assert post(http, "/v1/messages", **chat)["stop_reason"] == "refusal"
     asked = {"model": "stopping", "input": SAID, "max_output_tokens": 20, "temperature": 0}
     response = post(http, "/v1/responses", **asked)
@@ -374,6 +375,14 @@ def test_another_model_answers(http: httpx.Client) -> None:
     assert reply["model"] == "plain"
     assert reply["choices"] == post(http, "/v1/completions", **body | {"model": "plain"})["choices"]
     assert post(http, "/v1/completions", **body | {"prompt": "So glad!"})["model"] == "away"
+
+
+def test_a_model_is_bound_under_either_mask(http: httpx.Client) -> None:
+    body = {"prompt": RAGE, "max_tokens": 2}
+    for name in ("both", "both:full", "both:causal", "both:block"):
+        error = post(http, "/v1/completions", 400, model=name, **body)["error"]
+        assert error["code"] == "content_filter", (name, error)
+    post(http, "/fill-mask", 403, model="both", inputs="a [MASK]")
 
 
 def test_a_key_has_a_policy_of_its_own(http: httpx.Client) -> None:

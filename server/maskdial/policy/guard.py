@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from maskdial.ask.catalogue import INFILL, SUMMARIZE, TOKENIZE, TRANSLATE, UNMASK, WRITE
+from maskdial.ask.catalogue import (
+    INFILL,
+    SUMMARIZE,
+    TOKENIZE,
+    TRANSLATE,
+    UNMASK,
+    WRITE,
+    task_of,
+)
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.chat.documents import document_of
@@ -29,6 +37,7 @@ from maskdial.errors import (
     UnavailableError,
     ValidationError,
 )
+from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.metrics import Metrics
 from maskdial.policy.file import check_routes, read_policies
 from maskdial.policy.judge import Found, Judge
@@ -40,6 +49,8 @@ from maskdial.registry.served import Task
 
 _SEEN = (WRITE, UNMASK, SUMMARIZE, TRANSLATE, TOKENIZE, INFILL)
 """Tasks whose texts the rules read, and one that runs no model."""
+_FILLING = (task_of(FillMaskRequest), INFILL)
+"""Tasks by which a masked model writes."""
 
 _log = logging.getLogger("maskdial.policy")
 
@@ -70,6 +81,7 @@ class Policies:
     def __init__(self, path: Path, models: Models, config: Config, metrics: Metrics) -> None:
         self._path = path
         self._metrics = metrics
+        self._models = models
         self.judge = Judge(models, config)
         self._policies = _read(path)
 
@@ -107,11 +119,11 @@ class Policies:
                     ) from error
 
     def check_task(self, manifest: Manifest, model: str, key: str | None, task: Task) -> None:
-        """Whether a request with a key may ask a model for a task. A model that writes under a
-        policy does only what the policy sees.
+        """Whether a request with a key may ask a model for a task. Under a policy, a model that
+        writes does only what the policy sees, and a masked one writes only so.
 
         Args:
-            manifest: of the model.
+            manifest: of the graph that does the task.
             model: its name.
             key: the name of the key; None for any.
             task: is asked for.
@@ -119,14 +131,27 @@ class Policies:
         Raises:
             ForbiddenError: it may not.
         """
-        if not WRITE.serves(manifest) or task in _SEEN:
+        if task in _SEEN and not (task == INFILL and manifest.task != "generate"):
+            return
+        names = self._names(model)
+        entries = (each for each in self._models.entries if each.name in names)
+        writes = any(WRITE.serves(each) for entry in entries for each in entry.manifests)
+        if not writes and task not in _FILLING:
             return
         for policy in self._policies:
-            if policy.binds(model, key):
+            if policy.binds(names, key):
                 raise ForbiddenError(
                     f"policy {policy.name!r} binds model {model!r} and reads only what it writes, "
                     f"so that {task.name} is refused"
                 )
+
+    def _names(self, model: str) -> set[str]:
+        """The names by which a policy binds a model: its own, without a mask, and its base's."""
+        names = {model, model.partition(":")[0]}
+        for entry in self._models.entries:
+            if entry.name in names and entry.base is not None:
+                return names | {entry.base.name}
+        return names
 
     def over(
         self, model: str, key: str, asked: str, deadline: Deadline, request_id: str
@@ -144,7 +169,8 @@ class Policies:
             ValidationError: no policy has the name that is asked for.
         """
         known = {each.name: each for each in self._policies}
-        bound = {each.name: each for each in self._policies if each.binds(model, key)}
+        names = self._names(model)
+        bound = {each.name: each for each in self._policies if each.binds(names, key)}
         for name in filter(None, map(str.strip, asked.split(","))):
             if name not in known:
                 raise ValidationError(

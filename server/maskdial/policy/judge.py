@@ -1,16 +1,21 @@
 """Judge: what served models say of texts."""
 
 import asyncio
+import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from maskdial.ask.catalogue import task_of
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.timing import Deadline, Timed
 from maskdial.errors import ConfigError, DeadlineError
 from maskdial.masked import run
+from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.entities import EntitiesRequest
@@ -23,6 +28,7 @@ from maskdial.registry.choice import ModelChoice
 from maskdial.registry.registry import Models
 
 _AT_ONCE = 32  # texts of a request: its turn comes between those of others
+_MOST_KNOWN = 4096  # texts, of each model
 _MARGIN = 8  # tokens by which a part of a text may become longer where it is cut off
 
 
@@ -47,6 +53,11 @@ class Judge:
     def __init__(self, models: Models, config: Config) -> None:
         self._models = models
         self._config = config
+        # What was found in texts that come again, as those of a conversation do with each turn. An
+        # answer depends on the text only, not on its company.
+        self._known: WeakKeyDictionary[MaskedEngine, OrderedDict[bytes, list[Found]]] = (
+            WeakKeyDictionary()
+        )
 
     def tags(self, rule: Rule) -> bool:
         """Whether a rule's model says where something is."""
@@ -99,12 +110,9 @@ class Judge:
         """
         left = deadline.remaining()
         seconds = rule.timeout if left is None else min(rule.timeout, left)
-        found: list[list[Found]] = []
         try:
             async with asyncio.timeout(seconds):
-                for first in range(0, len(texts), _AT_ONCE):
-                    found += await self._judge(rule, texts[first : first + _AT_ONCE], deadline)
-                return found
+                return await self._judge(rule, texts, deadline)
         except TimeoutError as error:
             raise DeadlineError(f"no verdict within {seconds:g} seconds") from error
 
@@ -120,9 +128,22 @@ class Judge:
         try:
             model = self._models.pick(lease, choice, task)
             assert isinstance(model, MaskedModel)
-            if _tags(manifest):
-                return await self._entities(rule, texts, model, deadline)
-            return await self._classes(rule, texts, model, deadline)
+            ask = self._entities if _tags(manifest) else self._classes
+            known = self._known.setdefault(model.engine, OrderedDict())
+            keys = [_key(rule, text) for text in texts]
+            found = {key: known[key] for key in keys if key in known}
+            new = {k: text for k, text in zip(keys, texts, strict=True) if k not in found}
+            unread = list(new)
+            for first in range(0, len(unread), _AT_ONCE):
+                some = unread[first : first + _AT_ONCE]
+                answers = await ask(rule, [new[key] for key in some], model, deadline)
+                found |= zip(some, answers, strict=True)
+            for key in keys:
+                known[key] = found[key]
+                known.move_to_end(key)
+            while len(known) > _MOST_KNOWN:
+                known.popitem(last=False)
+            return [found[key] for key in keys]
         finally:
             lease.release()
 
@@ -166,6 +187,14 @@ class Judge:
                 if known is None or known.score < each.score:
                     found[i][each.label] = Found(each.label, each.score, start, end)
         return [list(each.values()) for each in found]
+
+
+def _key(rule: Rule, text: str) -> bytes:
+    """What a rule's verdict on a text depends on. Keys of clients know nothing of each other, not
+    by how long a verdict takes either.
+    """
+    asked = repr((current_usage().key, sorted(rule.thresholds.items()), rule.threshold))
+    return hashlib.sha256(f"{asked}\n{text}".encode(errors="surrogatepass")).digest()
 
 
 def _kind(manifest: Manifest) -> type[TaskRequest[Any]]:

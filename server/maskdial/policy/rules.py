@@ -1,6 +1,6 @@
 """What a policy says: its rules."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -86,11 +86,13 @@ class Policy:
     rules: tuple[Rule, ...]
     line: int
 
-    def binds(self, model: str, key: str | None) -> bool:
-        """Whether it holds for all requests to a model that come with a key; None for any key."""
+    def binds(self, names: Collection[str], key: str | None) -> bool:
+        """Whether it holds for all requests to a model of these names that come with a key; None
+        for any key.
+        """
         if self.keys and key is not None and not any(fnmatchcase(key, each) for each in self.keys):
             return False
-        return any(fnmatchcase(model, each) for each in self.models)
+        return any(fnmatchcase(name, each) for name in names for each in self.models)
 
 
 UNCHECKED = "unchecked"

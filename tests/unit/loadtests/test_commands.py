@@ -14,6 +14,7 @@ COMMANDS = (
     "faults",
     "decisions",
     "encoders",
+    "policies",
     "adapters",
     "fairness",
     "compare",

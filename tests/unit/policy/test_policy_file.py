@@ -38,8 +38,8 @@ def test_a_rule_has_the_defaults_of_its_side(tmp_path: Path) -> None:
     assert (rule.parts, rule.thresholds, rule.line) == (("user", "tool", "document"), {}, 5)
     assert rule.holds
     assert not rule.lets_pass
-    assert policy.binds("any", "")
-    assert policy.binds("any", None)
+    assert policy.binds({"any"}, "")
+    assert policy.binds({"any"}, None)
 
 
 def test_labels_may_have_thresholds_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,284 @@
+"""``python -m loadtests policies``: streams that a policy reads, beside streams that none does.
+
+A server with the models writes as many streams at a time under each policy as without one, in
+turns. Policies are asked for by header, so that all requests go to the same engine. Without
+bundles, models have random weights in real shapes: a Llama of 135 million, a tagger as MiniLM, and
+a classifier as DeBERTa-base.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from loadtests import LoadTestError, add_number, add_seed, add_work
+from loadtests.checkpoints import build_checkpoint, export_random, llama_config, new_folder
+from loadtests.compare.setup import find
+from loadtests.measurement import (
+    Section,
+    add_report_options,
+    load_averages,
+    machine,
+    median,
+    median_ratio,
+    take_turns,
+    write_reports,
+)
+from loadtests.server import running_server
+
+DESCRIPTION = (
+    "Measure streams that a policy's tagger and classifier read, beside streams that nothing reads."
+)
+_NONE = "none"
+_POLICY = """
+[policies.tagger]
+[[policies.tagger.rules]]
+name = "tagger"
+on = "output"
+model = "tagger"
+action = "redact"
+threshold = 1.0
+timeout = 600
+
+[policies.classifier]
+[[policies.classifier.rules]]
+name = "classifier"
+on = "output"
+model = "classifier"
+labels = ["{label}"]
+threshold = 1.0
+timeout = 600
+action = "stop"
+context = {context}
+
+[policies.both]
+[[policies.both.rules]]
+name = "tagger"
+on = "output"
+model = "tagger"
+action = "redact"
+threshold = 1.0
+timeout = 600
+[[policies.both.rules]]
+name = "classifier"
+on = "output"
+model = "classifier"
+labels = ["{label}"]
+threshold = 1.0
+timeout = 600
+action = "stop"
+context = {context}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy. Times are medians over the streams of a round, and then over rounds.
+
+    Attributes:
+        policy: that was asked for.
+        first_ms: until the first text.
+        token_ms: between the texts of two tokens, the mean of a stream.
+        last_ms: until the last text.
+        tokens_per_second: of all streams.
+        times_none: the time of a round, relative to that without a policy.
+        rounds: how many there were.
+    """
+
+    policy: str
+    first_ms: float
+    token_ms: float
+    last_ms: float
+    tokens_per_second: float
+    times_none: float
+    rounds: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    for name in ("writer", "tagger", "classifier"):
+        parser.add_argument(f"--{name}", type=Path, metavar="BUNDLE", help=f"the {name}")
+    add_number(parser, "--streams", 16, "N", "at a time")
+    add_number(parser, "--tokens", 200, "N", "of a stream")
+    add_number(parser, "--context", 24, "N", "words that the classifier sees before the new ones")
+    add_number(parser, "--seconds", 240.0, "S", "measuring time")
+    add_work(parser, "runs/policies", "where checkpoints and bundles stay")
+    add_seed(parser)
+    add_report_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measures, prints and writes the report; returns 0."""
+    console = Console()
+    models = {
+        "writer": args.writer or _writer(args),
+        "tagger": args.tagger or _encoder(args, "tagger"),
+        "classifier": args.classifier or _encoder(args, "classifier"),
+    }
+    manifest = json.loads((models["classifier"] / "maskdial.json").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder) / "policy.toml"
+        text = _POLICY.format(label=manifest["labels"][0], context=args.context)
+        policy.write_text(text, encoding="utf-8")
+        with running_server(models, policy=policy, max_queue=1024) as server:
+            section = asyncio.run(_measure(server.url, args))
+    section.show(console)
+    console.print(f"{machine()}, load {load_averages()}")
+    write_reports(args, [section], {"seed": args.seed})
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    seconds: float
+    tokens: int
+    first: float
+    token: float
+    last: float
+
+
+async def _measure(url: str, args: argparse.Namespace) -> Section:
+    policies = (_NONE, "tagger", "classifier", "both")
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        turns = {name: partial(_round, client, name, args) for name in policies}
+        rounds = await take_turns(turns, args.seconds)
+    rows = []
+    for name in policies:
+        of = rounds[name]
+        rows.append(
+            Row(
+                name,
+                median(each.first * 1e3 for each in of),
+                median(each.token * 1e3 for each in of),
+                median(each.last * 1e3 for each in of),
+                median(each.tokens / each.seconds for each in of),
+                median_ratio((each.seconds for each in of), (e.seconds for e in rounds[_NONE])),
+                len(of),
+            )
+        )
+    findings = [
+        f"{row.policy}: {row.times_none:.2f} times the time without a policy" for row in rows[1:]
+    ]
+    question = f"{args.streams} streams of {args.tokens} tokens under a policy"
+    return Section("policies", question, len(rounds[_NONE]), tuple(rows), tuple(findings))
+
+
+async def _round(client: httpx.AsyncClient, policy: str, args: argparse.Namespace) -> _Round:
+    began = time.perf_counter()
+    streams = [_stream(client, policy, args, args.seed + index) for index in range(args.streams)]
+    told = await asyncio.gather(*streams)
+    seconds = time.perf_counter() - began
+    return _Round(
+        seconds,
+        args.streams * args.tokens,
+        statistics.median(times[0] - start for start, times in told),
+        statistics.median((times[-1] - times[0]) / (len(times) - 1) for _, times in told),
+        statistics.median(times[-1] - start for start, times in told),
+    )
+
+
+async def _stream(
+    client: httpx.AsyncClient, policy: str, args: argparse.Namespace, seed: int
+) -> tuple[float, list[float]]:
+    """When a stream was asked for, and when each of its texts came."""
+    body: dict[str, Any] = {
+        "model": "writer",
+        "prompt": "Once upon a time there was a king who",
+        "max_tokens": args.tokens,
+        "ignore_eos": True,
+        "temperature": 0.8,
+        "seed": seed,
+        "stream": True,
+    }
+    headers = {} if policy == _NONE else {"x-policy": policy}
+    times, start = [], time.perf_counter()
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+        if reply.status_code != 200:
+            raise LoadTestError((await reply.aread()).decode())
+        async for line in reply.aiter_lines():
+            if line.startswith('data: {"error"'):
+                raise LoadTestError(line)
+            if line.startswith("data: {"):
+                times.append(time.perf_counter())
+    return start, times
+
+
+def _writer(args: argparse.Namespace) -> Path:
+    (shape,) = find(("135m",))
+    folder = args.work / f"writer-{args.seed}"
+    bundle = folder.with_name(f"{folder.name}-int8")
+    if not bundle.exists():
+        build_checkpoint(folder, llama_config(**shape.measures), args.seed)
+        export_random(folder, bundle, "int8")
+    return Path(bundle)
+
+
+def _encoder(args: argparse.Namespace, name: str) -> Path:
+    """A tagger in the shape of MiniLM, 22 million parameters, or a classifier in that of
+    DeBERTa-base, 184 million.
+    """
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+        BertConfig,
+        DebertaV2Config,
+        PreTrainedTokenizerFast,
+    )
+
+    from loadtests.checkpoints import MASKED_WORDS, masked_tokenizer
+
+    folder = args.work / f"{name}-{args.seed}"
+    bundle = folder.with_name(f"{folder.name}-int8")
+    if bundle.exists():
+        return Path(bundle)
+    torch.manual_seed(args.seed)
+    if name == "tagger":
+        labels = {"id2label": {0: "O", 1: "B-NAME", 2: "I-NAME"}}
+        config: Any = BertConfig(
+            vocab_size=MASKED_WORDS,
+            hidden_size=384,
+            num_hidden_layers=6,
+            num_attention_heads=12,
+            intermediate_size=1536,
+            **labels,
+        )
+        model = AutoModelForTokenClassification.from_config(config)
+    else:
+        config = DebertaV2Config(
+            vocab_size=MASKED_WORDS,
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            intermediate_size=3072,
+            relative_attention=True,
+            position_buckets=256,
+            pos_att_type=["p2c", "c2p"],
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+            position_biased_input=False,
+            id2label={0: "BENIGN", 1: "INJECTION"},
+        )
+        model = AutoModelForSequenceClassification.from_config(config)
+    with new_folder(folder) as path:
+        model.eval().save_pretrained(path)
+        PreTrainedTokenizerFast(
+            tokenizer_object=masked_tokenizer(),
+            model_max_length=512,
+            pad_token="[PAD]",
+            unk_token="[UNK]",
+            cls_token="[CLS]",
+            sep_token="[SEP]",
+            mask_token="[MASK]",
+        ).save_pretrained(path)
+    export_random(folder, bundle, "int8")
+    return Path(bundle)
