@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="BUNDLE", help=f"the {name}")
     add_number(parser, "--streams", 16, "N", "at a time")
     add_number(parser, "--tokens", 200, "N", "of a stream")
-    add_number(parser, "--context", 24, "N", "words that the classifier sees before the new ones")
+    add_number(parser, "--context", 16, "N", "words that the classifier sees before the new ones")
     add_number(parser, "--seconds", 240.0, "S", "measuring time")
     add_work(parser, "runs/policies", "where checkpoints and bundles stay")
     add_seed(parser)

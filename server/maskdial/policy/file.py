@@ -23,7 +23,7 @@ from maskdial.policy.rules import (
 )
 
 _DEFAULT_THRESHOLD = 0.5
-_EVERY, _CONTEXT = 24, 24
+_EVERY, _CONTEXT = 16, 16
 _TIMEOUT = 10.0
 _MAX_WORDS = 4096
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
