@@ -82,6 +82,38 @@ def test_classifies_texts_and_pairs(http: httpx.Client) -> None:
     assert http.post("/classify", json={"inputs": [pair, good]}).json() == [paired[0], one[0]]
 
 
+def test_classifies_long_texts_in_windows(http: httpx.Client) -> None:
+    """Each label has its largest score, and the place of the window that has it."""
+    dull, warm = "A dull, tedious and stupid mess. " * 40, "A warm, funny and moving film. " * 40
+    parameters = {"windows": "max"}
+
+    def scores(inputs: object, status: int = 200, **more: object) -> Any:
+        body = {"model": "sentiment", "inputs": inputs, "parameters": parameters | more}
+        reply = http.post("/classify", json=body)
+        assert reply.status_code == status, reply.text
+        return reply.json()
+
+    assert http.post("/classify", json={"inputs": dull + warm + dull}).status_code == 422
+    (both,) = scores(dull + warm + dull)
+    assert [each["score"] > 0.9 for each in both] == [True, True]
+    places = {each["label"]: (each["start"], each["end"]) for each in both}
+    text = dull + warm + dull
+    start, end = places["POSITIVE"]
+    assert "warm" in text[start:end]
+    alone = http.post("/classify", json={"inputs": text[start:end].strip()}).json()[0]
+    assert alone[0]["label"] == "POSITIVE"
+    assert len(scores(text, top_k=1)[0]) == 1
+    short = "A warm, funny and moving film."
+    (one,) = scores([short])
+    plain = http.post("/classify", json={"inputs": short}).json()[0]
+    assert [(each["label"], each["score"]) for each in one] == [
+        (each["label"], each["score"]) for each in plain
+    ]
+    assert {(each["start"], each["end"]) for each in one} == {(0, len(short))}
+    scores({"text": short, "text_pair": short}, 422)
+    scores("x " * 900_000, 422)
+
+
 def test_classify_parameters(http: httpx.Client) -> None:
     def scores(**parameters: object) -> list[dict[str, float]]:
         body = {"inputs": "A film.", "parameters": parameters}

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -169,20 +170,28 @@ class Judge:
     async def _classes(
         self, rule: Rule, texts: Sequence[str], model: MaskedModel, deadline: Deadline
     ) -> list[list[Found]]:
+        cut = Truncation(True, None)
+        if not _entails(model.manifest):
+            texts_alone = [(text, None) for text in texts]
+            request: TaskRequest[Any] = ClassifyRequest(texts_alone, in_windows=True)
+            scores: Timed[Any] = await run.answer(request, model, self._config, deadline)
+            return [
+                [
+                    Found(each.label, each.score, each.start, each.end)
+                    for each in labels
+                    if each.score >= rule.thresholds.get(each.label, math.inf)
+                ]
+                for labels in scores.content
+            ]
         pieces = [(i, *span) for i, text in enumerate(texts) for span in _pieces(text, model, rule)]
         parts = [texts[i][start:end] for i, start, end in pieces]
-        request: TaskRequest[Any]
-        cut = Truncation(True, None)
-        if _entails(model.manifest):
-            request = ZeroShotRequest(parts, list(rule.thresholds), cut, multi_label=True)
-        else:
-            request = ClassifyRequest([(part, None) for part in parts], cut)
+        request = ZeroShotRequest(parts, list(rule.thresholds), cut, multi_label=True)
         scores = await run.answer(request, model, self._config, deadline)
         found: list[dict[str, Found]] = [{} for _ in texts]
         for (i, start, end), labels in zip(pieces, scores.content, strict=True):
             for each in labels:
                 known = found[i].get(each.label)
-                if each.label not in rule.thresholds or each.score < rule.thresholds[each.label]:
+                if each.score < rule.thresholds[each.label]:
                     continue
                 if known is None or known.score < each.score:
                     found[i][each.label] = Found(each.label, each.score, start, end)
@@ -219,14 +228,14 @@ def _least(rule: Rule, label: str) -> float:
     """The score from which on a label matters; infinite if it never does."""
     if not rule.thresholds:
         return rule.threshold
-    return rule.thresholds.get(label, float("inf"))
+    return rule.thresholds.get(label, math.inf)
 
 
 def _pieces(text: str, model: MaskedModel, rule: Rule) -> list[tuple[int, int]]:
-    """The parts of a text, each as long as the model takes, that overlap by a quarter."""
-    longest = 0
-    if _entails(model.manifest):
-        longest = max(len(model.tokenizer.encode(label).ids) for label in rule.thresholds) + 8
+    """The parts of a text, each as long as an NLI model takes beside a label, that overlap by a
+    quarter.
+    """
+    longest = max(len(model.tokenizer.encode(label).ids) for label in rule.thresholds) + _MARGIN
     room = model.manifest.max_length - model.tokenizer.num_special_tokens(pair=True) - longest
     encoding = model.tokenizer.encode(text, add_special_tokens=False)
     offsets = encoding.offsets

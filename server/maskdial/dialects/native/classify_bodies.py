@@ -1,6 +1,6 @@
 """The bodies of `/classify` and `/zero-shot-classify`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -30,6 +30,11 @@ class ClassifyParameters(TruncationParameters):
         None,
         description="Function from logits to scores. Default: by the model's problem type "
         "(none for regression, sigmoid for independent labels, otherwise softmax).",
+    )
+    windows: Literal["max"] | None = Field(
+        None,
+        description="Read a text that is longer than the model in windows; each label has its "
+        "largest score, with that window's place. Default: such a text is refused, or truncated.",
     )
 
 
@@ -71,7 +76,11 @@ class ClassifyBody(MaskedBody):
             for item in items
         ]
         return ClassifyRequest(
-            texts, parameters.truncation, parameters.function_to_apply, parameters.top_k
+            texts,
+            parameters.truncation,
+            parameters.function_to_apply,
+            parameters.top_k,
+            parameters.windows is not None,
         )
 
     @property

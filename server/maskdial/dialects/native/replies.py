@@ -6,7 +6,7 @@ from typing_extensions import TypedDict
 
 from maskdial.ask.score import Score
 from maskdial.causal.events import FinishReason, Verdict
-from maskdial.masked.tasks.classify import LabelScore
+from maskdial.masked.tasks.classify import LabelScore, WindowScore
 from maskdial.masked.tasks.embed import SparseVector
 from maskdial.masked.tasks.fill_jointly import JointFilling
 from maskdial.masked.tasks.fill_mask import Filling
@@ -26,7 +26,7 @@ class RerankedText(TypedDict):
 # One mask in a text; several; several texts, of each kind.
 _Fillings = list[Filling] | list[list[Filling]]
 FillMaskReply = _Fillings | list[_Fillings] | list[JointFilling] | list[list[JointFilling]]
-ClassifyReply = list[list[LabelScore]]
+ClassifyReply = list[list[WindowScore | LabelScore]]
 _Tags = list[TaggedToken] | list[Entity]
 TokenClassifyReply = _Tags | list[_Tags]
 

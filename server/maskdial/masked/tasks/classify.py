@@ -3,17 +3,17 @@
 Ties are in the order of the labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import ProblemType, TaskName
-from maskdial.bundle.texts import tokenizing_seconds
-from maskdial.errors import ValidationError
-from maskdial.masked.request import MaskedResult
+from maskdial.bundle.manifest import Manifest, ProblemType, TaskName
+from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
+from maskdial.errors import ValidationError, about
+from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.logits import finite, sigmoid, softmax
 from maskdial.masked.tasks.task import (
     REFUSE,
@@ -38,8 +38,22 @@ class LabelScore:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowScore(LabelScore):
+    """A label's largest score in the windows of a text, and which part of the text that window is:
+    its first character and the one behind it.
+    """
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
-    """Texts, or pairs of texts, to score for each label of a classifier."""
+    """Texts, or pairs of texts, to score for each label of a classifier.
+
+    ``in_windows``: whether texts are read in as many windows as they need, which share a quarter of
+    their tokens; each label then has its largest score, a `WindowScore`.
+    """
 
     task: ClassVar[str] = "classify"
     head: ClassVar[TaskName] = "classify"
@@ -48,6 +62,7 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
     truncation: Truncation = REFUSE
     function_to_apply: ScoreFunction | None = None
     top_k: int | None = None
+    in_windows: bool = False
 
     @property
     def num_texts(self) -> int:
@@ -60,8 +75,12 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
     def check(self, model: TaskModel) -> None:
         if self.top_k is not None and self.top_k < 1:
             raise ValidationError(f"must be at least 1, not {self.top_k}", field="top_k")
+        if self.in_windows and any(pair is not None for _, pair in self.texts):
+            raise ValidationError("pairs of texts are not read in windows", field="windows")
 
     def read(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
+        if self.in_windows:
+            return self._read_windows(model)
         encodings, num_truncated = read_texts(model, self.texts, self.truncation)
         manifest = model.manifest
 
@@ -78,6 +97,63 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
             ]
 
         return Reading([masked_input(each) for each in encodings], answer, num_truncated)
+
+    def _read_windows(self, model: TaskModel) -> Reading[list[list[LabelScore]]]:
+        plans = [_windows(text, index, model) for index, (text, _) in enumerate(self.texts)]
+        num_windows = sum(map(len, plans))
+        if num_windows > model.max_queue:
+            raise ValidationError(
+                f"{len(plans)} texts are {num_windows:,} windows; one request may make at most "
+                f"{model.max_queue:,} (--max-queue)",
+                field="texts",
+            )
+
+        def answer(results: Sequence[MaskedResult]) -> list[list[LabelScore]]:
+            left = iter(results)
+            return [self._strongest(model.manifest, plan, left) for plan in plans]
+
+        return Reading([each for plan in plans for _, each in plan], answer)
+
+    def _strongest(
+        self,
+        manifest: Manifest,
+        plan: Sequence[tuple[tuple[int, int], MaskedInput]],
+        results: Iterator[MaskedResult],
+    ) -> list[LabelScore]:
+        """Each label's largest score in a text's windows; of equal ones, that of the first."""
+        best: dict[str, WindowScore] = {}
+        for (start, end), _ in plan:
+            for each in classify(
+                next(results).logits,
+                manifest.labels,
+                manifest.problem_type,
+                function_to_apply=self.function_to_apply,
+            ):
+                if each.label not in best or each.score > best[each.label].score:
+                    best[each.label] = WindowScore(each.label, each.score, start, end)
+        in_order: list[LabelScore] = [best[label] for label in manifest.labels]
+        return sorted(in_order, key=lambda each: -each.score)[: self.top_k]
+
+
+def _windows(text: str, index: int, model: TaskModel) -> list[tuple[tuple[int, int], MaskedInput]]:
+    """The windows of a text: where each is, and its input."""
+    tokenizer, max_length = model.tokenizer, model.manifest.max_length
+    room = max_length - tokenizer.num_special_tokens(pair=False)
+    with about("texts", index):
+        check_characters(text, room * model.max_queue, model)
+        stride = room // 4
+        windows = tokenizer.windows(text, max_length=max_length, stride=stride)
+        for each in windows:
+            check_media(each.ids, model)
+    offsets = tokenizer.encode(text, add_special_tokens=False).offsets
+    plan = []
+    for number, window in enumerate(windows):
+        first = number * (room - stride)
+        last = min(first + room, len(offsets))
+        start = 0 if number == 0 else offsets[first][0]
+        end = len(text) if last == len(offsets) else offsets[last - 1][1]
+        plan.append(((start, end), masked_input(window)))
+    return plan
 
 
 def classify(
