@@ -181,6 +181,11 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     adapter = add("export-adapter", "export a LoRA adapter of a bundle", _export_adapter)
     if chosen == "export-adapter":
         _add_export_arguments(adapter, adapter=True)
+    calibrate = add(
+        "calibrate", "find the thresholds of a classifier's labels by labelled texts", _calibrate
+    )
+    if chosen == "calibrate":
+        _add_calibrate_arguments(calibrate)
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
@@ -582,6 +587,35 @@ def _exactness(options: argparse.Namespace) -> int:
     import maskdial_client.exactness.command
 
     return maskdial_client.exactness.command.run(options)
+
+
+def _add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="folder of the bundle")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help='lines of {"text": "...", "label": "..."}'
+    )
+    wanted = parser.add_mutually_exclusive_group()
+    wanted.add_argument(
+        "--precision", type=float, metavar="P", help="of each label at least (default: best F1)"
+    )
+    wanted.add_argument("--recall", type=float, metavar="R", help="of each label at least")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what was found, and leave the bundle as it is"
+    )
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from maskdial.offline.calibrate import calibrate, shown
+
+    report = calibrate(
+        options.bundle,
+        options.file,
+        precision=options.precision,
+        recall=options.recall,
+        writes=not options.dry_run,
+    )
+    print(shown(report))
+    return 0
 
 
 def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:

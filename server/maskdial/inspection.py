@@ -8,6 +8,7 @@ from typing import Any
 from maskdial.ask import catalogue
 from maskdial.bundle.manifest import (
     CacheInteger,
+    Calibration,
     Denoising,
     Embedding,
     InfillTokens,
@@ -73,6 +74,7 @@ def _of_task(manifest: Manifest, served: CacheInteger | None) -> dict[str, str]:
         "languages": "" if source is None else ", ".join(source.languages),
         "vectors": "" if manifest.embedding is None else _vectors(manifest.embedding),
         "labels": _labels(manifest.labels),
+        "calibrated": _calibration(manifest.calibration),
         "cache": "" if kv is None else _cache(kv, served),
     }
 
@@ -104,6 +106,16 @@ def _infill(tokens: InfillTokens) -> str:
     if tokens.suffix_first:
         parts.reverse()
     return " ".join(filter(None, (*parts, tokens.middle)))
+
+
+def _calibration(calibration: Calibration | None) -> str:
+    if calibration is None:
+        return ""
+    thresholds = ", ".join(f"{name} {each:.4g}" for name, each in calibration.thresholds.items())
+    return (
+        f"on {calibration.texts:,} texts: temperature {calibration.temperature:.4g}; "
+        f"thresholds {thresholds}"
+    )
 
 
 def _density(manifest: Manifest, folder: Path) -> str:

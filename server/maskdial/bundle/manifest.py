@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 SCHEMA_VERSION: Literal[1] = 1
 MANIFEST = "maskdial.json"
@@ -554,6 +554,21 @@ def loss_in_words(loss: float, figures: Mapping[str, float], than: str = "") -> 
     return f"{verb} {with_unit(loss, figures)}{other + than if than else ''}"
 
 
+class Calibration(_Frozen):
+    """What labelled texts have shown of a classifier's scores (`maskdial calibrate`).
+
+    Attributes:
+        temperature: by which logits are divided before they become scores (Guo et al. 2017, "On
+            Calibration of Modern Neural Networks").
+        thresholds: by label, the score from which on it is said of a text.
+        texts: how many there were.
+    """
+
+    temperature: PositiveFloat = 1.0
+    thresholds: dict[str, float] = Field(default_factory=dict)
+    texts: int = 0
+
+
 class QualityReport(_Frozen):
     """How far a lower precision agrees with fp32 on a sample text.
 
@@ -663,6 +678,7 @@ class Manifest(_Frozen):
     tool_versions: dict[str, str]
     parity: ParityReport
     quality: QualityReport | None = None
+    calibration: Calibration | None = None
     golden: GoldenCheck
     files: dict[str, str] = Field(description="file name -> SHA-256, for every file of the model")
 

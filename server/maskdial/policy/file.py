@@ -22,7 +22,6 @@ from maskdial.policy.rules import (
     Side,
 )
 
-_DEFAULT_THRESHOLD = 0.5
 _EVERY, _CONTEXT = 16, 16
 _TIMEOUT = 10.0
 _MAX_WORDS = 4096
@@ -43,7 +42,7 @@ class _RuleTable(BaseModel):
     action: Action
     reads: list[Part] | None = None
     labels: list[str] | dict[str, _Score] = []
-    threshold: _Score = _DEFAULT_THRESHOLD
+    threshold: _Score | None = None
     restore: bool = False
     to: str | None = None
     every: _Words = _EVERY
@@ -156,7 +155,7 @@ def _check_distinct(path: Path, rules: Sequence[Rule]) -> None:
             if other.action == rule.action or not set(other.parts) & set(rule.parts):
                 continue
             for label, threshold in rule.thresholds.items():
-                if other.thresholds.get(label) == threshold:
+                if label in other.thresholds and other.thresholds[label] == threshold:
                     raise _fault(
                         path,
                         rule.line,

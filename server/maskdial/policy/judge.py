@@ -28,6 +28,7 @@ from maskdial.policy.rules import Rule
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.registry import Models
 
+_A_HALF = 0.5
 _AT_ONCE = 32  # texts of a request: its turn comes between those of others
 _MOST_KNOWN = 4096  # texts, of each model
 _MARGIN = 8  # tokens by which a part of a text may become longer where it is cut off
@@ -153,7 +154,7 @@ class Judge:
     ) -> list[list[Found]]:
         request: TaskRequest[Any]
         if EntitiesRequest.serves(model.manifest):
-            lowest = min(rule.thresholds.values())
+            lowest = min(_least(rule, label, model.manifest) for label in rule.thresholds)
             request = EntitiesRequest(texts, list(rule.thresholds), lowest)
         else:
             request = TokenClassifyRequest(texts)
@@ -162,7 +163,8 @@ class Judge:
             [
                 Found(each.entity_group, each.score, each.start, each.end)
                 for each in entities
-                if isinstance(each, Entity) and each.score >= _least(rule, each.entity_group)
+                if isinstance(each, Entity)
+                and each.score >= _least(rule, each.entity_group, model.manifest)
             ]
             for entities in found.content
         ]
@@ -179,7 +181,7 @@ class Judge:
                 [
                     Found(each.label, each.score, each.start, each.end)
                     for each in labels
-                    if each.score >= rule.thresholds.get(each.label, math.inf)
+                    if each.score >= _least(rule, each.label, model.manifest)
                 ]
                 for labels in scores.content
             ]
@@ -191,7 +193,7 @@ class Judge:
         for (i, start, end), labels in zip(pieces, scores.content, strict=True):
             for each in labels:
                 known = found[i].get(each.label)
-                if each.score < rule.thresholds[each.label]:
+                if each.score < _least(rule, each.label, model.manifest):
                     continue
                 if known is None or known.score < each.score:
                     found[i][each.label] = Found(each.label, each.score, start, end)
@@ -202,7 +204,7 @@ def _key(rule: Rule, text: str) -> bytes:
     """What a rule's verdict on a text depends on. Keys of clients know nothing of each other, not
     by how long a verdict takes either.
     """
-    asked = repr((current_usage().key, sorted(rule.thresholds.items()), rule.threshold))
+    asked = repr((current_usage().key, sorted(map(repr, rule.thresholds.items())), rule.threshold))
     return hashlib.sha256(f"{asked}\n{text}".encode(errors="surrogatepass")).digest()
 
 
@@ -224,11 +226,15 @@ def _classifies(manifest: Manifest) -> bool:
     return ClassifyRequest.serves(manifest)
 
 
-def _least(rule: Rule, label: str) -> float:
+def _least(rule: Rule, label: str, manifest: Manifest) -> float:
     """The score from which on a label matters; infinite if it never does."""
-    if not rule.thresholds:
-        return rule.threshold
-    return rule.thresholds.get(label, math.inf)
+    if rule.thresholds and label not in rule.thresholds:
+        return math.inf
+    own = rule.thresholds.get(label, rule.threshold)
+    if own is not None:
+        return own
+    known = {} if manifest.calibration is None else manifest.calibration.thresholds
+    return known.get(label, _A_HALF)
 
 
 def _pieces(text: str, model: MaskedModel, rule: Rule) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ class Rule:
         parts: of them that it reads.
         model: the served model that decides.
         thresholds: the labels that matter, each with the score from which on it does; empty for all
-            labels of a tagger.
+            labels of a tagger. None: as the model was calibrated, or a half.
         threshold: of labels that are not named.
         action: what happens then.
         restore: of ``redact`` in requests: whether replies get the values back.
@@ -51,8 +51,8 @@ class Rule:
     side: Side
     parts: tuple[Part, ...]
     model: str
-    thresholds: Mapping[str, float]
-    threshold: float
+    thresholds: Mapping[str, float | None]
+    threshold: float | None
     action: Action
     restore: bool
     to: str | None

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import Manifest, ProblemType, TaskName
+from maskdial.bundle.manifest import Calibration, Manifest, ProblemType, TaskName
 from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
@@ -92,6 +92,7 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
                     manifest.problem_type,
                     function_to_apply=self.function_to_apply,
                     top_k=self.top_k,
+                    calibration=manifest.calibration,
                 )
                 for result in results
             ]
@@ -128,6 +129,7 @@ class ClassifyRequest(TaskRequest[list[list[LabelScore]]]):
                 manifest.labels,
                 manifest.problem_type,
                 function_to_apply=self.function_to_apply,
+                calibration=manifest.calibration,
             ):
                 if each.label not in best or each.score > best[each.label].score:
                     best[each.label] = WindowScore(each.label, each.score, start, end)
@@ -163,6 +165,7 @@ def classify(
     *,
     function_to_apply: ScoreFunction | None = None,
     top_k: int | None = None,
+    calibration: Calibration | None = None,
 ) -> list[LabelScore]:
     """A text's labels with their scores, best first.
 
@@ -173,12 +176,15 @@ def classify(
             independent labels or a single one, softmax otherwise.
         function_to_apply: overrides that default.
         top_k: number of labels to return; None, or more than there are: all.
+        calibration: has the temperature of the scores.
 
     Raises:
         InferenceError: a logit is not a finite number.
     """
     values = finite(logits)
-    function = function_to_apply or _default_function(problem_type, len(labels))
+    function = function_to_apply or default_function(problem_type, len(labels))
+    if calibration is not None and function != "none":
+        values = values / calibration.temperature
     if function == "softmax":
         values = softmax(values)
     elif function == "sigmoid":
@@ -188,7 +194,8 @@ def classify(
     return ranked[:top_k]
 
 
-def _default_function(problem_type: ProblemType | None, num_labels: int) -> ScoreFunction:
+def default_function(problem_type: ProblemType | None, num_labels: int) -> ScoreFunction:
+    """What makes scores of a classifier's logits unless a request says otherwise."""
     if problem_type == "regression":
         return "none"
     if problem_type == "multi_label_classification" or num_labels == 1:
