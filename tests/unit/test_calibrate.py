@@ -64,8 +64,8 @@ def test_thresholds_for_a_precision_a_recall_or_both() -> None:
     assert (exact.threshold, exact.precision, exact.recall) == (0.9, 1.0, 0.25)
     most = _label_report("x", scores, truth, None, 0.75)
     assert (most.threshold, most.precision, most.recall) == (0.6, 0.75, 0.75)
-    # Pairs of one with and one without: 12, of which 9 are in order and one is a tie.
-    assert best.area == pytest.approx(9.5 / 12)
+    # Pairs of one with and one without: 12, of which 8 are in order and one is a tie.
+    assert best.area == pytest.approx(8.5 / 12)
     assert _label_report("x", scores, ~truth & False, None, None).threshold is None
     assert _label_report("x", scores, truth & (scores < 0.45), 0.9, None).threshold is None
 
@@ -120,7 +120,7 @@ def test_the_command(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_faults_of_the_file(tmp_path: Path, line: str, told: str) -> None:
     file = tmp_path / "labelled.jsonl"
     file.write_text(line)
-    with pytest.raises(ConfigError, match=".*") as caught:
+    with pytest.raises(ConfigError) as caught:
         read_labelled(file, LABELS)
     assert told in caught.value.message
 
