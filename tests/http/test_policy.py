@@ -1,8 +1,12 @@
 """Policies on a server: every dialect writes what the rules leave, and no request goes around."""
 
+import asyncio
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,11 @@ import httpx
 import openai
 import pytest
 
+from loadtests.kinds import ADMIN_KEY, KEY, KINDS
+from maskdial.errors import ConfigError
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
+from tests.http.every_route import NEED_TORCH, TASKS, make_models
 from tests.page import bundles
 
 POLICY = """
@@ -393,7 +400,8 @@ def test_a_key_has_a_policy_of_its_own(http: httpx.Client) -> None:
 
 
 def test_a_request_asks_for_more_never_for_less(http: httpx.Client) -> None:
-    body = {"model": "kind", "prompt": RAGE, "max_tokens": 2, "headers": {"x-policy": "telling"}}
+    body = {"model": "kind", "prompt": RAGE, "max_tokens": 9, "temperature": 0}
+    body |= {"headers": {"x-policy": "telling"}}
     post(http, "/v1/completions", 400, **body)
     reply = post(http, "/v1/completions", **body | {"prompt": "So glad!"})
     assert reply["choices"][0]["content_filter_results"]["mood"]["filtered"] is False
@@ -557,3 +565,156 @@ def test_a_guard_that_is_gone_refuses(http: httpx.Client) -> None:
             assert "rule 'names' could not be judged" in reply.text
     finally:
         post(http, "/models/load", model="tagger", headers=admin)
+
+
+def strings_of(content: object) -> Iterator[str]:
+    match content:
+        case str():
+            yield content
+        case list():
+            for each in content:
+                yield from strings_of(each)
+        case dict():
+            for value in content.values():
+                yield from strings_of(value)
+
+
+def told_by(reply: httpx.Response) -> set[str]:
+    """The texts of a reply: all that is longer than a label and no more than letters and such."""
+    lines = [line.removeprefix("data:").strip() for line in reply.text.splitlines()]
+    parts = [json.loads(line) for line in lines if line[:2] in ('{"', "[{", '["', "[[")]
+    return {each for each in strings_of(parts) if len(each) > 6 and " " in each.strip()}
+
+
+NOT_WRITTEN = {"/detokenize", "/apply-template", "/api/show", "/redact"}
+"""Routes whose texts no model writes."""
+
+
+def test_no_route_goes_around(
+    start_server: Callable[..., Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every kind of request, with and without a policy by which no text of a model goes out."""
+    rule = POLICY[POLICY.index("[policies.refusing]") : POLICY.index("[policies.away]")]
+    policy = tmp_path / "policy.toml"
+    policy.write_text(rule.replace("[policies.refusing]", '[policies.refusing]\nmodels = ["*"]'))
+    models = make_models(tmp_path_factory.mktemp("models"))
+    kinds = [
+        kind
+        for kind in (*KINDS, *TASKS)
+        if kind.body is not None and not kind.leaves and not kind.half and kind.status == 200
+        if kind.path not in {*NEED_TORCH, *NOT_WRITTEN} and not kind.headers
+    ]
+    settings = {"api_keys": [KEY], "admin_key": ADMIN_KEY, "max_queue": 1024}
+    plain = start_server(models=models, **settings)
+    bound = start_server(models=models, policy=policy, **settings)
+    num_told = 0
+    try:
+        for number, kind in enumerate(kinds):
+            assert kind.body is not None
+            body = kind.body(number)
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            path = kind.target or kind.path
+            headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+            sent = headers | {name.lower(): value for name, value in kind.headers.items()}
+            with httpx.Client(timeout=60) as client:
+                free = client.post(plain.url + path, content=content, headers=sent)
+                held = client.post(bound.url + path, content=content, headers=sent)
+            given = content.decode(errors="replace")
+            written = {each for each in told_by(free) if json.dumps(each)[1:-1] not in given}
+            if "completion" in path or "chat" in path or "generate" in path:
+                num_told += bool(written)
+            assert free.status_code == 200, (kind.name, free.text)
+            assert not told_by(held) & written, kind.name
+    finally:
+        plain.stop()
+        bound.stop()
+    assert num_told > 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (('model = "tagger"', 'model = "gone"'), "line 5: rule 'names': no model 'gone' is served"),
+        (('model = "tagger"', 'model = "plain"'), "neither classifies texts nor finds entities"),
+        (('model = "tagger"', 'model = "sentiment"'), "so nothing can be redacted by it"),
+        (('["LOC"]', '["LOC", "ORG"]'), "rule 'places': model 'tagger' has no label 'ORG', but"),
+        (('["person"]', "[]"), "rule 'persons': model 'finder' has no labels of its own"),
+        (('["NEGATIVE"]', "[]"), "rule 'rage': name the labels that matter"),
+        (('to = "plain"', 'to = "nowhere"'), "rule 'elsewhere': no model 'nowhere' is served"),
+        (('action = "stop"', 'action = "halt"'), "policies.stopping.rules[0].action"),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing(
+    server: Any, files: tuple[Path, Path], changed: tuple[str, str], told: str
+) -> None:
+    policies = server.server.config.app.state.context.policies
+    before = policies.policies
+    assert changed[0] in POLICY
+    files[0].write_text(POLICY.replace(*changed))
+    try:
+        with pytest.raises(ConfigError) as caught:
+            policies.reload()
+        assert told in caught.value.message
+        assert policies.policies is before
+    finally:
+        files[0].write_text(POLICY)
+
+
+def test_sighup_reads_the_file_again(
+    server: Any, files: tuple[Path, Path], http: httpx.Client
+) -> None:
+    body = {"model": "plain", "prompt": RAGE, "max_tokens": 2}
+    post(http, "/v1/completions", **body)
+    try:
+        files[0].write_text(POLICY.replace('models = ["kind", "both"]', 'models = ["*"]'))
+        server.server.reload()
+        post(http, "/v1/completions", 400, **body)
+        files[0].write_text("nothing")
+        server.server.reload()
+        post(http, "/v1/completions", 400, **body)
+    finally:
+        files[0].write_text(POLICY)
+        server.server.reload()
+    post(http, "/v1/completions", **body)
+
+
+def test_a_server_does_not_start_with_a_model_that_is_not_served(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    program = [sys.executable, "-m", "maskdial", "serve", "--port", "0", "--policy", str(policy)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert f"{policy}, line 5: rule 'names': no model 'tagger' is served" in done.stderr
+
+
+def test_a_guard_that_is_too_slow_refuses(http: httpx.Client, server: Any) -> None:
+    judge = server.server.config.app.state.context.policies.judge
+    asked = judge._judge
+
+    async def slow(rule: Any, *given: Any) -> Any:
+        await asyncio.sleep(0.2 if rule.name == "names" else 0)
+        return await asked(rule, *given)
+
+    body = {"model": "guarded", "prompt": SAID, "max_tokens": LENGTH, "temperature": 0}
+    policies = server.server.config.app.state.context.policies
+    before = policies._policies
+    judge._judge = slow
+    try:
+        for lets_pass in (False, True):
+            changes: dict[str, Any] = {"timeout": 0.05, "lets_pass": lets_pass}
+            policies._policies = tuple(
+                replace(each, rules=tuple(replace(rule, **changes) for rule in each.rules))
+                for each in before
+            )
+            reply = http.post("/v1/completions", json=body)
+            streamed = http.post("/v1/completions", json=body | {"stream": True})
+            if lets_pass:
+                text = reply.json()["choices"][0]
+                assert text["text"] == completions(http, "plain")[0]
+                assert text["content_filter_results"]["names"]["label"] == "unchecked"
+                continue
+            assert reply.status_code == 503
+            assert "rule 'names' could not be judged: no verdict within 0.05" in reply.text
+            assert streamed.status_code == 503  # as nothing has gone out
+    finally:
+        judge._judge, policies._policies = asked, before

@@ -195,8 +195,7 @@ class Call(Generic[BodyT]):
             return await self._admitted(request, model)
         request = await guarded.prompts(request, model)
         generation = await self._admitted(request, model)
-        copies, grammar = request.num_sequences, request.grammar
-        return GuardedGeneration(generation, guarded, model, None, copies, grammar)
+        return GuardedGeneration(generation, guarded, model, request)
 
     async def chat(self, chat: ChatRequest, model: Writer) -> AnyGeneration:
         """Admits a conversation to answer; see `generation`."""
@@ -205,8 +204,7 @@ class Call(Generic[BodyT]):
             return await self._admitted(chat.generation_for(model), model)
         chat = await guarded.chat(chat)
         generation = await self._admitted(chat.generation_for(model), model)
-        copies, grammar = chat.generation.num_sequences, chat.generation.grammar
-        return GuardedGeneration(generation, guarded, model, chat, copies, grammar)
+        return GuardedGeneration(generation, guarded, model, chat.generation, chat)
 
     def _guarded(self, model: Writer) -> GuardedRequest | None:
         """The request under the policies that bind it, and those that it asks for."""

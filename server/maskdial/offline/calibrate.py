@@ -239,7 +239,8 @@ def _area(ranked: NDArray[np.float64], right: NDArray[np.bool_]) -> float:
 def shown(report: Report) -> str:
     """A report as lines of a terminal."""
     lines = [
-        f"{'label':24} {'texts':>7} {'ROC AUC':>8} {'threshold':>10} {'precision':>10} {'recall':>7}"
+        f"{'label':24} {'texts':>7} {'ROC AUC':>8} {'threshold':>10} {'precision':>10} "
+        f"{'recall':>7}"
     ]
     for each in report.labels:
         threshold = "none" if each.threshold is None else f"{each.threshold:.4f}"
@@ -248,7 +249,7 @@ def shown(report: Report) -> str:
             f"{each.precision:>10.4f} {each.recall:>7.4f}"
         )
     lines.append(
-        f"temperature {report.calibration.temperature:.4f}: a loss of {report.loss_after:.4f} nats a "
-        f"text in place of {report.loss_before:.4f}, on {report.calibration.texts:,} texts"
+        f"temperature {report.calibration.temperature:.4f}: a loss of {report.loss_after:.4f} "
+        f"nats a text in place of {report.loss_before:.4f}, on {report.calibration.texts:,} texts"
     )
     return "\n".join(lines)

@@ -10,9 +10,9 @@ from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion, Text
 from maskdial.causal.model import CausalModel, WritingModel
 from maskdial.causal.prompts import Prompt
+from maskdial.causal.request import GenerationRequest
 from maskdial.engine.timing import Timings
 from maskdial.errors import ValidationError
-from maskdial.grammar.source import GrammarRequest
 from maskdial.policy.fit import Fit
 from maskdial.policy.guard import GuardedRequest
 from maskdial.policy.reply import GuardedText
@@ -25,9 +25,8 @@ class GuardedGeneration:
         generation: admitted; its prompts have been read by the rules.
         request: under its policies.
         model: writes.
+        asked: how to generate.
         chat: the conversation that is answered; None for texts that are no replies.
-        num_copies: texts of each prompt.
-        grammar: of the content.
 
     Raises:
         ValidationError: it would show what a pass unmasks before a rule has read it.
@@ -38,9 +37,8 @@ class GuardedGeneration:
         generation: AnyGeneration,
         request: GuardedRequest,
         model: WritingModel,
-        chat: ChatRequest | None,
-        num_copies: int,
-        grammar: GrammarRequest | None,
+        asked: GenerationRequest,
+        chat: ChatRequest | None = None,
     ) -> None:
         if isinstance(generation, UnmaskedGeneration) and generation.shows_passes:
             raise ValidationError(
@@ -48,12 +46,11 @@ class GuardedGeneration:
                 field="stream_unmasking",
             )
         self._generation = generation
-        self._model = model
-        self._num_copies = num_copies
+        self._num_copies = asked.num_sequences
         fit = Fit(
             model.tokenizer,
             model.grammars if isinstance(model, CausalModel) else None,
-            grammar,
+            asked.grammar,
             {} if chat is None else {each.name: each.parameters for each in chat.callable_tools},
         )
         self._texts = [
@@ -63,9 +60,10 @@ class GuardedGeneration:
                 None if chat is None else ReplyReader(chat, prompt, model),
                 prompt.ids,
                 fit,
+                describes_prompt=asked.params.prompt_logprobs,
             )
             for prompt in generation.prompts
-            for _ in range(num_copies)
+            for _ in range(self._num_copies)
         ]
 
     @property
@@ -93,7 +91,7 @@ class GuardedGeneration:
             async for index, event in stream:
                 events[index].append(event)
         texts = (
-            Text([text.nothing()] if text.refused else written)
+            Text([text.nothing(Text(written).finish)] if text.refused else written)
             for text, written in zip(self._texts, events, strict=True)
         )
         return [

@@ -139,6 +139,8 @@ class GuardedText:
         reader: tells the parts of a reply apart; None for a text that has none.
         prompt_ids: the tokens before the text.
         fit: what a redacted text has to match.
+        describes_prompt: whether the last token has the log-probabilities of the prompt's, so that
+            a text which a rule ends goes on unseen until there are any.
     """
 
     def __init__(
@@ -148,13 +150,18 @@ class GuardedText:
         reader: ReplyReader | None,
         prompt_ids: Sequence[int],
         fit: Fit,
+        *,
+        describes_prompt: bool = False,
     ) -> None:
         self._request = request
         self._rules = list(request.rules("output"))
         self._tags = {id(rule): request.watch.judge.tags(rule) for _, rule in self._rules}
         self._tokenizer = tokenizer
+        self._no_token = min(tokenizer.special_ids, default=0)
         self._reader = reader
         self._fit = fit
+        self._describes_prompt = describes_prompt
+        self._is_halted = False
         self._prompt_length = len(prompt_ids)
         self._placeholders: Placeholders = request.placeholders.copy()
         self._given = tuple(self._placeholders.known)
@@ -175,6 +182,8 @@ class GuardedText:
         if self.ended:
             return []
         self._num_read += 1
+        if self._is_halted:
+            return [] if event.finish is None else self._end(self._halted(event.finish))
         deltas = self._deltas(event)
         bare = replace(event, finish=None)
         for i, delta in enumerate(deltas):
@@ -182,7 +191,7 @@ class GuardedText:
             if halt is None:
                 self._add(delta, bare if i == len(deltas) - 1 else None)
             else:
-                return self._end(self._halted())
+                return self._halt(event.finish)
         if not deltas:
             self._wait(bare)
         segment = self._segment
@@ -191,7 +200,7 @@ class GuardedText:
                 segment.words.finish()
             halt = await self._read(segment)
             if halt is not None:
-                return self._end(self._halted())
+                return self._halt(event.finish)
         if event.finish is not None:
             if segment is not None:
                 self._close(segment)
@@ -452,8 +461,21 @@ class GuardedText:
             text = text.replace(placeholder, value)
         return text
 
-    def _halted(self) -> Finish:
-        """How a text ends that a rule ends."""
+    def _halt(self, finish: Finish | None) -> list[TokenEvent]:
+        """Ends the text by a rule."""
+        if finish is None and self._describes_prompt:
+            self._is_halted = True
+            return self._taken()
+        return self._end(self._halted(finish))
+
+    def _halted(self, finish: Finish | None = None) -> Finish:
+        """How a text ends that a rule ends.
+
+        Args:
+            finish: how it would have ended, where that is known.
+        """
+        if finish is not None:
+            return replace(finish, reason="content_filter", stop=None)
         return Finish(
             reason="content_filter",
             generated_text="",
@@ -469,7 +491,7 @@ class GuardedText:
         self.ended = True
         events = self._taken()
         if not events or self._written.carried:
-            self._emit(TokenEvent(0, self._tokenizer.unknown_id, "", 0.0, special=True))
+            self._emit(TokenEvent(0, self._no_token, "", 0.0, special=True))
             events += self._taken()
         verdicts = (*self._request.verdicts, *self._verdicts)
         last, read = events[-1], events[-1].read
@@ -480,13 +502,11 @@ class GuardedText:
         finish = replace(finish, generated_text=text, verdicts=verdicts)
         return [*events[:-1], replace(last, finish=finish, read=read)]
 
-    def nothing(self) -> TokenEvent:
+    def nothing(self, finish: Finish) -> TokenEvent:
         """The only token of a text that is refused: how it ended."""
-        finish = replace(self._halted(), verdicts=(*self._request.verdicts, *self._verdicts))
+        finish = replace(finish, generated_text="")
         read = None if self._reader is None else ReadToken((), 0)
-        return TokenEvent(
-            1, self._tokenizer.unknown_id, "", 0.0, special=True, finish=finish, read=read
-        )
+        return TokenEvent(1, self._no_token, "", 0.0, special=True, finish=finish, read=read)
 
     def _taken(self) -> list[TokenEvent]:
         events, self._written.events = self._written.events, []

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from maskdial.ask.catalogue import INFILL
 from maskdial.ask.write import AnyGeneration
 from maskdial.bounds import Range, Size
-from maskdial.causal.events import Finish, TokenEvent
+from maskdial.causal.events import Finish, TokenEvent, Verdict
 from maskdial.causal.generate import Completion
 from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest, Infilling, Snippet
@@ -198,6 +198,7 @@ class InfillReply(TypedDict):
     stop_type: str
     stopping_word: str
     fillings: NotRequired[list[GapFilling]]
+    policy: NotRequired[list[Verdict]]
 
 
 async def infill(call: Call[InfillBody]) -> Response:
