@@ -193,12 +193,7 @@ class UnmaskedGeneration:
 
     def timings(self, _: Sequence[Completion]) -> Timings:
         """Those of its slowest text; all passes so far are counted."""
-        each = [text.timings for text in self._texts]
-        return Timings(
-            queue_seconds=max(timings.queue_seconds for timings in each),
-            inference_seconds=max(timings.inference_seconds for timings in each),
-            compute_tokens=sum(timings.compute_tokens for timings in each),
-        )
+        return Timings.beside([text.timings for text in self._texts])
 
     async def complete(self) -> list[Completion]:
         """Writes all texts; if one fails, all are abandoned.

@@ -1,9 +1,9 @@
 """What a text must match, as vLLM's ``guided_*`` fields say it."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from maskdial.bounds import Size
 from maskdial.causal.tools.lark import quoted
@@ -41,15 +41,18 @@ class GuidedFields(Wire):
             }
         )
 
-    def check_guided(self) -> None:
-        """Checks that there is one grammar at most.
+    @property
+    def grammar(self) -> GrammarRequest | None:
+        """What the text must match."""
+        return next(iter(self.grammars().values()), None)
 
-        Raises:
-            FieldError: there are several.
-        """
+    @model_validator(mode="after")
+    def _check_grammars(self) -> Self:
+        """Refuses several grammars."""
         if len(found := self.grammars()) > 1:
             first, *others = found
             raise FieldError(others[0], f"also given as {first}; a text can match one grammar only")
+        return self
 
 
 def given_grammars(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -21,6 +21,16 @@ class Timings:
     inference_seconds: float
     compute_tokens: int
     truncated_tokens: int = 0
+
+    @classmethod
+    def beside(cls, each: Sequence["Timings"]) -> "Timings":
+        """Those of pieces of a request at the same time: the slowest one's."""
+        return cls(
+            max(one.queue_seconds for one in each),
+            max(one.inference_seconds for one in each),
+            sum(one.compute_tokens for one in each),
+            sum(one.truncated_tokens for one in each),
+        )
 
     def __add__(self, other: "Timings") -> "Timings":
         """Those of two pieces of a request, one after the other."""

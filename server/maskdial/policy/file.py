@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -243,25 +243,3 @@ def check_routes(path: Path, policies: Sequence[Policy]) -> None:
 
     for _, rule in routes:
         follow(rule, ())
-
-
-def tables_of(policies: Sequence[Policy]) -> list[dict[str, Any]]:
-    """What policies say, for the page that tells of the server."""
-    return [
-        {
-            "name": policy.name,
-            "models": list(policy.models),
-            "keys": list(policy.keys),
-            "rules": [
-                {
-                    "name": rule.name,
-                    "on": rule.side,
-                    "reads": list(rule.parts),
-                    "model": rule.model,
-                    "action": rule.action,
-                }
-                for rule in policy.rules
-            ],
-        }
-        for policy in policies
-    ]

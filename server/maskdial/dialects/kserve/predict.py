@@ -1,6 +1,5 @@
 """`/v1/models/NAME:predict`: KServe's first protocol, and TensorFlow Serving's."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import Response
@@ -11,10 +10,8 @@ from maskdial.dialects.body import TaskBody, example
 from maskdial.dialects.call import Call, respond, task_route
 from maskdial.dialects.kserve.infer import kserve_error_reply
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.native.instances import instance_calls, of_instance
-from maskdial.dialects.native.models import Dispatched, asked_task
-from maskdial.engine.limits import check_num_texts
-from maskdial.errors import ValidationError
+from maskdial.dialects.native.instances import answer_each, of_instance
+from maskdial.dialects.native.models import asked_task
 
 
 class PredictInstancesBody(Lenient, TaskBody):
@@ -34,7 +31,6 @@ class PredictReply(TypedDict):
 async def predict(call: Call[PredictInstancesBody]) -> Response:
     """Answers several texts or bodies at once, each as `/models/NAME` does."""
     instances = call.body.instances
-    check_num_texts(len(instances), call.server.config)
     choice = call.choice()
     lease = await call.lease(choice)
     served = [each for each in lease.models if choice.allows(each.manifest)]
@@ -42,21 +38,14 @@ async def predict(call: Call[PredictInstancesBody]) -> Response:
     for index, body in enumerate(bodies):
         if body.get("stream"):
             raise of_instance(index, "stream: predictions come as a whole; leave it out")
-    calls = await instance_calls(call, bodies, lambda each: asked_task(served, each))
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_answer(index, *each)) for index, each in enumerate(calls)]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    answers = b",".join(bytes(task.result().body) for task in tasks)
+    replies = await answer_each(
+        call,
+        bodies,
+        lambda each: asked_task(served, each),
+        lambda task, one: respond(task.answer, one),
+    )
+    answers = b",".join(bytes(reply.body) for reply in replies)
     return Response(b'{"predictions":[' + answers + b"]}", media_type="application/json")
-
-
-async def _answer(index: int, task: Dispatched, call: Call[Any]) -> Response:
-    try:
-        return await respond(task.answer, call)
-    except ValidationError as error:
-        raise of_instance(index, error.message) from error
 
 
 ROUTES = (

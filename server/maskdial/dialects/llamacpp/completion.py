@@ -1,7 +1,7 @@
 """`POST /completion` and `/apply-template`, as llama.cpp has them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated
 
 import pydantic
 from fastapi import Response
@@ -18,12 +18,11 @@ from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.flow import write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.llamacpp.infill import CompletionRenderer, InfillReply
+from maskdial.dialects.llamacpp.infill import AnyStops, CompletionRenderer, InfillReply
 from maskdial.dialects.openai.tokens import PromptBody, render
-from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields, Stops
+from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields
 from maskdial.dialects.unsupported import Gbnf, Lora
 from maskdial.errors import ValidationError
-from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import json_reply
 
 _NEW_TOKENS = 100
@@ -72,16 +71,9 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         description="Maximum number of tokens to generate; -1 for what the context leaves. "
         f"Default: the model's, or {_NEW_TOKENS}.",
     )
-    stop: (
-        Annotated[
-            Stops,
-            pydantic.BeforeValidator(
-                lambda value: [value] if isinstance(value, str) else value,
-                json_schema_input_type=str | list[str],
-            ),
-        ]
-        | None
-    ) = Field(None, description="Texts that end the text, and are not part of it.")
+    stop: AnyStops | None = Field(
+        None, description="Texts that end the text, and are not part of it."
+    )
     penalty_last_n: LastN | None = PENALTY_LAST_N
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
@@ -95,11 +87,6 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         """-1 asks for a new seed."""
         return {**body, "seed": None} if isinstance(body, dict) and body.get("seed") == -1 else body
 
-    @pydantic.model_validator(mode="after")
-    def _check_grammars(self) -> Self:
-        self.check_guided()
-        return self
-
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""
         return {"grammar": next(iter(self.grammars()), "guided_grammar"), **super().names()}
@@ -109,13 +96,12 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         if self.n_predict == 0:
             raise ValidationError("must be at least 1, or -1, not 0", field="max_new_tokens")
         limit = self.n_predict
-        grammar: GrammarRequest | None = next(iter(self.grammars().values()), None)
         return GenerationRequest(
             [self.prompt],
             params=self.sampling(model.defaults, do_sample=True, include_stop=False),
             max_new_tokens=model.max_length if limit == -1 else limit,
             is_limited=limit != -1,
-            grammar=grammar,
+            grammar=self.grammar,
             **self.given("seed"),
         )
 

@@ -4,7 +4,7 @@ A causal model writes it if its tokenizer has fill-in-the-middle tokens; a maske
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NotRequired, Self
+from typing import Annotated, Any, NotRequired
 
 import pydantic
 from fastapi import Response
@@ -26,7 +26,6 @@ from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import SamplingFields, Stops
 from maskdial.dialects.unsupported import Lora
 from maskdial.errors import ValidationError
-from maskdial.grammar.source import GrammarRequest
 from maskdial.http.replies import encode_json, json_reply, timing_headers
 from maskdial.http.sse import Frames, data_frame
 from maskdial.masked.model import MaskedModel
@@ -40,6 +39,16 @@ _CAUSAL = (
     *("stop", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
+
+
+AnyStops = Annotated[
+    Stops,
+    pydantic.BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=str | list[str],
+    ),
+]
+"""A text, or several."""
 
 
 class InputExtra(Lenient):
@@ -86,16 +95,9 @@ class InfillBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         f"it. Default, and with -1: the causal model's limit or 100, {DEFAULT_BLANK} for a masked "
         "one.",
     )
-    stop: (
-        Annotated[
-            Stops,
-            pydantic.BeforeValidator(
-                lambda value: [value] if isinstance(value, str) else value,
-                json_schema_input_type=str | list[str],
-            ),
-        ]
-        | None
-    ) = Field(None, description="Texts that end the gap, and are not part of it.")
+    stop: AnyStops | None = Field(
+        None, description="Texts that end the gap, and are not part of it."
+    )
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
@@ -106,16 +108,6 @@ class InfillBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         None, description="For masked models, fillings of each length to follow. Default: 1."
     )
     lora: Lora = None
-
-    @pydantic.model_validator(mode="after")
-    def _check_grammars(self) -> Self:
-        self.check_guided()
-        return self
-
-    @property
-    def grammar(self) -> GrammarRequest | None:
-        """What the gap's text must match."""
-        return next(iter(self.grammars().values()), None)
 
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""

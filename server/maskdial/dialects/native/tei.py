@@ -4,7 +4,6 @@
 endpoints send what is for the only model.
 """
 
-import asyncio
 import inspect
 from typing import Annotated, Any
 
@@ -26,13 +25,12 @@ from maskdial.dialects.body import (
 from maskdial.dialects.call import Call, endpoint, respond, task_route
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.masked_body import MaskedBody, TruncationParameters
-from maskdial.dialects.native.instances import instance_calls, of_instance
+from maskdial.dialects.native.instances import answer_each
 from maskdial.dialects.native.models import MODEL_BODY, MODEL_REPLY, AnyTaskBody, asked_task
 from maskdial.dialects.native.replies import DetokenizeReply
 from maskdial.dialects.native.tasks import CLASSIFY, MaskedRoute
 from maskdial.dialects.native.tokens import DetokenizeBody, detokenize
-from maskdial.engine.limits import check_num_texts
-from maskdial.engine.timing import Timed, Timings
+from maskdial.engine.timing import Timings
 from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply, timing_headers
 from maskdial.http.route import TaskRoute
@@ -146,35 +144,18 @@ class VertexReply(TypedDict):
 
 async def vertex(call: Call[VertexBody]) -> Response:
     """Answers several bodies at once, each as the task's own route does, for Vertex AI."""
-    instances = call.body.instances
-    check_num_texts(len(instances), call.server.config)
     await call.masked(_VERTEX)
     lease = await call.lease(call.choice())
     served = [model for model in lease.models if _VERTEX.serves(model.manifest)]
-    calls = await instance_calls(call, instances, lambda each: _as_tei(asked_task(served, each)))
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_predict(index, *each)) for index, each in enumerate(calls)]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    answers = [task.result() for task in tasks]
-    timings = Timings(
-        max(each.timings.queue_seconds for each in answers),
-        max(each.timings.inference_seconds for each in answers),
-        sum(each.timings.compute_tokens for each in answers),
-        sum(each.timings.truncated_tokens for each in answers),
+    answers = await answer_each(
+        call,
+        call.body.instances,
+        lambda each: _as_tei(asked_task(served, each)),
+        lambda task, one: task.content(one),
     )
+    timings = Timings.beside([each.timings for each in answers])
     content: VertexReply = {"predictions": [each.content for each in answers]}
     return json_reply(content, headers=timing_headers(timings))
-
-
-async def _predict(index: int, task: MaskedRoute[Any], call: Call[Any]) -> Timed[object]:
-    try:
-        return await task.content(call)
-    except ValidationError as error:
-        located = call.located(error)
-        assert isinstance(located, ValidationError)
-        raise of_instance(index, located.message) from error
 
 
 ROUTES = (

@@ -138,18 +138,19 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
     )
 
     @property
-    @abstractmethod
     def describes_tokens(self) -> bool:
         """Whether the reply describes each token."""
+        return False
 
     @property
-    @abstractmethod
     def num_top(self) -> int:
         """How many of the most likely tokens each token is described with."""
+        return 0
 
-    @abstractmethod
+    @property
     def grammar(self) -> GrammarRequest | None:
         """What the text must match."""
+        return None
 
     def rest_of_context(self, model: WritingModel, num_texts: int = 1) -> int:
         """The limit on a text that has none: what the context leaves, and what a reply may describe
@@ -177,14 +178,14 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
                 top_n_tokens=self.num_top,
                 prompt_logprobs=prompt_logprobs,
             ),
-            grammar=self.grammar(),
+            grammar=self.grammar,
             describe_tokens=self.describes_tokens,
             **self.given("seed", "truncate", "priority", "cache_salt"),
             **others,
         )
 
 
-class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
+class GenerationBody(GuidedFields, SamplingBody, UnmaskingFields):
     """The fields that both generation routes have."""
 
     habits = OpenAIBody.habits | {"parallel_tool_calls"}
@@ -219,7 +220,6 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        self.check_guided()
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "only a stream has options; set stream")
         return self
@@ -238,10 +238,6 @@ class GenerationBody(SamplingBody, GuidedFields, UnmaskingFields):
     def continuous_usage(self) -> bool:
         """Whether every chunk has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    def grammar(self) -> GrammarRequest | None:
-        """What the text must match."""
-        return next(iter(self.grammars().values()), None)
 
     @property
     @abstractmethod

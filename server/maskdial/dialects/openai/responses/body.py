@@ -154,6 +154,7 @@ class ResponsesBody(SamplingBody):
     def num_top(self) -> int:
         return self.top_logprobs or 0
 
+    @property
     def grammar(self) -> GrammarRequest | None:
         return self.text.format.grammar()
 

@@ -35,7 +35,6 @@ from maskdial.dialects.openai.responses.items import (
 from maskdial.dialects.openai.responses.output import usage
 from maskdial.dialects.openai.responses.stored import items_before
 from maskdial.dialects.openai.sampling import SamplingBody
-from maskdial.grammar.source import GrammarRequest
 
 ASK = (
     "Write a summary of this conversation for whoever goes on with it without having read it. Say "
@@ -84,17 +83,6 @@ class CompactBody(SamplingBody):
         if self.input is None and self.previous_response_id is None:
             raise FieldError("input", "this field is required")
         return self
-
-    @property
-    def describes_tokens(self) -> bool:
-        return False
-
-    @property
-    def num_top(self) -> int:
-        return 0
-
-    def grammar(self) -> GrammarRequest | None:
-        return None
 
     def names(self) -> Mapping[str, str]:
         return {
