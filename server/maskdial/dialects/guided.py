@@ -42,7 +42,7 @@ class GuidedFields(Wire):
         )
 
     @property
-    def grammar(self) -> GrammarRequest | None:
+    def constraint(self) -> GrammarRequest | None:
         """What the text must match."""
         return next(iter(self.grammars().values()), None)
 

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 import maskdial
 from maskdial.dialects.body import Wire, read_body
-from maskdial.dialects.kserve.answers import signature
+from maskdial.dialects.kserve.answers import Signature, signature
 from maskdial.dialects.native.service import is_ready
 from maskdial.errors import MaskdialError, NotFoundError, shortened
 from maskdial.http.context import server_context
@@ -153,9 +153,7 @@ async def model_metadata(request: Request) -> Response:
         entry = entry_of(request)
     except MaskdialError as error:
         return error_reply(error)
-    models = server_context(request).models
-    tasks = [task for each in entry.manifests for task in models.tasks_of(each)]
-    tensors = signature(tasks[0] if tasks else "")
+    tensors, _ = tensors_of_main_task(request, entry)
     return json_reply(
         {
             "name": entry.name,
@@ -221,6 +219,13 @@ def _described(name: str, datatype: str) -> Tensor:
     return {"name": name, "datatype": datatype, "shape": [-1]}
 
 
+def tensors_of_main_task(request: Request, entry: Entry) -> tuple[Signature, list[str]]:
+    """The tensors of the first task that a model does, and all of its tasks."""
+    models = server_context(request).models
+    tasks = [task for each in entry.manifests for task in models.tasks_of(each)]
+    return signature(tasks[0] if tasks else ""), tasks
+
+
 def check_version(request: Request) -> None:
     """Refuses a path with a version that no model has.
 
@@ -264,7 +269,6 @@ ROUTES = (
             body=body,
             body_is_optional=True,
             reply=Nothing,
-            statuses=(403,),
             tags=["kserve"],
             admin=True,
         )

@@ -7,8 +7,12 @@ from typing import Any
 from fastapi import Request, Response
 from typing_extensions import TypedDict
 
-from maskdial.dialects.kserve.answers import signature
-from maskdial.dialects.kserve.repository import VERSION, VERSION_PATHS, entry_of
+from maskdial.dialects.kserve.repository import (
+    VERSION,
+    VERSION_PATHS,
+    entry_of,
+    tensors_of_main_task,
+)
 from maskdial.errors import MaskdialError
 from maskdial.http.context import server_context
 from maskdial.http.replies import error_reply, json_reply
@@ -69,9 +73,7 @@ async def model_config(request: Request) -> Response:
         entry = entry_of(request)
     except MaskdialError as error:
         return error_reply(error)
-    models = server_context(request).models
-    tasks = [task for each in entry.manifests for task in models.tasks_of(each)]
-    tensors = signature(tasks[0] if tasks else "")
+    tensors, tasks = tensors_of_main_task(request, entry)
     content: ModelConfig = {
         "name": entry.name,
         "platform": "onnxruntime_onnx",

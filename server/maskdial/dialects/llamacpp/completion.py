@@ -101,7 +101,7 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
             params=self.sampling(model.defaults, do_sample=True, include_stop=False),
             max_new_tokens=model.max_length if limit == -1 else limit,
             is_limited=limit != -1,
-            grammar=self.grammar,
+            grammar=self.constraint,
             **self.given("seed"),
         )
 

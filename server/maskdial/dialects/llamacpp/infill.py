@@ -137,7 +137,7 @@ class InfillBody(SamplingFields, GuidedFields, Lenient, TaskBody):
             [self.input_prefix],
             params=self.sampling(model.defaults, do_sample=True, include_stop=False),
             max_new_tokens=self.num_tokens,
-            grammar=self.grammar,
+            grammar=self.constraint,
             infill=Infilling(self.input_suffix, self.prompt or "", snippets, cut=True),
             **self.given("seed"),
         )
@@ -162,7 +162,7 @@ class InfillBody(SamplingFields, GuidedFields, Lenient, TaskBody):
             self.n or 1,
             Unmasking(temperature=self.temperature or 0.0, num_beams=self.num_beams or 1),
             choices=self.guided_choice,
-            grammar=self.grammar if self.guided_choice is None else None,
+            grammar=self.constraint if self.guided_choice is None else None,
             **self.given("seed"),
         )
 

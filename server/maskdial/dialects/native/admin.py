@@ -87,7 +87,6 @@ ROUTES = tuple(
         endpoint,
         body=body,
         reply=ModelChange,
-        statuses=(403,),
         tags=["models"],
         admin=True,
     )

@@ -76,7 +76,6 @@ ROUTES = tuple(
         error=OpenAIError,
         error_reply=FORM.reply,
         invalid_status=400,
-        statuses=(403,),
         tags=["openai"],
         admin=True,
     )

@@ -184,7 +184,7 @@ class ChatBody(GenerationBody):
             "prompts": "messages",
             "max_new_tokens": limit,
         }
-        if self.tools and self.grammar is None:
+        if self.tools and self.constraint is None:
             names["grammar"] = "tools"
         return names
 

@@ -148,7 +148,7 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
         return 0
 
     @property
-    def grammar(self) -> GrammarRequest | None:
+    def constraint(self) -> GrammarRequest | None:
         """What the text must match."""
         return None
 
@@ -178,7 +178,7 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
                 top_n_tokens=self.num_top,
                 prompt_logprobs=prompt_logprobs,
             ),
-            grammar=self.grammar,
+            grammar=self.constraint,
             describe_tokens=self.describes_tokens,
             **self.given("seed", "truncate", "priority", "cache_salt"),
             **others,

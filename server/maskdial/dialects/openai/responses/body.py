@@ -155,7 +155,7 @@ class ResponsesBody(SamplingBody):
         return self.top_logprobs or 0
 
     @property
-    def grammar(self) -> GrammarRequest | None:
+    def constraint(self) -> GrammarRequest | None:
         return self.text.format.grammar()
 
     def names(self) -> Mapping[str, str]:
