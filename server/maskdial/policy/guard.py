@@ -443,8 +443,8 @@ def verdict_of(
 
 async def together(work: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     """The results of several pieces of work at the same time; if one fails, the others end."""
-    if len(work) == 1:
-        return [await work[0]()]
+    if len(work) < 2:
+        return [await each() for each in work]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_awaited(each)) for each in work]

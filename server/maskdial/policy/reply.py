@@ -21,7 +21,7 @@ from maskdial.policy.judge import Found
 from maskdial.policy.placeholders import Placeholders
 from maskdial.policy.redaction import Change, Span, Strings, changed, changes, merged
 from maskdial.policy.rules import Part, Policy, Rule
-from maskdial.policy.windows import Before, Both, Words
+from maskdial.policy.windows import Before, Both, Window, Words
 
 Delta = Callable[[str], ReplyDelta]
 
@@ -47,11 +47,17 @@ class _Reading:
         self._spans: list[Span] = []
         self.cleared = 0
 
-    async def read(self, words: Words, request: GuardedRequest) -> list[Found]:
-        """Reads on as far as the words go. Places of what is found count from the segment's
-        beginning.
-        """
+    def next(self, words: Words) -> list[Window]:
+        """The windows that are to be read now."""
         windows = self._windows.next(words)
+        if words.ended and not windows:
+            self.cleared = len(words.text)
+        return windows
+
+    async def read(
+        self, words: Words, windows: Sequence[Window], request: GuardedRequest
+    ) -> list[Found]:
+        """What is found in some windows; its place counts from the segment's beginning."""
         texts = [words.text[each.start : each.end] for each in windows]
         found: list[Found] = []
         for window, labels in zip(
@@ -259,10 +265,12 @@ class GuardedText:
         """Has the rules read on, and passes on what all of them have cleared."""
         if segment.whole:
             return await self._read_whole(segment) if segment.words.ended else None
+        ready = [(each, each.next(segment.words)) for each in segment.readings]
+        due = [(each, windows) for each, windows in ready if windows]
         found = await together(
-            [partial(each.read, segment.words, self._request) for each in segment.readings]
+            [partial(each.read, segment.words, some, self._request) for each, some in due]
         )
-        for reading, labels in zip(segment.readings, found, strict=True):
+        for (reading, _), labels in zip(due, found, strict=True):
             halts = [self._note(reading, segment, each) for each in labels]
             segment.halts += [each for each in halts if each is not None]
         cut = min(
@@ -324,6 +332,8 @@ class GuardedText:
     def _release(self, segment: _Segment, cut: int) -> None:
         """Passes on the tokens up to a place."""
         units = segment.units
+        if cut <= segment.released:
+            return
         parts = [each for each in self._changes(segment, cut) if each.end <= cut]
         while units:
             num = self._num_together(units, parts, cut)
