@@ -166,12 +166,11 @@ class Scheduler:
         shared = sequence.shared_prompt
         adapter = "" if sequence.adapter is None else sequence.adapter.digest
         known = () if shared is None else shared.block_keys
-        sequence.find_blocks(
-            known
-            or self._prefix_cache.keys(
-                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
-            )
+        keys = known or self._prefix_cache.keys(
+            sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
         )
+        snapshots = self._prefix_cache.snapshots(self._num_reusable(sequence), sequence.borders)
+        sequence.find_blocks(keys, snapshots)
 
     def cancel(self, sequence: Sequence) -> None:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
@@ -522,7 +521,8 @@ class Scheduler:
         self.hash_prompt(sequence)
         if sequence.params.prompt_logprobs:
             return ()
-        return self._prefix_cache.match(sequence.block_keys[: self._num_reusable(sequence)])
+        keys = sequence.block_keys[: self._num_reusable(sequence)]
+        return self._prefix_cache.match(keys, sequence.snapshot_keys)
 
     def _num_reusable(self, sequence: Sequence) -> int:
         """The blocks of a prompt that need not be read if the prefix cache has them."""
@@ -551,16 +551,14 @@ class Scheduler:
             chunk = self._block_tokens
         elif _is_background(sequence) and self._steps_alone < _STEPS_ALONE:
             chunk = self._block_tokens  # another one that arrives would wait for all of it
-        num_tokens = sequence.num_to_prefill
+        start, num_tokens = sequence.num_computed, sequence.num_to_prefill
         # A last chunk of one token would run on another kernel (see `KVLayout.query_block`).
         if num_tokens > chunk + 1:
             num_tokens = chunk
-        elif self._prefix_cache is not None and self._prefix_cache.needs_states:
-            # The states are kept where the next prompt that begins like this one can go on.
-            border = self._num_reusable(sequence) * self._block_tokens
-            if sequence.num_computed < border:
-                num_tokens = border - sequence.num_computed
-        return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
+        # States cannot be cut, so that a chunk ends where they are kept.
+        ends = (number * self._block_tokens for number in sequence.snapshots)
+        num_tokens = min([num_tokens, *(end - start for end in ends if end > start)])
+        return Prefill(sequence, sequence.slot, start, num_tokens)
 
 
 def _is_background(sequence: Sequence) -> bool:

@@ -19,7 +19,7 @@ from maskdial.causal.generation_config import (
     tokens_without_text,
 )
 from maskdial.causal.model import CausalModel
-from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_cache import PrefixCache, snapshot_blocks
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.device_sampler import DeviceSampler
@@ -507,5 +507,7 @@ def _prefix_cache(
         block_tokens=block_tokens,
         max_bytes=max_bytes,
         shared=config.prefix_cache_shared == "on",
-        needs_states=bool(layout.states),
+        snapshot_blocks=snapshot_blocks(
+            layout.state_bytes, block_tokens * layout.bytes_per_token, block_tokens
+        ),
     )

@@ -171,7 +171,7 @@ def test_a_block_that_is_held_stays_as_it_is() -> None:
 
 
 def test_a_prefix_ends_where_states_are_kept() -> None:
-    cache = PrefixCache(model="m", block_tokens=2, max_bytes=10**6, needs_states=True)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=10**6, snapshot_blocks=1)
     keys = keys_of(cache, range(10))
     put_all(cache, keys)
     assert cache.match(keys) == ()
@@ -190,7 +190,7 @@ def test_a_prefix_ends_where_states_are_kept() -> None:
 
 def test_states_count_as_bytes_and_go_with_their_block() -> None:
     states = np.zeros(BLOCK_BYTES // 4, np.float32)
-    cache = PrefixCache(model="m", block_tokens=2, max_bytes=4 * BLOCK_BYTES, needs_states=True)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=4 * BLOCK_BYTES, snapshot_blocks=1)
     one, other = keys_of(cache, [1, 1, 1, 1]), keys_of(cache, [2, 2, 2, 2])
     put_all(cache, one)
     cache.put(one[1], new_block(), states.copy())
@@ -204,7 +204,7 @@ def test_states_count_as_bytes_and_go_with_their_block() -> None:
 
 
 def test_states_too_large_for_the_cache_are_left_out() -> None:
-    cache = PrefixCache(model="m", block_tokens=2, max_bytes=BLOCK_BYTES, needs_states=True)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=BLOCK_BYTES, snapshot_blocks=1)
     keys = keys_of(cache, range(2))
     cache.put(keys[0], new_block(), np.zeros(1, np.float32))
     assert held(cache, keys) == [True]
