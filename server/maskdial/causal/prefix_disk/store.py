@@ -1,7 +1,6 @@
 """DiskStore: the records of a folder, up to a number of bytes, and the threads that access them."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import sys
@@ -18,11 +17,11 @@ from numpy.typing import NDArray
 
 from maskdial.causal.prefix_disk import record
 from maskdial.causal.prefix_disk.record import DamagedError, Header, Part
+from maskdial.folder_lock import LOCK, lock_folder
 from maskdial.metrics import DiskMetrics
 
 _log = logging.getLogger("maskdial.prefix_disk")
 
-_LOCK = "lock"
 _MAX_QUEUED = 256 * 2**20  # bytes that wait to be written; what is more is written another time
 _RETRY_SECONDS = 10.0  # until a folder that could not be opened is tried again
 _PAUSE_SECONDS = 60.0  # after a record that could not be written, a full disk for example
@@ -426,23 +425,6 @@ class DiskStore:
         self._metrics.blocks.set(self.num_blocks)
 
 
-def lock_folder(folder: Path) -> int:
-    """Takes a folder for this process, until the descriptor that it returns is closed.
-
-    Raises:
-        BlockingIOError: another process has it.
-        OSError: it cannot be locked.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    lock = os.open(folder / _LOCK, flags, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
 def _scan(folder: Path) -> tuple[OrderedDict[bytes, _Entry], int, int]:
     """What a folder has, and how many files are strangers', and how many were removed.
 
@@ -453,7 +435,7 @@ def _scan(folder: Path) -> tuple[OrderedDict[bytes, _Entry], int, int]:
     num_strangers, num_removed = 0, 0
     for path, parsed, is_file in record_files(folder):
         if parsed is None or not is_file:
-            num_strangers += path.name != _LOCK
+            num_strangers += path.name != LOCK
             continue
         digest, part, is_partial = parsed
         try:
