@@ -62,6 +62,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     seed: int | None = None
+    borders: tuple[int, ...] = ()
 
     def sequence(self, shared: SharedPrompt | None = None) -> Sequence:
         return Sequence(
@@ -72,6 +73,7 @@ class Request:
             cache_salt=self.salt,
             grammar=None if self.grammar is None else self.grammar.matcher(),
             shared_prompt=shared,
+            borders=self.borders,
         )
 
 
