@@ -16,6 +16,7 @@ COMMANDS = (
     "encoders",
     "adapters",
     "fairness",
+    "prefix",
     "compare",
 )
 
