@@ -43,7 +43,7 @@ _TEMPLATE = """
 Qwen3's templates do either."""
 
 _PARAMETERS = 4  # of a tool
-_ASKED, _THOUGHT, _SAID, _FOUND = 30, 120, 20, 150  # words of a turn
+_ASKED, _THOUGHT, _SAID, _FOUND = 20, 50, 10, 60  # words of a turn
 _LEFT = 256  # tokens of the context for the reply
 
 
@@ -99,10 +99,10 @@ class Conversation:
             yield self._body(said)
             said.append(answer)
 
-    def last(self) -> dict[str, Any]:
-        """What it sends at the beginning of the last turn."""
-        *_, body, _ = self.bodies()
-        return body
+    def last(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What it sends at the beginning of the last turn, and before that."""
+        *_, before, body, _ = self.bodies()
+        return body, before
 
     def _body(self, said: Sequence[Message]) -> dict[str, Any]:
         return {"messages": [*said], "tools": [*self.tools]}

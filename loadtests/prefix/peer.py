@@ -30,15 +30,18 @@ class Row:
 def turns(args: argparse.Namespace, bundle: Path, conversation: Conversation) -> Section:
     """The first token of the last turn with llama.cpp; its state goes through a file."""
     with serving(bundle, args.context) as agent:
-        prompt = agent.tokens(conversation.last())
+        prompt, before = map(agent.tokens, conversation.last())
     file = args.work / "llama.state"
-    cold = _run(_open(args), prompt)
     model = _open(args)
-    _run(model, prompt)
-    memory = [_run(model, prompt) for _ in range(args.rounds)]
-    file.write_bytes(pickle.dumps(model.save_state()))
-    disk = []
+    cold = _run(model, prompt)
+    model.reset()
+    _run(model, before)
+    state = model.save_state()
+    file.write_bytes(pickle.dumps(state))
+    memory, disk = [], []
     for _ in range(args.rounds):
+        model.load_state(state)
+        memory.append(_run(model, prompt))
         model = _open(args)
         disk.append(_run(model, prompt, file))
     runs = {"nowhere: computed": [cold], "memory": memory, "a file, after a restart": disk}
