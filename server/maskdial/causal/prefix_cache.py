@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DIGEST_BYTES = 32
+_LEAST_DEFAULT = 512 * 2**20  # bytes
 _MOST_BETWEEN = 4096  # tokens between two snapshots, however large these are
 
 
@@ -302,6 +303,19 @@ def digest_of(key: bytes) -> bytes:
 def previous_of(key: bytes) -> bytes:
     """The digest of the block before it; empty for a prompt's first block."""
     return key[:-_DIGEST_BYTES]
+
+
+def default_bytes(context_bytes: int, free_bytes: int | None) -> int:
+    """The size of a cache where none is given: at least 512 MiB, and a whole context.
+
+    Of a prompt that is larger than the cache, the rest is computed with every turn. Memory is taken
+    as prompts come, and a quarter of what is free leaves room for other models.
+
+    Args:
+        context_bytes: of the keys, values and states of a prompt that fills the context.
+        free_bytes: of memory; None if that is not known.
+    """
+    return max(min(context_bytes, (free_bytes or 0) // 4), _LEAST_DEFAULT)
 
 
 def snapshot_blocks(state_bytes: int, block_bytes: int, block_tokens: int) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.prefix_cache import PrefixCache, snapshot_blocks
+from maskdial.causal.prefix_cache import PrefixCache, default_bytes, snapshot_blocks
 
 BLOCK_BYTES = 8
 
@@ -287,6 +287,23 @@ def test_without_room_nothing_is_ever_held() -> None:
     assert held(cache, keys) == [False] * 3
     assert cache.match(keys) == ()
     assert cache.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("context", "free", "mebibytes"),
+    [
+        (100, 64_000, 512),
+        (2_000, 64_000, 2_000),  # an agent's conversation with a model of four billion weights
+        (17_000, 20_000, 5_000),
+        (17_000, 1_000, 512),  # of which the server takes as much as is free, and says so
+        (17_000, None, 512),
+    ],
+)
+def test_where_no_size_is_given_a_whole_context_fits(
+    context: int, free: int | None, mebibytes: int
+) -> None:
+    size = default_bytes(context * 2**20, None if free is None else free * 2**20)
+    assert size == mebibytes * 2**20
 
 
 Prefix = tuple[str, tuple[int, ...]]
