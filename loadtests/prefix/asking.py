@@ -55,7 +55,7 @@ class Agent:
             "stream_options": {"include_usage": True},
         }
         cpu, started, first = self.server.cpu_seconds(), time.perf_counter(), 0.0
-        bits, usage = [], {}
+        bits, usage = [], dict[str, Any]()
         with self.http.stream("POST", "/v1/chat/completions", json={**body, **sent}) as reply:
             if reply.status_code != httpx.codes.OK:
                 reply.read()
@@ -112,7 +112,7 @@ def _written(events: list[tuple[Any, Any]]) -> list[Any]:
 
 
 @contextmanager
-def serving(bundle: Path, context: int, **settings: object) -> Iterator[Agent]:
+def serving(bundle: Path, context: int, **settings: Any) -> Iterator[Agent]:
     """An agent, and a server of its own until the end of the block."""
     models = {MODEL: bundle}
     with running_server(models, timeout=600.0, max_context=context, **settings) as server:

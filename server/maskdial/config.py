@@ -448,7 +448,8 @@ class Config(BaseModel):
         "ignore",
         description="what to do with fields that a request in another project's format has and "
         "this server does not know; ignore: name them in the header x-ignored-fields, and once for "
-        "each client in the log. Routes of its own refuse them in any case",
+        "each client in the log. Routes of its own refuse them in any case. With refuse, "
+        "nothing is left out of a prompt either, such as what Claude Code says of its session",
     )
     prefill_chunk_tokens: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Auto] = Field(
         None,
