@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -202,6 +203,21 @@ def test_a_turn_goes_on_from_where_the_last_one_parts(recurrent: LoadedModel) ->
                     assert num_new < new + block + 2
             kept += recurrent.random_prompt(rng, 20)
         assert bench.tally.kv_bytes == 0
+
+
+def test_the_third_prompt_that_begins_alike_reads_only_its_own(recurrent: LoadedModel) -> None:
+    """Nothing tells where prompts part, until a second one does."""
+    rng = random.Random(6)
+    common, block = recurrent.random_prompt(rng, 200), recurrent.layout.query_block
+    bench, read = recurrent.bench(cache_blocks=100), [0]
+    for _ in range(4):
+        prompt = common + recurrent.random_prompt(rng, 50)
+        request = recurrent.request(prompt, max_new_tokens=3, ignore_eos=True, top_n_tokens=3)
+        assert bench.run_alone([request]) == recurrent.bench().run_alone([request])
+        read.append(bench.tally.num_read)
+    new = [after - before for before, after in pairwise(read)]
+    assert all(number < 50 + block for number in new[2:])
+    assert new[0] == 250
 
 
 @pytest.mark.parametrize("num_beams", [2, 4])

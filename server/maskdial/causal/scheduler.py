@@ -320,6 +320,7 @@ class Scheduler:
                 return
             yield from self._vacate(slot)
             self._occupy(sequence, slot)
+            self._keep_parting(sequence, len(prefix))
             num_restored = sum(map(Block.take_restored, prefix))
             sequence.start(slot, len(prefix) * self._block_tokens, num_restored)
             self._prefilling.append(sequence)
@@ -426,8 +427,9 @@ class Scheduler:
     def _joins(self, sequence: Sequence, slot: int) -> bool:
         """Whether a waiting prompt can be prefilled in one pass with those about to be.
 
-        The pass writes to adjoining slots and is as long as its longest prompt. Within one block of
-        the attention kernel, padding does not change a prompt's logits in any bit.
+        The pass reads whole prompts, writes to adjoining slots, and is as long as its longest one.
+        Within one block of the attention kernel, padding does not change a prompt's logits in any
+        bit.
         """
         together = [*self._prefilling, sequence]
         padded = len(together) * max(s.num_prompt for s in together)
@@ -438,6 +440,7 @@ class Scheduler:
                 s.num_computed == 0
                 and 2 <= s.num_prompt <= self._joint_tokens
                 and not s.params.prompt_logprobs
+                and self._next_chunk(s).is_last
                 for s in together
             )
         )
@@ -523,6 +526,19 @@ class Scheduler:
             return ()
         keys = sequence.block_keys[: self._num_reusable(sequence)]
         return self._prefix_cache.match(keys, sequence.snapshot_keys)
+
+    def _keep_parting(self, sequence: Sequence, num_usable: int) -> None:
+        """Has the states kept where a prompt parts from an earlier one, which left none there: a
+        third prompt may begin like both.
+        """
+        if self._prefix_cache is None or not sequence.snapshots:
+            return
+        keys = sequence.block_keys[: self._num_reusable(sequence)]
+        num_held = self._prefix_cache.num_held(keys)
+        if self._prefix_disk is not None:
+            num_held = self._prefix_disk.num_held(keys, num_held)
+        if num_held > num_usable:
+            sequence.keep_states(num_held)
 
     def _num_reusable(self, sequence: Sequence) -> int:
         """The blocks of a prompt that need not be read if the prefix cache has them."""

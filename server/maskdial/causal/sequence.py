@@ -320,6 +320,10 @@ class Sequence:
         if self.shared_prompt is not None:
             self.shared_prompt.block_keys = keys
 
+    def keep_states(self, num_blocks: int) -> None:
+        """Has the states kept after so many blocks of the prompt, too."""
+        self.snapshots |= {num_blocks}
+
     def await_fetch(self, fetch: Fetch | None) -> None:
         """Waits for blocks of its prompt; with None, for none any more."""
         self.fetch = fetch

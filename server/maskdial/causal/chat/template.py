@@ -1,6 +1,7 @@
 """ChatTemplate: a conversation as a prompt in the model's format."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
 # What no message begins with: where two prompts part that differ in one, its content begins.
 _OTHER = "\ue000"
 _MAX_BREAKPOINTS = 4
+_MOST_SECONDS = 0.25  # of a rendering that is repeated
 BREAKPOINT = "ends a prefix"
 """A key of messages, which no template is given: a client expects another prompt to begin with
 those up to this one."""
@@ -218,14 +220,18 @@ class ChatTemplate:
         """As `submit`, with the prompt's borders, which take some renderings more: where the first
         message after the instructions begins, where the user's last one does, where that ends which
         a `BREAKPOINT` is at, where the reply begins, and where the prompt parts from that of the
-        next turn, which may have nothing of what the assistant thought in this one.
+        next turn, which may have nothing of what the assistant thought in this one. A template that
+        is slow has none.
         """
         question, continued, parting = self._question(
             messages, tools, variables, add_generation_prompt, continue_final_message
         )
 
         def work() -> Rendered:
+            started = time.monotonic()
             text = self._render(question, continued)
+            if time.monotonic() - started > _MOST_SECONDS:  # others wait for the next ones
+                return Rendered(text)
             return Rendered(text, self._borders(question, text, parting))
 
         return self._queue(work)

@@ -198,11 +198,16 @@ class DiskTier:
                     self._store.write(header, array, kept)
         self._store.use(digest_of(keys[-1]), kept)
 
-    def _reach(self, keys: Sequence[bytes], held: int) -> int:
-        """How many blocks of a prompt memory could have with the disk's, to go on from the last."""
-        end = held
+    def num_held(self, keys: Sequence[bytes], in_memory: int) -> int:
+        """How many blocks of a prompt the disk has, beyond those in memory and with them."""
+        end = in_memory
         while end < len(keys) and self._store.size(digest_of(keys[end]), _BLOCK):
             end += 1
+        return end
+
+    def _reach(self, keys: Sequence[bytes], held: int) -> int:
+        """How many blocks of a prompt memory could have with the disk's, to go on from the last."""
+        end = self.num_held(keys, held)
         if self._block_bytes:
             end = min(end, (self._memory.max_bytes - self._state_bytes) // self._block_bytes)
         while end > 0 and self._memory.needs_states:
