@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_clock_that_is_set_back_does_not_change_the_order(
     tmp_path: Path, one: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 2 * 10**18
-    monkeypatch.setattr(store_module.time, "time_ns", lambda: now)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     with opened(tmp_path, max_bytes=7 * one) as store:
         put_chain(store, range(3))
         put_chain(store, range(10, 12))
