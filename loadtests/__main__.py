@@ -21,6 +21,7 @@ _COMMANDS = {
     "adapters": "compare decode steps of texts with adapters and without",
     "faults": "break, kill, flood and soak a server, and look for what is lost or kept",
     "fairness": "measure polite clients beside one that sends as much as it can",
+    "prefix": "measure what is read again of conversations, from memory and from disk",
     "compare": "compare our speed with other runtimes'",
 }
 

@@ -23,7 +23,7 @@ from maskdial.causal.drafts.sources import PromptLookup
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.executor import ModelRunner
-from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_cache import PrefixCache, default_bytes
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sampling.sampler import Sampler
 from maskdial.causal.sequence import Sequence as Generation
@@ -133,6 +133,12 @@ class LoadedCausal:
         return self.bundle.manifest.vocab_size
 
     @property
+    def prefix_cache_bytes(self) -> int:
+        """What a server without much free memory takes, unless it is configured."""
+        given = self.config.prefix_cache_bytes
+        return default_bytes(0, None) if given is None else given
+
+    @property
     def packs(self) -> bool:
         """Whether prompts of different lengths share a pass without padding, and decode steps with
         them: so with kernels."""
@@ -199,7 +205,7 @@ class LoadedCausal:
         cache = PrefixCache(
             model=self.bundle.manifest.files[self.bundle.manifest.graph],
             block_tokens=block,
-            max_bytes=self.config.prefix_cache_bytes,
+            max_bytes=self.prefix_cache_bytes,
         )
         eos = frozenset(self.bundle.manifest.special_tokens.eos)
         found = find_kernels(self.config.kernels)

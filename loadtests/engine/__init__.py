@@ -142,7 +142,7 @@ def describe(model: LoadedCausal) -> dict[str, Any]:
         "query_block": model.layout.query_block,
         "packs": model.packs,
         "prefill_chunk_tokens": model.chunk_tokens,
-        "prefix_cache_bytes": model.config.prefix_cache_bytes,
+        "prefix_cache_bytes": model.prefix_cache_bytes,
         "threads": model.config.threads,
         "spinning": model.config.spins(alone=True),
         "machine": machine(),

@@ -453,7 +453,8 @@ class Config(BaseModel):
         "ignore",
         description="what to do with fields that a request in another project's format has and "
         "this server does not know; ignore: name them in the header x-ignored-fields, and once for "
-        "each client in the log. Routes of its own refuse them in any case",
+        "each client in the log. Routes of its own refuse them in any case. With refuse, "
+        "nothing is left out of a prompt either, such as what Claude Code says of its session",
     )
     prefill_chunk_tokens: Annotated[int | None, Field(ge=1, le=_MAX_COUNT), _Auto] = Field(
         None,
@@ -461,12 +462,11 @@ class Config(BaseModel):
         "kernel's block; higher: faster prefill, lower: smoother streams; auto: 256 on the CPU, "
         "2048 on a GPU",
     )
-    prefix_cache_bytes: int = Field(
-        512 * 2**20,
-        ge=0,
-        le=_MAX_BYTES,
-        description="size of each causal model's prefix cache, which reuses the KV cache of shared "
-        "prompt prefixes; 0 disables it",
+    prefix_cache_bytes: Annotated[int | None, Field(ge=0, le=_MAX_BYTES), _Auto] = Field(
+        None,
+        description="maximum size of each causal model's prefix cache, which reuses the KV cache "
+        "of shared prompt prefixes; auto: 512 MiB, or what a prompt of the whole context takes, "
+        "up to a quarter of the free memory, where that is more; 0 disables it",
     )
     prefix_cache_shared: Literal["on", "off"] = Field(
         "off",
@@ -648,7 +648,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_prefix_cache(self) -> Self:
-        if self.prefix_cache_dir is not None and not self.prefix_cache_bytes:
+        if self.prefix_cache_dir is not None and self.prefix_cache_bytes == 0:
             raise ValueError(
                 "prefix_cache_dir: what is read from disk goes to the prefix cache in memory; give "
                 "it some prefix_cache_bytes"

@@ -25,7 +25,7 @@ from maskdial.causal.drafts.sources import Answers, ForcedText, Prediction, Prom
 from maskdial.causal.drafts.speculation import MAX_PASS_DRAFTS, Speculation
 from maskdial.causal.engine import CausalEngine
 from maskdial.causal.events import PromptLogprob, TokenEvent
-from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_cache import PrefixCache, snapshot_blocks
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.params import SamplingParams
@@ -62,6 +62,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     seed: int | None = None
+    borders: tuple[int, ...] = ()
 
     def sequence(self, shared: SharedPrompt | None = None) -> Sequence:
         return Sequence(
@@ -72,6 +73,7 @@ class Request:
             cache_salt=self.salt,
             grammar=None if self.grammar is None else self.grammar.matcher(),
             shared_prompt=shared,
+            borders=self.borders,
         )
 
 
@@ -411,7 +413,11 @@ class LoadedModel:
                 model=str((NAME, self.bundle.path, self.session.kv_cache)),
                 block_tokens=layout.query_block,
                 max_bytes=cache_bytes,
-                needs_states=bool(layout.states),
+                snapshot_blocks=snapshot_blocks(
+                    layout.state_bytes,
+                    layout.query_block * layout.bytes_per_token,
+                    layout.query_block,
+                ),
             )
         if prefix_cache is not None and disk is not None:
             prefix_disk = DiskTier(

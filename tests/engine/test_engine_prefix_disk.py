@@ -5,6 +5,7 @@ consist of, with recurrent states, with draft tokens, and in company.
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ def test_drafts(tmp_path: Path, starter: LoadedModel) -> None:
 
 def test_recurrent_states(tmp_path: Path, recurrent: LoadedModel) -> None:
     check(recurrent, tmp_path, 150)
+
+
+def test_borders_come_from_disk(tmp_path: Path, recurrent: LoadedModel) -> None:
+    """Prompts that part at a border, each read by another server than the one before."""
+    rng = random.Random(8)
+    block = recurrent.layout.query_block
+    kept, read = recurrent.random_prompt(rng, 110), []
+    for _ in range(4):
+        prompt = kept + recurrent.random_prompt(rng, 70)
+        request = recurrent.request(prompt, max_new_tokens=4, ignore_eos=True, top_n_tokens=3)
+        request = replace(request, borders=(len(kept),))
+        wanted = recurrent.bench().run_alone([request])
+        with opened(tmp_path) as store:
+            bench = recurrent.bench(cache_blocks=AMPLE, disk=store)
+            assert bench.run_alone([request]) == wanted
+            read.append(bench.tally.num_read)
+            assert bench.tally.num_from_disk == len(prompt) - read[-1]
+    assert read[0] == len(prompt)
+    assert all(number < 70 + block for number in read[1:])
 
 
 def test_a_head_that_drafts(tmp_path: Path, circling_model: LoadedModel) -> None:

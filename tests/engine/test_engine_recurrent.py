@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -175,6 +176,48 @@ def test_a_conversation_reads_only_what_is_new(recurrent: LoadedModel) -> None:
         prompt += reply.token_ids + recurrent.random_prompt(rng, 30)
     assert num_new < 5 + 30 + block
     assert bench.tally.num_hit > len(prompt) / 2
+
+
+def test_a_turn_goes_on_from_where_the_last_one_parts(recurrent: LoadedModel) -> None:
+    """As where a template drops what was thought: turn n+1 begins as turn n did up to a border, and
+    reads less than a block before it. What a turn thinks and calls is longer than a chunk.
+    """
+    rng = random.Random(11)
+    block = recurrent.layout.query_block
+    for chunk, cache_blocks in ((256, 100), (32, 100), (64, 4)):
+        bench = recurrent.bench(cache_blocks=cache_blocks, chunk=chunk)
+        kept, read = recurrent.random_prompt(rng, 75), 0
+        for turn in range(3):
+            thought = recurrent.random_prompt(rng, 90)
+            for prompt in (kept, kept + thought):
+                request = recurrent.request(
+                    prompt, max_new_tokens=3, ignore_eos=True, top_n_tokens=3
+                )
+                request = replace(request, borders=(40, len(kept)))
+                (reply,) = bench.run_alone([request])
+                (wanted,) = recurrent.bench().run_alone([request])
+                assert reply == wanted
+                num_new, read = bench.tally.num_read - read, bench.tally.num_read
+                if turn and cache_blocks == 100:
+                    new = 20 if prompt is kept else len(thought)
+                    assert num_new < new + block + 2
+            kept += recurrent.random_prompt(rng, 20)
+        assert bench.tally.kv_bytes == 0
+
+
+def test_the_third_prompt_that_begins_alike_reads_only_its_own(recurrent: LoadedModel) -> None:
+    """Nothing tells where prompts part, until a second one does."""
+    rng = random.Random(6)
+    common, block = recurrent.random_prompt(rng, 200), recurrent.layout.query_block
+    bench, read = recurrent.bench(cache_blocks=100), [0]
+    for _ in range(4):
+        prompt = common + recurrent.random_prompt(rng, 50)
+        request = recurrent.request(prompt, max_new_tokens=3, ignore_eos=True, top_n_tokens=3)
+        assert bench.run_alone([request]) == recurrent.bench().run_alone([request])
+        read.append(bench.tally.num_read)
+    new = [after - before for before, after in pairwise(read)]
+    assert all(number < 50 + block for number in new[2:])
+    assert new[0] == 250
 
 
 @pytest.mark.parametrize("num_beams", [2, 4])

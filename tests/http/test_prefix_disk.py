@@ -174,12 +174,116 @@ def test_two_keys_learn_nothing_of_each_others_prompts(start_server: Start, tmp_
         assert ask(http, "It is " + STORY, "one", cache_salt="hers")[1] > 0
 
 
+def test_what_a_key_can_see_is_the_same_for_a_right_guess_and_a_wrong_one(
+    start_server: Start, tmp_path: Path
+) -> None:
+    """Every channel: `cached_tokens`, the tokens that are computed and the bytes that are read from
+    disk, which are the time that it takes, `/metrics`, `/info`, and `/v1/prefill`.
+    """
+    keys, disk = tmp_path / "keys", tmp_path / "disk"
+    keys.write_text(KEYS)
+    settings = {"api_key_file": keys, "admin_key": "root", "metrics_key": "m"}
+    secret = "Her number is 4711, " + STORY
+    for_her = "You help the king. " * 30
+    with serving(start_server, disk, **settings) as http:
+        wanted, _ = ask(http, secret, "one")
+        body = {"model": "hybrid", "key": "alice", "messages": [], "prompt": ""}
+        refused = http.post("/v1/prefill", json=body, headers=bearer("two"))
+        unknown = http.post("/v1/prefill", json=body | {"key": "nobody"}, headers=bearer("two"))
+        assert (refused.status_code, refused.json()) == (401, unknown.json())
+        ask(http, for_her, "one")
+
+    def seen(guess: str, key: str = "two") -> dict[str, Any]:
+        """What changes when a guess is sent, by a server to which all of it is new in memory."""
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(disk, copy)
+        with serving(start_server, copy, **settings) as http:
+            before = page(http)
+            answers = [ask(http, guess, key) for _ in range(2)]
+            after, info = page(http), disk_of(http, key)
+        changed = {name: after[name] - before.get(name, 0.0) for name in after}
+        return {
+            "answer": [answer for answer, _ in answers],
+            "cached": [cached for _, cached in answers],
+            "metrics": {name: change for name, change in changed.items() if change},
+            "written": sorted(path.stat().st_size for path in copy.iterdir()),  # `/info`, by then
+            "pays": [tier["pays"] for tier in info["models"]],
+            "read": [tier["read_bytes_per_second"] for tier in info["models"]],
+        }
+
+    right, wrong = seen(secret), seen(secret.replace("4711", "4712"))
+    assert right.pop("answer") == [wanted] * 2  # which is no channel: the model writes it anyway
+    wrong.pop("answer")
+    assert right == wrong
+    assert right["cached"][0] == 0
+    assert right["cached"][1] > 0
+    assert right["read"] == [None]
+    assert right["metrics"]["maskdial_prefix_cache_hits_total"] == right["cached"][1]
+    # And these are channels: to her, each tells.
+    hers = seen(secret, "another")
+    assert hers.pop("answer") == [wanted] * 2
+    for channel in ("cached", "metrics", "written", "read"):
+        assert hers[channel] != right[channel]
+
+
+def page(http: httpx.Client) -> dict[str, float]:
+    """The counts of `/metrics` that tell of prompts, by name, over all labels; without what is
+    written behind, at whatever moment.
+    """
+    told = ("prefix", "prompt_tokens", "pass_tokens", "padded")
+    found: dict[str, float] = {}
+    for line in http.get("/metrics", headers=bearer("m")).text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        behind = name.startswith("maskdial_prefix_disk") and "read" not in name
+        if not line.startswith("#") and not behind and any(word in name for word in told):
+            found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    return found
+
+
 def test_a_folder_of_another_server_is_not_used(start_server: Start, tmp_path: Path) -> None:
     with serving(start_server, tmp_path) as first, serving(start_server, tmp_path) as second:
         answer, _ = ask(first, STORY)
         assert ask(second, STORY) == (answer, 0)
         assert "another server has it" in disk_of(second)["problem"]
         assert disk_of(first)["problem"] == ""
+
+
+def test_a_stored_response_goes_on_after_a_restart(
+    start_server: Start, chat_bundle: Path, tmp_path: Path
+) -> None:
+    """Its conversation comes from the store of responses, and its prefix from disk."""
+    settings = {
+        "models": {"chat": chat_bundle},
+        "responses_store": tmp_path / "responses.db",
+    }
+
+    def respond(http: httpx.Client, previous: str | None, text: str) -> tuple[str, Any, int]:
+        body = {
+            "model": "chat",
+            "input": text,
+            "previous_response_id": previous,
+            "max_output_tokens": 16,
+            "temperature": 0,
+        }
+        reply = http.post("/v1/responses", json=body)
+        assert reply.status_code == 200, reply.text
+        content = reply.json()
+        cached = content["usage"]["input_tokens_details"]["cached_tokens"]
+        return content["id"], content["output"][0]["content"], int(cached)
+
+    folder = tmp_path / "disk"
+    with serving(start_server, folder, **settings) as http:
+        first, _, cached = respond(http, None, STORY)
+        assert cached == 0
+        until(lambda: disk_of(http)["blocks"] > 2)
+    with serving(start_server, folder, **settings) as http:
+        _, warm, cached = respond(http, first, "Who was at sea?")
+        assert cached >= 128
+        assert counted(http, "maskdial_prefix_cache_disk_hits_total") == cached
+    with serving(start_server, tmp_path / "empty", **settings) as http:
+        _, cold, cached = respond(http, first, "Who was at sea?")
+        assert (cold, cached) == (warm, 0)
 
 
 @pytest.mark.slow

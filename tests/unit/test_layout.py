@@ -28,6 +28,7 @@ SERVER = (
         "__main__",
         "cli",
         "inspection",
+        "prefixes",
         "ray",
         "offline",
         "health",
@@ -55,7 +56,7 @@ SERVER = (
         "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer"),
-    *("extras", "errors"),
+    *("folder_lock", "extras", "errors"),
 )
 EXPORT = (
     *(

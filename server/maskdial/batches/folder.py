@@ -10,15 +10,14 @@ Whatever else is in the folder is nobody's business here: it is neither read nor
 """
 
 import errno
-import fcntl
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from maskdial.errors import ConfigError
+from maskdial.folder_lock import LOCK, lock_folder
 
-_LOCK = "lock"
 _MARK = b"the folder of maskdial's batches\n"
 _ID = "[0-9a-f]{32}"
 _OWN = {
@@ -52,23 +51,22 @@ def claim(folder: Path) -> int:
             each.mkdir(mode=0o700, exist_ok=True)
             if not os.access(each, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = lock_folder(folder)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another server has the folder {folder}; give each a --batch-dir of its own"
+        ) from error
     except OSError as error:
         raise ConfigError(
-            f"the folder {folder} of --batch-dir cannot be written: {error.strerror}"
+            f"the folder {folder} of --batch-dir cannot be written or locked: {error.strerror}"
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(lock).st_size:
             os.write(lock, _MARK)
     except OSError as error:
         os.close(lock)
-        if isinstance(error, BlockingIOError):
-            raise ConfigError(
-                f"another server has the folder {folder}; give each a --batch-dir of its own"
-            ) from error
         raise ConfigError(
-            f"the folder {folder} of --batch-dir cannot be locked: {error.strerror}"
+            f"the folder {folder} of --batch-dir cannot be written: {error.strerror}"
         ) from error
     return lock
 
@@ -85,7 +83,7 @@ def own_names(folder: Path) -> Iterator[Path]:
 
 
 def _is_marked(folder: Path) -> bool:
-    lock = folder / _LOCK
+    lock = folder / LOCK
     return lock.is_file() and lock.stat().st_size == len(_MARK) and lock.read_bytes() == _MARK
 
 
@@ -95,7 +93,7 @@ def _strangers(folder: Path) -> Iterator[Path]:
         if path.name in _OWN and path.is_dir():
             own = set(own_names(path))
             yield from (each for each in sorted(path.iterdir()) if each not in own)
-        elif path.name == _LOCK and path.is_file() and not path.stat().st_size:
+        elif path.name == LOCK and path.is_file() and not path.stat().st_size:
             continue
         elif path.name != _OF_THE_SYSTEM:
             yield path

@@ -27,6 +27,7 @@ _MAX_SHORT_IDS = 2000  # about 0.3 ms
 _MIN_LONGEST_TOKEN = 100
 # Unicode's own normal forms make a character at most 18 characters.
 _MAX_GROWTH = 100
+_MOST_SPACES = 8  # characters in a row that may belong to no token
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PLAIN = Tokenization()
 _LEADING_CODE = re.compile(">>.*?<<", re.DOTALL)
@@ -437,6 +438,23 @@ def spans(encoding: Encoding, tokens: Iterable[int] | None = None) -> Iterator[t
     for place in range(len(encoding)) if tokens is None else tokens:
         found = encoding.token_to_chars(place)
         yield (0, 0) if found is None else found
+
+
+def tokens_before(encoding: Encoding, borders: Iterable[int]) -> tuple[int, ...]:
+    """How many whole tokens there are before places in the text; without places at its end.
+
+    Args:
+        encoding: of the text.
+        borders: the places, in characters.
+    """
+    found = set()
+    for border in borders:
+        for place in range(border, border + _MOST_SPACES):
+            token = encoding.char_to_token(place)
+            if token is not None:
+                found.add(token)
+                break
+    return tuple(sorted(found))
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:

@@ -1,10 +1,10 @@
 """DecoderOnly: how a model without an encoder reads prompts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maskdial.bundle.texts import check_ids, check_media
-from maskdial.bundle.tokenizer import TextOrIds
+from maskdial.bundle.tokenizer import TextOrIds, tokens_before
 from maskdial.causal.infill import end_ids, read_infilling
 from maskdial.causal.model import CausalModel
 from maskdial.causal.reader import PromptReader, Tokens
@@ -35,14 +35,14 @@ class DecoderOnly(PromptReader):
             settings["stop_token_ids"] = own | end_ids(self._model)
         return settings
 
-    def read(self, prompt: TextOrIds, index: int) -> Tokens:
+    def read(self, prompt: TextOrIds, index: int, borders: Sequence[int] = ()) -> Tokens:
         """The prompt's last tokens, as in transformers, if they leave room in the context. Special
         ones before the text are kept, and count; a chat template writes them itself.
         """
         if self._request.infill is not None:
             return self._read_infilling(prompt, self._request.infill, index)
         with about("prompts", index):
-            ids, num_special, offsets = self._tokenize(prompt)
+            ids, num_special, offsets, places = self._tokenize(prompt, borders)
             number = min(len(ids), self._request.truncate or len(ids))
             if number < len(ids):
                 num_before = min(num_special, number - 1)
@@ -50,10 +50,11 @@ class DecoderOnly(PromptReader):
                 kept = ids[:num_before] + ids[rest]
                 if offsets is not None:
                     offsets = offsets[:num_before] + offsets[rest]
+                places = ()
             else:
                 kept = ids
             self._check(kept)
-        return Tokens(kept, len(ids) - len(kept), offsets)
+        return Tokens(kept, len(ids) - len(kept), offsets, places)
 
     def _check(self, ids: list[int]) -> None:
         check_media(ids, self._model)
@@ -83,14 +84,16 @@ class DecoderOnly(PromptReader):
     def start(self, ids: list[int]) -> tuple[list[int], list[int]]:
         return ids, []
 
-    def _tokenize(self, prompt: TextOrIds) -> tuple[list[int], int, list[int] | None]:
-        """A prompt's ids, how many special tokens the tokenizer put before its text, and where the
-        tokens begin, if the reply describes them.
+    def _tokenize(
+        self, prompt: TextOrIds, borders: Sequence[int]
+    ) -> tuple[list[int], int, list[int] | None, tuple[int, ...]]:
+        """A prompt's ids, how many special tokens the tokenizer put before its text, where the
+        tokens begin, if the reply describes them, and how many stand before each border.
         """
         request, model = self._request, self._model
         if not isinstance(prompt, str):
             check_ids(prompt, model)
-            return list(prompt), 0, None
+            return list(prompt), 0, None, ()
         if request.truncate is None:
             least = model.tokenizer.least_tokens(prompt)
             if least > model.max_length:  # tokenizing it would take seconds
@@ -101,4 +104,4 @@ class DecoderOnly(PromptReader):
         num_special = mask.index(0) if 0 in mask else len(mask)
         describes = request.describe_tokens and request.params.prompt_logprobs
         offsets = model.tokenizer.offsets(prompt, encoding) if describes else None
-        return encoding.ids, num_special, offsets
+        return encoding.ids, num_special, offsets, tokens_before(encoding, borders)

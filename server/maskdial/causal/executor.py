@@ -428,17 +428,19 @@ class Executor:
             return
         sequence, size = prefill.sequence, self._prefix_cache.block_tokens
         first, end = prefill.start // size, (prefill.start + prefill.num_tokens) // size
+        snapshots = sequence.snapshot_keys
         for index in range(first, end):
             key = sequence.block_keys[index]
             ends_here = (index + 1) * size == prefill.start + prefill.num_tokens
-            keeps = ends_here and self._prefix_cache.needs_states
+            keeps = ends_here and index + 1 in sequence.snapshots
             if key not in self._prefix_cache or (keeps and not self._prefix_cache.has_states(key)):
                 block = self._runner.cache.read(prefill.slot, index * size, size)
                 states = self._runner.cache.read_states(prefill.slot) if keeps else None
-                self._prefix_cache.put(key, block, states, evicts=not sequence.usage.background)
+                evicts = not sequence.usage.background
+                self._prefix_cache.put(key, block, states, snapshots=snapshots, evicts=evicts)
         # What runs in the background, a file of requests, would push conversations out.
         if self._prefix_disk is not None and not sequence.usage.background:
-            self._prefix_disk.keep(sequence.block_keys[:end], sequence.usage.key)
+            self._prefix_disk.keep(sequence.block_keys[:end], snapshots, sequence.usage.key)
 
     def _forget_behind(self, sequence: Sequence, num_tokens: int) -> None:
         """As `_forget`, when a pass of ``num_tokens`` reaches one of the lengths to do so at."""

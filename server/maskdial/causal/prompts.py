@@ -75,8 +75,14 @@ async def read_prompts(
     check_size(num_sequences, params.max_new_tokens, request, config)
     model.engine.check_room(num_sequences)
     given, wanted, reasoning = request.prompts, request.grammar, None
+    borders: tuple[int, ...] = ()
     if request.conversation is not None:
-        rendered = await request.conversation.render(model)
+        cache = model.engine.prefix_cache
+        if cache is not None and cache.needs_states:
+            prompt = await request.conversation.render_with_borders(model)
+            rendered, borders = prompt.text, prompt.borders
+        else:  # blocks can be cut anywhere
+            rendered = await request.conversation.render(model)
         given = [rendered]
         if request.grammar_for is not None:
             wanted = await asyncio.to_thread(request.grammar_for, rendered)
@@ -89,7 +95,7 @@ async def read_prompts(
 
     def read() -> tuple[list[Tokens], list[int]]:
         predicted = model.tokenizer.encode(request.prediction, add_special_tokens=False).ids
-        tokenized = [reader.read(prompt, index) for index, prompt in enumerate(given)]
+        tokenized = [reader.read(prompt, index, borders) for index, prompt in enumerate(given)]
         return tokenized, predicted[: model.max_length]
 
     with model.metrics.tokenization_duration.time():
@@ -121,6 +127,7 @@ async def read_prompts(
                 reasoning,
                 predicted,
                 model,
+                tokens.borders,
             ),
             tokens.offsets,
             warnings,
@@ -266,6 +273,7 @@ def _make_sequences(
     reasoning: Reasoning | None,
     predicted: list[int],
     model: CausalModel,
+    borders: tuple[int, ...],
 ) -> tuple[CausalSequence, ...]:
     """The sequences of a prompt. Copy i has the first one's seed plus i, and gives the text that it
     would give alone.
@@ -291,6 +299,7 @@ def _make_sequences(
             prediction=predicted,
             adapter=model.adapter,
             full_prompt=request.full_prompt,
+            borders=borders,
         )
 
     sequences = tuple(map(make, range(request.num_sequences)))

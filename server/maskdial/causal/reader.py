@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,14 @@ from maskdial.errors import ValidationError
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A tokenized prompt: its ids, how many were cut off, and where in the text they begin, if that
-    is wanted.
+    """A tokenized prompt: its ids, how many were cut off, where in the text they begin, if that is
+    wanted, and how many of them stand before each border.
     """
 
     ids: list[int]
     num_truncated: int = 0
     offsets: list[int] | None = None
+    borders: tuple[int, ...] = ()
 
 
 class PromptReader(ABC):
@@ -53,8 +54,13 @@ class PromptReader(ABC):
         return self._request.writing
 
     @abstractmethod
-    def read(self, prompt: TextOrIds, index: int) -> Tokens:
+    def read(self, prompt: TextOrIds, index: int, borders: Sequence[int] = ()) -> Tokens:
         """The tokens of a prompt. Token ids are used unchanged.
+
+        Args:
+            prompt: the text, or ids.
+            index: its place among the request's.
+            borders: places in a rendered conversation, in characters.
 
         Raises:
             ValidationError: it is empty or too long.

@@ -6,17 +6,21 @@ Errors name the fields of `GenerationRequest` and of its `SamplingParams`.
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.beam_search import EarlyStopping
+from maskdial.causal.chat.template import Rendered
 from maskdial.causal.model import WritingModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stop import Reasoning
 from maskdial.errors import about
 from maskdial.grammar.source import GrammarRequest
 from maskdial.unmasking.text import UnmaskingChoice
+
+T = TypeVar("T")
 
 MAX_BEAMS = 8
 
@@ -77,14 +81,26 @@ class Conversation:
             ValidationError: the model has no chat template, or it fails; ``field`` says on what.
         """
         with about("messages"):
-            rendering = model.chat_template.submit(
-                self.messages,
-                tools=self.tools,
-                variables=self.variables,
-                add_generation_prompt=self.add_generation_prompt,
-                continue_final_message=self.continue_final_message,
-            )
-            return await asyncio.wrap_future(rendering)
+            return await asyncio.wrap_future(self._asked(model.chat_template.submit))
+
+    async def render_with_borders(self, model: WritingModel) -> Rendered:
+        """The prompt, and where the next one may part from it.
+
+        Raises:
+            As `render`.
+        """
+        with about("messages"):
+            submit = model.chat_template.submit_with_borders
+            return await asyncio.wrap_future(self._asked(submit))
+
+    def _asked(self, submit: Callable[..., Future[T]]) -> Future[T]:
+        return submit(
+            self.messages,
+            tools=self.tools,
+            variables=self.variables,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,12 +166,11 @@ class Scheduler:
         shared = sequence.shared_prompt
         adapter = "" if sequence.adapter is None else sequence.adapter.digest
         known = () if shared is None else shared.block_keys
-        sequence.find_blocks(
-            known
-            or self._prefix_cache.keys(
-                sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
-            )
+        keys = known or self._prefix_cache.keys(
+            sequence.prompt_ids, sequence.cache_salt, sequence.usage.key, adapter
         )
+        snapshots = self._prefix_cache.snapshots(self._num_reusable(sequence), sequence.borders)
+        sequence.find_blocks(keys, snapshots)
 
     def cancel(self, sequence: Sequence) -> None:
         """Drops a sequence: from the queue at once, from its slot with the next plan."""
@@ -321,6 +320,7 @@ class Scheduler:
                 return
             yield from self._vacate(slot)
             self._occupy(sequence, slot)
+            self._keep_parting(sequence, len(prefix))
             num_restored = sum(map(Block.take_restored, prefix))
             sequence.start(slot, len(prefix) * self._block_tokens, num_restored)
             self._prefilling.append(sequence)
@@ -427,8 +427,9 @@ class Scheduler:
     def _joins(self, sequence: Sequence, slot: int) -> bool:
         """Whether a waiting prompt can be prefilled in one pass with those about to be.
 
-        The pass writes to adjoining slots and is as long as its longest prompt. Within one block of
-        the attention kernel, padding does not change a prompt's logits in any bit.
+        The pass reads whole prompts, writes to adjoining slots, and is as long as its longest one.
+        Within one block of the attention kernel, padding does not change a prompt's logits in any
+        bit.
         """
         together = [*self._prefilling, sequence]
         padded = len(together) * max(s.num_prompt for s in together)
@@ -439,6 +440,7 @@ class Scheduler:
                 s.num_computed == 0
                 and 2 <= s.num_prompt <= self._joint_tokens
                 and not s.params.prompt_logprobs
+                and self._next_chunk(s).is_last
                 for s in together
             )
         )
@@ -522,7 +524,21 @@ class Scheduler:
         self.hash_prompt(sequence)
         if sequence.params.prompt_logprobs:
             return ()
-        return self._prefix_cache.match(sequence.block_keys[: self._num_reusable(sequence)])
+        keys = sequence.block_keys[: self._num_reusable(sequence)]
+        return self._prefix_cache.match(keys, sequence.snapshot_keys)
+
+    def _keep_parting(self, sequence: Sequence, num_usable: int) -> None:
+        """Has the states kept where a prompt parts from an earlier one, which left none there: a
+        third prompt may begin like both.
+        """
+        if self._prefix_cache is None or not sequence.snapshots:
+            return
+        keys = sequence.block_keys[: self._num_reusable(sequence)]
+        num_held = self._prefix_cache.num_held(keys)
+        if self._prefix_disk is not None:
+            num_held = self._prefix_disk.num_held(keys, num_held)
+        if num_held > num_usable:
+            sequence.keep_states(num_held)
 
     def _num_reusable(self, sequence: Sequence) -> int:
         """The blocks of a prompt that need not be read if the prefix cache has them."""
@@ -551,16 +567,14 @@ class Scheduler:
             chunk = self._block_tokens
         elif _is_background(sequence) and self._steps_alone < _STEPS_ALONE:
             chunk = self._block_tokens  # another one that arrives would wait for all of it
-        num_tokens = sequence.num_to_prefill
+        start, num_tokens = sequence.num_computed, sequence.num_to_prefill
         # A last chunk of one token would run on another kernel (see `KVLayout.query_block`).
         if num_tokens > chunk + 1:
             num_tokens = chunk
-        elif self._prefix_cache is not None and self._prefix_cache.needs_states:
-            # The states are kept where the next prompt that begins like this one can go on.
-            border = self._num_reusable(sequence) * self._block_tokens
-            if sequence.num_computed < border:
-                num_tokens = border - sequence.num_computed
-        return Prefill(sequence, sequence.slot, sequence.num_computed, num_tokens)
+        # States cannot be cut, so that a chunk ends where they are kept.
+        ends = (number * self._block_tokens for number in sequence.snapshots)
+        num_tokens = min([num_tokens, *(end - start for end in ends if end > start)])
+        return Prefill(sequence, sequence.slot, start, num_tokens)
 
 
 def _is_background(sequence: Sequence) -> bool:

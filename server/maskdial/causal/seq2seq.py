@@ -4,7 +4,7 @@ Where a request says nothing, the checkpoint's own settings apply, as in transfo
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maskdial.bundle.manifest import TextToText
@@ -82,7 +82,7 @@ class Seq2Seq(PromptReader):
             early_stopping=decoding.early_stopping if early is None else early,
         )
 
-    def read(self, prompt: TextOrIds, index: int) -> Tokens:
+    def read(self, prompt: TextOrIds, index: int, borders: Sequence[int] = ()) -> Tokens:
         model, truncate = self._model, self._request.truncate
         limit = model.max_source_length
         assert limit is not None, "only a model with an encoder reads source texts"

@@ -148,6 +148,7 @@ class Sequence:
             one pass then, and shares no prefix with others.
         block_text: what is written, of a sequence that is written block by block. Its logits are
             those of masks.
+        borders: where the next prompt may part from this one, as numbers of tokens.
     """
 
     def __init__(
@@ -167,8 +168,10 @@ class Sequence:
         adapter: Adapter | None = None,
         full_prompt: bool = False,
         block_text: BlockText | None = None,
+        borders: SequenceOf[int] = (),
     ) -> None:
         self.params = params
+        self.borders = tuple(borders)
         self.full_prompt = full_prompt
         self.block_text = block_text
         self.adapter = adapter
@@ -204,6 +207,8 @@ class Sequence:
         """Prompt tokens that came from the prefix cache."""
         self.block_keys: tuple[bytes, ...] = ()
         """The prefix cache's keys of the prompt's whole blocks."""
+        self.snapshots: frozenset[int] = frozenset()
+        """After how many of these blocks the states of recurrent layers are kept."""
         self.fetch: Fetch | None = None
         """The blocks of its prompt that are being read from disk."""
         self.fetches_left = _MAX_FETCHES
@@ -304,11 +309,20 @@ class Sequence:
         """Waits for a slot, as number ``arrival`` in the order of arrival."""
         self.arrival = arrival
 
-    def find_blocks(self, keys: tuple[bytes, ...]) -> None:
-        """Keeps the prefix cache's keys of the prompt."""
-        self.block_keys = keys
+    @property
+    def snapshot_keys(self) -> tuple[bytes, ...]:
+        """The keys of the blocks after which the states are kept."""
+        return tuple(self.block_keys[number - 1] for number in self.snapshots)
+
+    def find_blocks(self, keys: tuple[bytes, ...], snapshots: frozenset[int]) -> None:
+        """Keeps the prefix cache's keys of the prompt, and after which blocks it keeps states."""
+        self.block_keys, self.snapshots = keys, snapshots
         if self.shared_prompt is not None:
             self.shared_prompt.block_keys = keys
+
+    def keep_states(self, num_blocks: int) -> None:
+        """Has the states kept after so many blocks of the prompt, too."""
+        self.snapshots |= {num_blocks}
 
     def await_fetch(self, fetch: Fetch | None) -> None:
         """Waits for blocks of its prompt; with None, for none any more."""

@@ -6,6 +6,7 @@ from fastapi import Request
 
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.config import Config
+from maskdial.errors import ValidationError
 from maskdial.http.ignored import IgnoredLog
 from maskdial.http.keys import Keys
 from maskdial.http.lifecycle import Lifecycle
@@ -37,6 +38,22 @@ class ServerContext:
     disk: DiskStore | None = None
     policies: Policies | None = None
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
+
+    def prefix_owner(self, key: str | None) -> str:
+        """Whose prefixes those are of the key with a name; empty where all requests share them.
+
+        Raises:
+            ValidationError: there is no such key, or none is named and each has its own.
+        """
+        if not self.keys.names or self.config.prefix_cache_shared == "on":
+            if key is not None:
+                raise ValidationError("all requests share prefixes here; leave it out", field="key")
+            return ""
+        if key is None:
+            raise ValidationError("each key has prefixes of its own here; name one", field="key")
+        if key not in self.keys.names:
+            raise ValidationError("there is no key of this name", field="key")
+        return key
 
 
 def server_context(request: Request) -> ServerContext:

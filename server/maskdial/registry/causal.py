@@ -19,7 +19,7 @@ from maskdial.causal.generation_config import (
     tokens_without_text,
 )
 from maskdial.causal.model import CausalModel
-from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_cache import PrefixCache, default_bytes, snapshot_blocks
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.device_sampler import DeviceSampler
@@ -114,7 +114,9 @@ def make_causal(
             block_tokens=block_tokens,
             chunk_tokens=chunk_tokens,
         )
-        prefix_cache = _prefix_cache(bundle, identity, layout, config, block_tokens)
+        prefix_cache = _prefix_cache(
+            bundle, identity, layout, config, block_tokens, runner.max_length
+        )
     engine = CausalEngine(
         runner,
         tokenizer,
@@ -492,11 +494,18 @@ def _block_tokens(session: Session, layout: KVLayout, provider: Provider) -> int
 
 
 def _prefix_cache(
-    bundle: Bundle, identity: str, layout: KVLayout, config: Config, block_tokens: int
+    bundle: Bundle,
+    identity: str,
+    layout: KVLayout,
+    config: Config,
+    block_tokens: int,
+    max_length: int,
 ) -> PrefixCache | None:
-    if not config.prefix_cache_bytes:
-        return None
     max_bytes, free = config.prefix_cache_bytes, HostMemory().free_bytes()
+    if max_bytes is None:
+        max_bytes = default_bytes(max_length * layout.bytes_per_token + layout.state_bytes, free)
+    if not max_bytes:
+        return None
     if free is not None and free * config.kv_cache_fraction < max_bytes:
         max_bytes = int(free * config.kv_cache_fraction)
         _log.warning(
@@ -507,5 +516,7 @@ def _prefix_cache(
         block_tokens=block_tokens,
         max_bytes=max_bytes,
         shared=config.prefix_cache_shared == "on",
-        needs_states=bool(layout.states),
+        snapshot_blocks=snapshot_blocks(
+            layout.state_bytes, block_tokens * layout.bytes_per_token, block_tokens
+        ),
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.prefix_cache import PrefixCache
+from maskdial.causal.prefix_cache import PrefixCache, default_bytes, snapshot_blocks
 
 BLOCK_BYTES = 8
 
@@ -171,7 +171,7 @@ def test_a_block_that_is_held_stays_as_it_is() -> None:
 
 
 def test_a_prefix_ends_where_states_are_kept() -> None:
-    cache = PrefixCache(model="m", block_tokens=2, max_bytes=10**6, needs_states=True)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=10**6, snapshot_blocks=1)
     keys = keys_of(cache, range(10))
     put_all(cache, keys)
     assert cache.match(keys) == ()
@@ -190,7 +190,7 @@ def test_a_prefix_ends_where_states_are_kept() -> None:
 
 def test_states_count_as_bytes_and_go_with_their_block() -> None:
     states = np.zeros(BLOCK_BYTES // 4, np.float32)
-    cache = PrefixCache(model="m", block_tokens=2, max_bytes=4 * BLOCK_BYTES, needs_states=True)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=4 * BLOCK_BYTES, snapshot_blocks=1)
     one, other = keys_of(cache, [1, 1, 1, 1]), keys_of(cache, [2, 2, 2, 2])
     put_all(cache, one)
     cache.put(one[1], new_block(), states.copy())
@@ -203,8 +203,76 @@ def test_states_count_as_bytes_and_go_with_their_block() -> None:
     assert len(cache.match(other)) == 2
 
 
+def states_of(value: float = 0.0) -> NDArray[np.float32]:
+    return np.full(BLOCK_BYTES // 4, value, np.float32)
+
+
+def test_states_of_earlier_turns_age_and_go_before_blocks() -> None:
+    """Each turn goes on from the last one's states; those where the instructions end stay in use,
+    and a conversation that nobody goes on with goes before either.
+    """
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=13 * BLOCK_BYTES, snapshot_blocks=100)
+    idle = keys_of(cache, [9] * 4)
+    put_all(cache, idle)
+    keys = keys_of(cache, range(16))
+    for turn in range(2, 8):
+        snapshots = [keys[0], keys[turn]]
+        cache.match(keys[:turn], snapshots)
+        for index in range(turn + 1):
+            states = states_of(index) if index in (0, turn) else None
+            cache.put(keys[index], new_block(index), states, snapshots=snapshots)
+    assert held(cache, idle) == [False, False]
+    assert held(cache, keys) == [True] * 8
+    assert cache.num_bytes == 13 * BLOCK_BYTES
+    kept = [index for index, key in enumerate(keys) if cache.has_states(key)]
+    assert kept == [0, 4, 5, 6, 7]  # those of turns 2 and 3 have gone
+
+
+def test_of_a_prompt_without_room_the_beginning_is_kept_with_its_states() -> None:
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=6 * BLOCK_BYTES, snapshot_blocks=2)
+    keys = keys_of(cache, range(40))
+    snapshots = cache.snapshots(len(keys), ())
+    digests = [keys[number - 1] for number in sorted(snapshots)]
+    for index, key in enumerate(keys):
+        states = states_of() if index + 1 in snapshots else None
+        cache.put(key, new_block(index), states, snapshots=digests)
+    assert len(cache.match(keys)) == 4
+    assert cache.num_bytes <= 6 * BLOCK_BYTES
+
+
+def test_what_was_restored_is_one_use() -> None:
+    """It pushes out what is older, and nothing of its own."""
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=6 * BLOCK_BYTES, snapshot_blocks=9)
+    old, keys = keys_of(cache, [9] * 8), keys_of(cache, range(10))
+    put_all(cache, old)
+    cache.restore([(key, new_block(i)) for i, key in enumerate(keys)], (keys[-1], states_of()))
+    assert held(cache, old) == [False] * 4
+    found = cache.match(keys)
+    assert [block.data[0] for block in found] == [*range(5)]
+    assert [block.take_restored() for block in found] == [1] * 5
+    cache.restore([(keys_of(cache, [8] * 4)[1], new_block())])  # nothing leads there
+    assert held(cache, keys) == [True] * 5
+
+
+def test_where_states_are_kept() -> None:
+    cache = PrefixCache(model="m", block_tokens=4, max_bytes=1, snapshot_blocks=10)
+    assert cache.snapshots(0, [5]) == frozenset()
+    assert cache.snapshots(7, []) == {7}
+    assert cache.snapshots(7, [3, 4, 9, 11, 28, 99]) == {1, 2, 7}
+    assert cache.snapshots(25, [90]) == {10, 20, 22, 25}
+    assert new_cache().snapshots(25, [90]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("states", "block", "expected"),
+    [(0, 100, 0), (100, 100, 1), (101, 100, 2), (5, 100, 1), (10**9, 100, 64), (10, 0, 64)],
+)
+def test_snapshots_weigh_no_more_than_blocks(states: int, block: int, expected: int) -> None:
+    assert snapshot_blocks(states, block, 64) == expected
+
+
 def test_states_too_large_for_the_cache_are_left_out() -> None:
-    cache = PrefixCache(model="m", block_tokens=2, max_bytes=BLOCK_BYTES, needs_states=True)
+    cache = PrefixCache(model="m", block_tokens=2, max_bytes=BLOCK_BYTES, snapshot_blocks=1)
     keys = keys_of(cache, range(2))
     cache.put(keys[0], new_block(), np.zeros(1, np.float32))
     assert held(cache, keys) == [True]
@@ -219,6 +287,23 @@ def test_without_room_nothing_is_ever_held() -> None:
     assert held(cache, keys) == [False] * 3
     assert cache.match(keys) == ()
     assert cache.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("context", "free", "mebibytes"),
+    [
+        (100, 64_000, 512),
+        (2_000, 64_000, 2_000),  # an agent's conversation with a model of four billion weights
+        (17_000, 20_000, 5_000),
+        (17_000, 1_000, 512),  # of which the server takes as much as is free, and says so
+        (17_000, None, 512),
+    ],
+)
+def test_where_no_size_is_given_a_whole_context_fits(
+    context: int, free: int | None, mebibytes: int
+) -> None:
+    size = default_bytes(context * 2**20, None if free is None else free * 2**20)
+    assert size == mebibytes * 2**20
 
 
 Prefix = tuple[str, tuple[int, ...]]

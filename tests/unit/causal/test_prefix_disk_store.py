@@ -3,10 +3,12 @@
 import errno
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 from maskdial.causal.prefix_disk import record
 from maskdial.causal.prefix_disk import store as store_module
 from maskdial.causal.prefix_disk.record import Header, Owner, Part
-from maskdial.causal.prefix_disk.store import DiskStore, lock_folder
+from maskdial.causal.prefix_disk.store import DiskStore
+from maskdial.folder_lock import lock_folder
 from maskdial.metrics import Metrics
 from tests.disk import opened, until
 
@@ -118,6 +121,92 @@ def test_the_least_recently_used_chain_goes_from_its_end(tmp_path: Path, one: in
         assert 5 * one < store.num_bytes <= 6 * one
     files = (tmp_path / "store").iterdir()
     assert sum(path.stat().st_size for path in files) == store.num_bytes
+
+
+def has_states(store: DiskStore, number: int) -> bool:
+    return store.size(digest(number), "states") > 0
+
+
+def test_states_of_earlier_turns_go_before_blocks(tmp_path: Path, one: int) -> None:
+    """Also after a restart, by the times of their files."""
+    folder = tmp_path / "store"
+    with opened(folder) as store:
+        put_chain(store, range(6))
+        for number in (0, 2, 4):  # where the instructions end, and after two turns
+            put(store, number, number - 1 if number else None, "states")
+            until(lambda number=number: has_states(store, number))  # type: ignore[misc]
+        store.use(digest(5), [digest(0), digest(4)])
+    with opened(folder, max_bytes=9 * one) as store:
+        put(store, 6, 5)
+        until(lambda: has(store, 6))
+        assert [n for n in range(9) if has_states(store, n)] == [0, 4]
+        assert [n for n in range(9) if has(store, n)] == [*range(7)]
+        files = [path for path in folder.iterdir() if path.name != "lock"]
+        assert store.num_bytes == sum(path.stat().st_size for path in files)
+        put(store, 2, 1, "states")  # they may come again
+        until(lambda: has_states(store, 2))
+        assert store.read(digest(2), digest(1), "states", TYPE, SHAPE) is not None
+
+
+def test_a_clock_that_is_set_back_does_not_change_the_order(
+    tmp_path: Path, one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 2 * 10**18
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    with opened(tmp_path, max_bytes=7 * one) as store:
+        put_chain(store, range(3))
+        put_chain(store, range(10, 12))
+        put(store, 11, 10, "states")
+        until(lambda: has_states(store, 11))
+        now -= 10**18  # 31 years
+        store.use(digest(11), [digest(11)])
+        put_chain(store, range(20, 23))
+        assert [n for n in range(30) if has(store, n)] == [0, 10, 11, 20, 21, 22]
+        assert has_states(store, 11)
+
+
+def test_a_file_system_that_lies_about_sync(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a crash of the system, files have their names and sizes, and zeros or rests of others
+    in them. Each is a miss.
+    """
+    with opened(tmp_path) as store:
+        put_chain(store, range(5))
+    path = {number: tmp_path / record.file_name(digest(number), "block") for number in range(5)}
+    sizes = {number: each.stat().st_size for number, each in path.items()}
+    path[1].write_bytes(bytes(sizes[1]))  # nothing of it was written: sparse
+    whole = path[2].read_bytes()
+    path[2].write_bytes(whole[:512] + bytes(sizes[2] - 512))  # a sector was
+    path[3].write_bytes(whole[: sizes[3]].ljust(sizes[3], b"x"))  # blocks of another file
+    path[4].write_bytes(b"")
+    with opened(tmp_path) as store:
+        assert get(store, 0) is not None
+        assert not has(store, 1)
+        for number in range(1, 5):
+            assert get(store, number, number - 1) is None
+        put_chain(store, range(5))
+        assert get(store, 4, 3).tobytes() == array(4).tobytes()
+    assert len(caplog.messages) <= 2
+
+
+def test_gigabytes_of_zeros_cost_neither_memory_nor_time(tmp_path: Path) -> None:
+    """Sparse files under names of records, and one whose header is right and whose size is not."""
+    with opened(tmp_path) as store:
+        put_chain(store, range(2))
+    for number in range(50, 60):
+        for part in ("block", "states"):
+            with (tmp_path / f"{digest(number).hex()}.{part}").open("wb") as file:
+                file.truncate(2**40)
+    with (tmp_path / record.file_name(digest(1), "block")).open("r+b") as file:
+        file.truncate(2**40)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with opened(tmp_path, max_bytes=2**20) as store:
+        assert [n for n in range(99) if has(store, n)] == [0]
+        assert store.num_bytes < 2**20
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 64 * 2**10  # kilobytes
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) < 2**20
 
 
 def test_random_use_against_the_folder(tmp_path: Path, one: int) -> None:
@@ -262,7 +351,7 @@ def test_two_servers_do_not_have_one_folder(
 
 def test_a_server_that_was_killed_leaves_no_lock(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from maskdial.causal.prefix_disk.store import lock_folder\n"
+        "import sys, pathlib; from maskdial.folder_lock import lock_folder\n"
         "lock_folder(pathlib.Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

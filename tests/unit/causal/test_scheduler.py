@@ -73,11 +73,13 @@ class Simulation:
         slots: int,
         prefix_cache: PrefixCache | None = None,
         joint_tokens: int = BLOCK,
+        chunk: int = CHUNK,
     ) -> None:
         self.joint_tokens = joint_tokens
+        self.chunk = chunk
         self.scheduler = Scheduler(
             slots=slots,
-            prefill_chunk_tokens=CHUNK,
+            prefill_chunk_tokens=chunk,
             max_length=MAX_LENGTH,
             block_tokens=BLOCK,
             joint_tokens=joint_tokens,
@@ -146,7 +148,7 @@ class Simulation:
             assert prefill.slot == prefill.sequence.slot
             assert prefill.start == prefill.sequence.num_computed
             assert prefill.start % BLOCK == 0
-            assert 1 <= prefill.num_tokens <= CHUNK + 1
+            assert 1 <= prefill.num_tokens <= self.chunk + 1
             assert prefill.num_tokens > 1 or prefill.sequence.num_prompt == 1
             assert prefill.start + prefill.num_tokens <= prefill.sequence.num_prompt
         if len(prefills) > 1:
@@ -154,7 +156,7 @@ class Simulation:
             assert slots == list(range(slots[0], slots[0] + len(slots)))
             assert all(prefill.start == 0 and prefill.is_last for prefill in prefills)
             longest = max(prefill.num_tokens for prefill in prefills)
-            assert longest * len(prefills) <= CHUNK
+            assert longest * len(prefills) <= self.chunk
             assert longest <= self.joint_tokens
 
 
@@ -170,6 +172,38 @@ def test_prompts_are_read_in_chunks_one_at_a_time_in_order() -> None:
         Prefill(first, 0, 8, 2),
         Prefill(second, 1, 0, 3),
     ]
+
+
+def test_prompts_that_are_cut_are_read_apart() -> None:
+    """Those whose states are kept within, and those in the background: a joint pass begins at 0."""
+    cache = PrefixCache(model="m", block_tokens=BLOCK, max_bytes=10**6, snapshot_blocks=100)
+    simulation = Simulation(slots=4, prefix_cache=cache, joint_tokens=8, chunk=32)
+    for num_prompt in (3, 3, 6, 7):
+        simulation.scheduler.add(make(num_prompt))
+    plans = [simulation.step() for _ in range(5)]
+    assert [[each.num_tokens for each in plan.prefills] for plan in plans] == [
+        *([3, 3], [4], [2], [4], [3]),
+    ]
+    simulation = Simulation(slots=4, joint_tokens=8, chunk=32)
+    for _ in range(2):
+        simulation.scheduler.add(in_background(make(5)))
+    plans = [simulation.step() for _ in range(4)]
+    assert [[each.num_tokens for each in plan.prefills] for plan in plans] == [
+        *([2], [3], [2], [3]),
+    ]
+
+
+def test_states_are_kept_where_an_earlier_prompt_parts() -> None:
+    cache = PrefixCache(model="m", block_tokens=BLOCK, max_bytes=10**6, snapshot_blocks=100)
+    simulation = Simulation(slots=1, prefix_cache=cache, chunk=32)
+    chunks = []
+    for end in (1, 2):
+        prompt = Sequence([*range(1, 12), *[100 * end] * 5], PARAMS)
+        simulation.scheduler.add(prompt)
+        plans = [simulation.step() for _ in range(4)]
+        chunks.append([each.num_tokens for plan in plans for each in plan.prefills])
+        simulation.scheduler.release(prompt)
+    assert chunks == [[14, 2], [10, 4, 2]]
 
 
 def test_a_last_chunk_is_never_a_single_token() -> None:

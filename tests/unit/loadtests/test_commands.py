@@ -17,6 +17,7 @@ COMMANDS = (
     "policies",
     "adapters",
     "fairness",
+    "prefix",
     "compare",
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from maskdial.causal.chat.message import ChatMessage, ToolCall
+from maskdial.causal.chat.template import BREAKPOINT
 from maskdial.causal.tools import ReplyFormat, ToolFormat
 from maskdial.causal.tools.format import ARGUMENTS, ID, INDEX, KEY, NAME, VALUE, split_pattern
 
@@ -99,6 +100,8 @@ def _render(
         # gpt-oss's template takes one of them.
         content, reasoning = "", f"{reasoning}\n\n{content}"
     rendered: dict[str, Any] = {"role": message.role, "content": content}
+    if message.ends_prefix:
+        rendered[BREAKPOINT] = True
     if reasoning:
         # Each template reads it under one of these names.
         rendered |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)

@@ -27,6 +27,7 @@ class ChatMessage:
         reasoning: the assistant's reasoning before its answer.
         tool_calls: the assistant's calls.
         tool_call_id: the call that a message of role ``tool`` is the result of.
+        ends_prefix: whether the client says that another prompt will begin with all up to this one.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -34,3 +35,4 @@ class ChatMessage:
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
     tool_call_id: str = ""
+    ends_prefix: bool = False

@@ -1,10 +1,12 @@
 """ChatTemplate: a conversation as a prompt in the model's format."""
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from maskdial.bundle.bundle import Bundle
 from maskdial.bundle.manifest import CHAT_TEMPLATE, DECISION_TEMPLATE, TOOL_TEMPLATE
@@ -20,6 +22,8 @@ from maskdial.errors import (
     io_reason,
 )
 
+T = TypeVar("T")
+
 LIMITS = ChildLimits(cpu_seconds=2.0, wall_seconds=10.0, memory_bytes=512 * 2**20)
 _MAX_WAITING = 256
 
@@ -32,6 +36,23 @@ _TEXT = "text"  # what a part of a content has, so that every template that read
 _PROBE = "Zcontentz"
 # As in transformers: with a space, to see whether the template trims the message.
 _END_OF_MESSAGE = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+# What no message begins with: where two prompts part that differ in one, its content begins.
+_OTHER = "\ue000"
+_MAX_BREAKPOINTS = 4
+_MOST_SECONDS = 0.25  # of a rendering that is repeated
+BREAKPOINT = "ends a prefix"
+"""A key of messages, which no template is given: a client expects another prompt to begin with
+those up to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, and where the next one of its conversation may part from it: in characters."""
+
+    text: str
+    borders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +203,50 @@ class ChatTemplate:
         continue_final_message: bool = False,
     ) -> Future[str]:
         """As `render`, to be awaited with ``asyncio.wrap_future``."""
+        question, continued, _ = self._question(
+            messages, tools, variables, add_generation_prompt, continue_final_message
+        )
+        return self._queue(partial(self._render, question, continued))
+
+    def submit_with_borders(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> Future[Rendered]:
+        """As `submit`, with the prompt's borders, which take some renderings more: where the first
+        message after the instructions begins, where the user's last one does, where that ends which
+        a `BREAKPOINT` is at, where the reply begins, and where the prompt parts from that of the
+        next turn, which may have nothing of what the assistant thought in this one. A template that
+        is slow has none.
+        """
+        question, continued, parting = self._question(
+            messages, tools, variables, add_generation_prompt, continue_final_message
+        )
+
+        def work() -> Rendered:
+            started = time.monotonic()
+            text = self._render(question, continued)
+            if time.monotonic() - started > _MOST_SECONDS:  # others wait for the next ones
+                return Rendered(text)
+            return Rendered(text, self._borders(question, text, parting))
+
+        return self._queue(work)
+
+    def _question(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+    ) -> tuple[Mapping[str, Any], str | None, Sequence[int]]:
+        """What to ask the child process, the message that is continued, and the messages before
+        which another prompt may part from this one.
+        """
         if not self.exists:
             raise ValidationError(
                 f"model {self._name!r} has no chat template; write the whole prompt yourself and "
@@ -189,6 +254,8 @@ class ChatTemplate:
             )
         template = _TOOL_USE if tools else _DEFAULT
         messages = self._roles[template].applied(messages)
+        parting = _parting(messages)
+        messages = [{k: v for k, v in each.items() if k != BREAKPOINT} for each in messages]
         sent = _tagged(messages) if continue_final_message else messages
         own = {
             "messages": _in_parts(sent) if template in self._reads_parts else sent,
@@ -202,7 +269,8 @@ class ChatTemplate:
                 field="chat_template_kwargs",
             )
         continued = messages[-1]["content"] if continue_final_message else None
-        return self._queue(template, {"documents": None, **(variables or {}), **own}, continued)
+        written = {"documents": None, **(variables or {}), **own}
+        return {"template": template, "variables": written}, continued, parting
 
     def submit_decision(self, variables: Mapping[str, Any]) -> Future[str]:
         """A decision model's prompt, from the variables of its own template.
@@ -216,11 +284,10 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": True,
         }
-        return self._queue(_DECISION, {**self._tokens, **variables, **own}, None)
+        asked = {"template": _DECISION, "variables": {**self._tokens, **variables, **own}}
+        return self._queue(partial(self._render, asked, None))
 
-    def _queue(
-        self, template: str, variables: Mapping[str, Any], continued: str | None
-    ) -> Future[str]:
+    def _queue(self, work: Callable[[], T]) -> Future[T]:
         with self._lock:
             if self._num_waiting >= _MAX_WAITING and not current_usage().unlimited:
                 raise OverloadedError(
@@ -228,8 +295,7 @@ class ChatTemplate:
                     f"{self._name!r} already; try again in a moment"
                 )
             self._num_waiting += 1
-        question = {"template": template, "variables": variables}
-        rendering = self._rendering.submit(self._render, question, continued)
+        rendering = self._rendering.submit(work)
         rendering.add_done_callback(self._count_down)
         return rendering
 
@@ -239,9 +305,31 @@ class ChatTemplate:
         if self._child is not None:
             self._child.close()
 
-    def _count_down(self, _: Future[str]) -> None:
+    def _count_down(self, _: Future[Any]) -> None:
         with self._lock:
             self._num_waiting -= 1
+
+    def _borders(
+        self, question: Mapping[str, Any], text: str, parting: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Where a prompt parts from the next turn's, from those that differ in one message, and
+        from itself without the beginning of a reply. A template that fails on one of these has no
+        border there.
+        """
+        variables = question["variables"]
+        messages = variables["messages"]
+        turn = [_like(messages[-1], role) for role in ("assistant", "user")]
+        closed = {"add_generation_prompt": False}
+        others: list[Mapping[str, Any]] = [closed, {"messages": [*messages, *turn], **closed}]
+        for index in parting:
+            other = _like(messages[index], messages[index]["role"])
+            others.append({"messages": [*messages[:index], other, *messages[index + 1 :]]})
+        found = set()
+        for changes in others:
+            answer = self._ask({**question, "variables": {**variables, **changes}})
+            if "text" in answer:
+                found.add(_num_common(text, answer["text"]))
+        return tuple(sorted(found))
 
     def _render(self, question: Mapping[str, Any], continued: str | None) -> str:
         answer = self._ask(question)
@@ -351,3 +439,38 @@ def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The messages, with a tag at the end of the final one's content."""
     *others, final = messages
     return [*others, {**final, "content": final["content"] + _END_OF_MESSAGE}]
+
+
+def _parting(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The messages before which another prompt may part from this one's.
+
+    Another conversation has other messages after the instructions, and a client may send the user's
+    last message once more, with other remarks of its own in it.
+    """
+    roles = [message.get("role") for message in messages]
+    found = [next((i for i, role in enumerate(roles) if role != "system"), 0)]
+    if "user" in roles:
+        found.append(len(roles) - 1 - roles[::-1].index("user"))
+    marked = [i + 1 for i, message in enumerate(messages) if message.get(BREAKPOINT)]
+    return sorted({each for each in found + marked[-_MAX_BREAKPOINTS:] if each < len(roles)})
+
+
+def _like(message: Mapping[str, Any], role: object) -> Mapping[str, Any]:
+    """A message of a role that begins otherwise than all, in the form of one, with text only."""
+    content: Any = _OTHER
+    if not isinstance(message["content"], str):
+        content = [{"type": "text", "text": _OTHER}]
+    kept = {name: message[name] for name in ("name", "tool_call_id") if name in message}
+    return {**(kept if role == "tool" else {}), "role": role, "content": content}
+
+
+def _num_common(one: str, other: str) -> int:
+    """With how many of the same characters two texts begin."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -1,14 +1,13 @@
 """DiskStore: the records of a folder, up to a number of bytes, and the threads that access them."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from numpy.typing import NDArray
 
 from maskdial.causal.prefix_disk import record
 from maskdial.causal.prefix_disk.record import DamagedError, Header, Part
+from maskdial.folder_lock import LOCK, lock_folder
 from maskdial.metrics import DiskMetrics
 
 _log = logging.getLogger("maskdial.prefix_disk")
 
-_LOCK = "lock"
 _MAX_QUEUED = 256 * 2**20  # bytes that wait to be written; what is more is written another time
 _RETRY_SECONDS = 10.0  # until a folder that could not be opened is tried again
 _PAUSE_SECONDS = 60.0  # after a record that could not be written, a full disk for example
@@ -36,21 +35,35 @@ _PARTS: tuple[Part, ...] = ("block", "states")
 class _Entry:
     """The records of a block: their sizes in bytes, and when they were last used.
 
-    ``used_at`` is in nanoseconds, as a file's time of modification, which keeps it.
+    The times are in nanoseconds, as a file's time of modification, which keeps them.
     """
 
     previous: bytes
     sizes: dict[Part, int] = field(default_factory=dict)
     used_at: int = 0
+    states_used_at: int = 0
+
+    def time_of(self, part: Part) -> int:
+        """When a record of it was last used."""
+        return self.used_at if part == "block" else self.states_used_at
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A record that waits to be written; see `DiskStore.write`."""
+
+    header: Header
+    array: NDArray[Any]
+    snapshots: Sequence[bytes]
 
 
 class DiskStore:
     """Blocks of the prefix cache in a folder, the least recently used of which go first.
 
     As in memory, a block counts as used later than those that follow it, and is evicted after
-    them. One process at a time has a folder, by a lock on a file in it, so that its bytes stay
-    within the limit. Where another one has it, or it cannot be opened, the store is empty and tries
-    again every few seconds; everything else goes on.
+    them; states are used, and evicted, by themselves. One process at a time has a folder, by a lock
+    on a file in it, so that its bytes stay within the limit. Where another one has it, or it cannot
+    be opened, the store is empty and tries again every few seconds; everything else goes on.
 
     `write` and `read_later` return at once: a thread of its own writes, at the lowest priority, and
     another one reads. Nothing is synced: a file that a crash of the system has torn fails its
@@ -72,7 +85,9 @@ class DiskStore:
         self._metrics = metrics
         self._changed = threading.Condition()
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # oldest use first
-        self._queue: deque[tuple[Header, NDArray[Any]]] = deque()
+        self._snapshots: OrderedDict[bytes, None] = OrderedDict()  # those with states, likewise
+        self._newest = 0  # the time of the last use
+        self._queue: deque[_Waiting] = deque()
         self._queued: set[tuple[bytes, Part]] = set()
         self._num_queued_bytes = 0
         self._jobs: deque[Callable[[], None]] = deque()
@@ -121,12 +136,13 @@ class DiskStore:
         entry = self._entries.get(digest)
         return 0 if entry is None else entry.sizes.get(part, 0)
 
-    def write(self, header: Header, array: NDArray[Any]) -> None:
+    def write(self, header: Header, array: NDArray[Any], snapshots: Sequence[bytes] = ()) -> None:
         """Has a record written later, unless it is there or too many wait already.
 
         Args:
             header: the array's.
             array: must not change any more.
+            snapshots: blocks of the prompt whose states are used by that, too.
         """
         key = header.digest, header.part
         if self.problem or key in self._queued or self.size(*key):
@@ -134,19 +150,24 @@ class DiskStore:
         with self._changed:
             if self._num_queued_bytes + array.nbytes > _MAX_QUEUED or self._is_closing:
                 return
-            self._queue.append((header, array))
+            self._queue.append(_Waiting(header, array, snapshots))
             self._queued.add(key)
             self._num_queued_bytes += array.nbytes
             self._changed.notify_all()
 
-    def use(self, digest: bytes) -> None:
-        """Counts as a use of a block and all blocks before it."""
-        now = time.time_ns()
+    def use(self, digest: bytes, snapshots: Iterable[bytes] = ()) -> None:
+        """Counts as a use of a block and all blocks before it, and of the states after some."""
         with self._changed:
+            self._newest = now = max(time.time_ns(), self._newest)  # a clock may be set back
             for each in self._chain(digest):
                 self._entries.move_to_end(each)
                 self._entries[each].used_at = now
                 self._touched.add(each)
+            for each in snapshots:
+                if each in self._snapshots:
+                    self._snapshots.move_to_end(each)
+                    self._entries[each].states_used_at = now
+                    self._touched.add(each)
 
     def read_later(self, job: Callable[[], None]) -> None:
         """Has the thread that reads call this."""
@@ -211,29 +232,29 @@ class DiskStore:
         self._opened.set()
         while (item := self._next_to_write()) is not None:
             if time.monotonic() >= self._paused_until:
-                self._try_to_write(*item)
+                self._try_to_write(item)
         self._write_times()
 
-    def _next_to_write(self) -> tuple[Header, NDArray[Any]] | None:
+    def _next_to_write(self) -> _Waiting | None:
         """Waits for a record to write; None when there is no more and the store closes."""
         while True:
             with self._changed:
                 if self._is_closing and time.monotonic() > self._closes_at:
                     return None
                 if self._queue:
-                    header, array = self._queue.popleft()
-                    self._queued.discard((header.digest, header.part))
-                    self._num_queued_bytes -= array.nbytes
-                    return header, array
+                    item = self._queue.popleft()
+                    self._queued.discard((item.header.digest, item.header.part))
+                    self._num_queued_bytes -= item.array.nbytes
+                    return item
                 if self._is_closing:
                     return None
                 if self._changed.wait_for(lambda: self._queue or self._is_closing, _TIMES_SECONDS):
                     continue
             self._write_times()
 
-    def _try_to_write(self, header: Header, array: NDArray[Any]) -> None:
+    def _try_to_write(self, item: _Waiting) -> None:
         try:
-            self._write(header, array)
+            self._write(item)
         except Exception as error:  # the thread goes on, or what waits would stay in memory
             if not isinstance(error, OSError):
                 _log.exception("a block of the prefix cache could not be written")
@@ -249,11 +270,12 @@ class DiskStore:
                 )
             self._last_fault = reason
 
-    def _write(self, header: Header, array: NDArray[Any]) -> None:
+    def _write(self, item: _Waiting) -> None:
         """Writes a record, evicting others as needed.
 
         It is left out if the block before it is missing, without which it is never found.
         """
+        header, array = item.header, item.array
         num_bytes = record.file_size(header, array)
         if num_bytes > self.max_bytes:
             return
@@ -266,26 +288,42 @@ class DiskStore:
             entry = self._entries.setdefault(header.digest, _Entry(header.previous))
             self.num_bytes += num_bytes - entry.sizes.get(header.part, 0)
             entry.sizes[header.part] = num_bytes
-        self.use(header.digest)
+            if header.part == "states":
+                self._snapshots[header.digest] = None
+        self.use(header.digest, (*item.snapshots, header.digest))
         self._metrics.written_bytes.inc(array.nbytes)
         self._last_fault = ""
         self._report()
 
     def _evict(self, num_bytes: int) -> None:
-        """Removes blocks until there is room for so many bytes, or none is left."""
+        """Removes blocks until there is room for so many bytes, or none is left; and states that
+        were not used for longer than the oldest block.
+        """
         while True:
             with self._changed:
                 if self.num_bytes + num_bytes <= self.max_bytes or not self._entries:
                     return
-                digest = next(iter(self._entries))
-            self._discard(digest)
+                digest, oldest = next(iter(self._entries.items()))
+                aged = next(iter(self._snapshots), None)
+                only_states = (
+                    aged is not None and self._entries[aged].states_used_at < oldest.used_at
+                )
+                if aged is not None and only_states:
+                    self._snapshots.pop(aged)
+                    self.num_bytes -= self._entries[aged].sizes.pop("states")
+            if aged is not None and only_states:
+                with contextlib.suppress(OSError):
+                    self._path(aged, "states").unlink(missing_ok=True)
+                self._report()
+            else:
+                self._discard(digest)
 
     def _write_times(self) -> None:
         """Notes when blocks were used, for the order after a restart."""
         with self._changed:
             touched, self._touched = self._touched, set()
             times = {
-                self._path(digest, part): entry.used_at
+                self._path(digest, part): entry.time_of(part)
                 for digest in touched
                 if (entry := self._entries.get(digest)) is not None
                 for part in entry.sizes
@@ -329,6 +367,7 @@ class DiskStore:
         with self._changed:
             self._lock_file = lock
             self._entries = entries
+            self._snapshots = _by_states(entries)
             self.num_bytes = sum(sum(entry.sizes.values()) for entry in entries.values())
         self._evict(0)
         self._report()
@@ -368,6 +407,7 @@ class DiskStore:
         """Counts a block as missing."""
         with self._changed:
             entry = self._entries.pop(digest, None)
+            self._snapshots.pop(digest, None)
             if entry is not None:
                 self.num_bytes -= sum(entry.sizes.values())
         self._report()
@@ -385,23 +425,6 @@ class DiskStore:
         self._metrics.blocks.set(self.num_blocks)
 
 
-def lock_folder(folder: Path) -> int:
-    """Takes a folder for this process, until the descriptor that it returns is closed.
-
-    Raises:
-        BlockingIOError: another process has it.
-        OSError: it cannot be locked.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    lock = os.open(folder / _LOCK, flags, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
 def _scan(folder: Path) -> tuple[OrderedDict[bytes, _Entry], int, int]:
     """What a folder has, and how many files are strangers', and how many were removed.
 
@@ -412,7 +435,7 @@ def _scan(folder: Path) -> tuple[OrderedDict[bytes, _Entry], int, int]:
     num_strangers, num_removed = 0, 0
     for path, parsed, is_file in record_files(folder):
         if parsed is None or not is_file:
-            num_strangers += path.name != _LOCK
+            num_strangers += path.name != LOCK
             continue
         digest, part, is_partial = parsed
         try:
@@ -426,7 +449,10 @@ def _scan(folder: Path) -> tuple[OrderedDict[bytes, _Entry], int, int]:
             continue
         entry = found.setdefault(digest, _Entry(header.previous))
         entry.sizes[part] = stat.st_size
-        entry.used_at = max(entry.used_at, stat.st_mtime_ns)
+        if part == "block":
+            entry.used_at = stat.st_mtime_ns
+        else:
+            entry.states_used_at = stat.st_mtime_ns
     depths = _depths(found)
     for digest in found.keys() - depths.keys():
         for part in found.pop(digest).sizes:
@@ -471,8 +497,16 @@ def _ordered(found: dict[bytes, _Entry], depths: dict[bytes, int]) -> OrderedDic
     for digest in sorted(found, key=depths.__getitem__, reverse=True):
         entry = found[digest]
         entry.used_at = min(entry.used_at, now)  # of a clock that was wrong
+        entry.states_used_at = min(entry.states_used_at, now)
         if entry.previous:
             before = found[entry.previous]
             before.used_at = max(before.used_at, entry.used_at)
     in_order = sorted(found, key=lambda each: (found[each].used_at, -depths[each]))
     return OrderedDict((digest, found[digest]) for digest in in_order)
+
+
+def _by_states(entries: Mapping[bytes, _Entry]) -> OrderedDict[bytes, None]:
+    """The blocks that have states, those first whose states were not used for longest."""
+    with_states = (digest for digest, entry in entries.items() if "states" in entry.sizes)
+    in_order = sorted(with_states, key=lambda digest: entries[digest].states_used_at)
+    return OrderedDict.fromkeys(in_order)

@@ -175,15 +175,17 @@ class DiskTier:
                 self._put(fetch)
             fetch.is_over = True
 
-    def keep(self, keys: Sequence[bytes], owner: str) -> None:
+    def keep(self, keys: Sequence[bytes], snapshots: Sequence[bytes], owner: str) -> None:
         """Has blocks of a prompt written that are in memory and not on disk.
 
         Args:
             keys: from the prompt's first on.
+            snapshots: keys of the prompt whose blocks' states count as used, too.
             owner: the name of the request's key, for those who look at the folder.
         """
         if not keys or not self._pays(self._block_bytes, self._memory.block_tokens):
             return
+        kept = [*map(digest_of, snapshots)]
         whose = Owner(self._model, "" if self._memory.shared else owner)
         for key in keys:
             block = self._memory.block(key)
@@ -192,14 +194,20 @@ class DiskTier:
             digest, previous = digest_of(key), previous_of(key)
             for part, array in ((_BLOCK, block.data), (_STATES, block.states)):
                 if array is not None and not self._store.size(digest, part):
-                    self._store.write(Header.of(digest, previous, part, whose, array), array)
-        self._store.use(digest_of(keys[-1]))
+                    header = Header.of(digest, previous, part, whose, array)
+                    self._store.write(header, array, kept)
+        self._store.use(digest_of(keys[-1]), kept)
+
+    def num_held(self, keys: Sequence[bytes], in_memory: int) -> int:
+        """How many blocks of a prompt the disk has, beyond those in memory and with them."""
+        end = in_memory
+        while end < len(keys) and self._store.size(digest_of(keys[end]), _BLOCK):
+            end += 1
+        return end
 
     def _reach(self, keys: Sequence[bytes], held: int) -> int:
         """How many blocks of a prompt memory could have with the disk's, to go on from the last."""
-        end = held
-        while end < len(keys) and self._store.size(digest_of(keys[end]), _BLOCK):
-            end += 1
+        end = self.num_held(keys, held)
         if self._block_bytes:
             end = min(end, (self._memory.max_bytes - self._state_bytes) // self._block_bytes)
         while end > 0 and self._memory.needs_states:
@@ -241,11 +249,14 @@ class DiskTier:
         num_bytes = sum(array.nbytes for array in fetch.arrays)
         if num_bytes:
             self._read.add(num_bytes, time.monotonic() - started)
-            self._store.use(digest_of(fetch.wanted[-1][0]))
+            last = digest_of(fetch.wanted[-1][0])
+            self._store.use(last, (last,))
 
     def _put(self, fetch: Fetch) -> None:
+        blocks, states = [], None
         for (key, part), array in zip(fetch.wanted, fetch.arrays, strict=False):
             if part == _BLOCK:
-                self._memory.put(key, array, is_restored=True)
-            elif (block := self._memory.block(key)) is not None:
-                self._memory.put(key, block.data, array)
+                blocks.append((key, array))
+            else:
+                states = key, array
+        self._memory.restore(blocks, states)

@@ -1,9 +1,9 @@
 """The bodies of Anthropic's API, and the dialect-neutral requests that they become."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from maskdial.bounds import Range, Size
 from maskdial.causal.chat.request import ChatRequest
@@ -25,7 +25,7 @@ from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import CommonSampling, Stops, parameter
 from maskdial.errors import ValidationError, shortened
 from maskdial.grammar.source import GrammarRequest
-from maskdial.http.ignored import note_field
+from maskdial.http.ignored import note_field, noted
 
 _HABITS = frozenset(
     {
@@ -41,9 +41,20 @@ _HABITS = frozenset(
         "workspace_id",
     }
 )
-# Claude Code's first block says its version and three digits of the first message: with it, no
-# session would share a prefix with another.
-_BILLING = "x-anthropic-billing-header:"
+# What first blocks begin with that differ between sessions, or requests, and say nothing to a
+# model: with one, no prompt would share a prefix with another. Claude Code's has its version and
+# digits of the first message.
+_SPOILING = ("x-anthropic-billing-header:",)
+
+
+def _without_spoiling(blocks: list[Block]) -> list[Block]:
+    """Instructions without such a block, where the reply tells that it is left out."""
+    first = blocks[0].text if blocks and noted() is not None else None
+    found = next((each for each in _SPOILING if first is not None and first.startswith(each)), None)
+    if found is None:
+        return blocks
+    note_field(found.rstrip(":"), "system")
+    return blocks[1:]
 
 
 def _read_edits(value: object) -> object:
@@ -112,7 +123,9 @@ class ConversationBody(Lenient, TaskBody):
 
     habits = _HABITS
 
-    system: Blocks | None = Field(None, description="The system prompt: a text, or blocks of text.")
+    system: Annotated[Blocks, AfterValidator(_without_spoiling)] | None = Field(
+        None, description="The system prompt: a text, or blocks of text."
+    )
     messages: Annotated[list[MessageBody], Size(1, MAX_MESSAGES, "messages")]
     tools: Tools | None = Field(
         None,
@@ -133,8 +146,6 @@ class ConversationBody(Lenient, TaskBody):
     def _check_conversation(self) -> Self:
         if any(block.type != "text" for block in self.system or ()):
             raise FieldError("system", "must be text")
-        if self.instructions != (self.system or []):
-            note_field(_BILLING.rstrip(":"), "system")
         check_results(self.messages)
         if self.continues and any(block.type == "tool_use" for block in self.messages[-1].content):
             raise FieldError(
@@ -147,13 +158,6 @@ class ConversationBody(Lenient, TaskBody):
         """What the text must match."""
         newer = None if self.output_config is None else self.output_config.format
         return self.output_format if newer is None else newer
-
-    @property
-    def instructions(self) -> Sequence[Block]:
-        """The system prompt, without what Claude Code tells Anthropic's bills."""
-        blocks = self.system or []
-        first = blocks[0].text if blocks else None
-        return blocks[1:] if first is not None and first.startswith(_BILLING) else blocks
 
     @property
     def continues(self) -> bool:
@@ -180,11 +184,7 @@ class ConversationBody(Lenient, TaskBody):
         if self.thinking is not None:
             variables["enable_thinking"] = self.thinking.type != "disabled"
         return ChatRequest(
-            [
-                *conversation(
-                    self.instructions, self.messages, {tool.name: tool for tool, _ in found}
-                )
-            ],
+            [*conversation(self.system, self.messages, {tool.name: tool for tool, _ in found})],
             generation,
             tools=tools,
             described_in_messages=frozenset(tool.name for tool, waits in found if waits),

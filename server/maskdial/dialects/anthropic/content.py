@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from maskdial.causal.chat.message import ChatMessage, ToolCall
 from maskdial.causal.tools import Tool
@@ -78,7 +78,7 @@ def _is_text(part: object) -> bool:
 class Block(Lenient):
     """A part of a message: text, thinking, a tool call, its result, or a tool by its name."""
 
-    habits = frozenset({"cache_control", "caller", "citations", "signature", "toolset_name"})
+    habits = frozenset({"caller", "citations", "signature", "toolset_name"})
     within = "messages.content"
 
     type: Literal["text", "thinking", "tool_use", "tool_result", "tool_reference"]
@@ -91,6 +91,9 @@ class Block(Lenient):
     tool_name: str | None = None
     content: "Blocks | None" = None
     is_error: bool | None = None
+    cache_control: Any = Field(
+        None, description="Another prompt begins with all up to here: a hint for the prefix cache."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -201,7 +204,7 @@ def check_results(messages: Iterable[MessageBody]) -> None:
 
 
 def conversation(
-    system: Sequence[Block], messages: Sequence[MessageBody], tools: Mapping[str, Tool]
+    system: Sequence[Block] | None, messages: Sequence[MessageBody], tools: Mapping[str, Tool]
 ) -> Iterator[ChatMessage]:
     """The turns of a conversation; consecutive messages of the same role become one.
 
@@ -225,7 +228,9 @@ def _turn(role: Role, blocks: Sequence[Block], tools: Mapping[str, Tool]) -> Ite
     """One turn as templates expect it: each tool result is a message of its own, of role tool."""
     for block in blocks:
         if block.tool_use_id is not None:
-            yield ChatMessage("tool", block.result(tools), tool_call_id=block.tool_use_id)
+            marked = block.cache_control is not None
+            text = block.result(tools)
+            yield ChatMessage("tool", text, tool_call_id=block.tool_use_id, ends_prefix=marked)
     others = [block for block in blocks if block.tool_use_id is None]
     if others or not blocks:
         yield ChatMessage(
@@ -237,4 +242,5 @@ def _turn(role: Role, blocks: Sequence[Block], tools: Mapping[str, Tool]) -> Ite
                 for each in others
                 if each.type == "tool_use"
             ],
+            ends_prefix=any(each.cache_control is not None for each in others),
         )

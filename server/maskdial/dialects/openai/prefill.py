@@ -44,7 +44,7 @@ async def prefill(call: Call[PrefillBody]) -> Response:
 
     Whole blocks of tokens are kept, in memory and, with --prefix-cache-dir, on disk.
     """
-    key = _whose(call)
+    owner = call.server.prefix_owner(call.body.key)
     model = await call.writer()
     if not isinstance(model, CausalModel) or model.engine.prefix_cache is None:
         raise ValidationError(
@@ -52,7 +52,7 @@ async def prefill(call: Call[PrefillBody]) -> Response:
             "another mask, and --prefix-cache-bytes",
             field="model",
         )
-    current_usage().key = key
+    current_usage().key = owner
     chat = call.body.model_copy(update=_LEAST).chat(model)
     generation = await call.chat(chat, model)
     return await write(call, generation, _Usage(model.bundle.name), streams=False)
@@ -77,20 +77,6 @@ class _Usage(Renderer):
 
     async def frames(self, index: int, event: TokenEvent) -> bytes:
         return b""
-
-
-def _whose(call: Call[PrefillBody]) -> str:
-    """The name of the key whose prefix it is."""
-    names, key = call.server.keys.names, call.body.key
-    if not names or call.server.config.prefix_cache_shared == "on":
-        if key is not None:
-            raise ValidationError("all requests share prefixes here; leave it out", field="key")
-        return ""
-    if key is None:
-        raise ValidationError("each key has prefixes of its own here; name one", field="key")
-    if key not in names:
-        raise ValidationError("there is no key of this name", field="key")
-    return key
 
 
 ROUTES = (
