@@ -437,6 +437,32 @@ def test_a_wrong_setting_does_not_pass(
         direct(path, tmp_path / "bundle", precision="fp32")
 
 
+@pytest.mark.parametrize("quantize", [None, TYPES], ids=["floats", "integers"])
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [("granite", {"logits_scaling": 2.1}), ("gemma2", {"final_logit_softcapping": 3.0})],
+)
+def test_a_wrong_output_layer_does_not_pass_where_logits_are_rounded(
+    name: str,
+    entry: dict[str, Any],
+    quantize: dict[str, str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(name, path, quantize=quantize)
+    gate = Gate() if quantize else Gate(max_loss=math.inf)
+    right = direct(path, tmp_path / "right", gate=gate)
+    assert right.precision == ("int4" if quantize else "int8")
+
+    def other(config: Mapping[str, Any], weights: Weights) -> Reference:
+        return Reference({**config, **entry}, weights)
+
+    monkeypatch.setattr(direct_module, "Reference", other)
+    with pytest.raises(NotDirectError, match="disagree on the scale of the logits: .* as large"):
+        direct(path, tmp_path / "wrong", gate=gate)
+
+
 def test_a_graph_that_is_served_as_another_does_not_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
