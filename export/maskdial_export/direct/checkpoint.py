@@ -1,7 +1,7 @@
 """The checkpoints that the direct path reads: a GGUF file, or a folder with safetensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct import encoders
-from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
 
@@ -48,6 +49,15 @@ class DirectCheckpoint:
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
         return read_json(self.path / file_name)
+
+    def arranged(self, decoder: Decoder) -> "DirectCheckpoint":
+        """The same with each of the decoder's weights by its own name, where files hold several."""
+        if not isinstance(self.weights, SafetensorsWeights):
+            return self
+        views = find_views(decoder, self.weights.shapes())
+        weights = self.weights.with_views(views)
+        found = {weights.bits(name) for name in views} - {None}
+        return replace(self, weights=weights, bits=frozenset(each for each in found if each))
 
     def sha256(self) -> str:
         """One SHA-256 over the names and contents of what it consists of."""

@@ -16,7 +16,7 @@ from rich.console import Console
 import maskdial
 from maskdial.bundle.bundle import hash_files, write_manifest
 from maskdial.bundle.infill import find_infill_tokens
-from maskdial.bundle.manifest import GRAPH, Heads, KVLayout, Manifest
+from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial_export.checkpoint.files import (
     read_files,
     response_template,
@@ -126,8 +126,10 @@ def _write(
     if encoders.knows(checkpoint.config):
         described = write_encoder(checkpoint, folder, precision, gate, limit, tolerance, console)
     else:
+        decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
+        checkpoint = checkpoint.arranged(decoder)
         chosen = _precision(checkpoint, precision, gate)
-        described = _write_decoder(checkpoint, folder, chosen, gate, limit, tolerance, console)
+        described = _write_decoder(checkpoint, decoder, folder, chosen, gate, tolerance, console)
     versions = {name: importlib.metadata.version(name) for name in _TOOLS}
     manifest = Manifest(
         **described,
@@ -141,15 +143,14 @@ def _write(
 
 def _write_decoder(
     checkpoint: DirectCheckpoint,
+    decoder: Decoder,
     folder: Path,
     precision: DirectPrecision,
     gate: Gate,
-    limit: int | None,
     tolerance: float,
     console: Console,
 ) -> dict[str, Any]:
     """Writes everything but the manifest; returns what that says of it."""
-    decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
     check_weights(decoder, checkpoint.weights)
     _check_disk(decoder, checkpoint.weights, precision, folder)
     sample = read_sample(gate.text)
@@ -158,7 +159,7 @@ def _write_decoder(
     tokens = special_tokens(checkpoint, config, tokenizer)
     texts = read_files(checkpoint, tokenizer)
     num_parameters = sum(int(np.prod(shape)) for shape in decoder.shapes().values())
-    layout = KVLayout(layers=(Heads(decoder.num_kv_heads, decoder.head_dim),) * len(decoder.layers))
+    layout = decoder.layout
     with phase(console, "Writing"):
         model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]

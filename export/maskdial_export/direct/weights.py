@@ -4,17 +4,19 @@ import json
 import math
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
 from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.views import View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
 
@@ -25,7 +27,13 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
 _UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-_ITEMS = {"F32": 4, "F16": 2, "BF16": 2}
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<u2"),
+    "BF16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),  # of integers in blocks
+}
+_MXFP4_BITS = 5
 
 
 class Weights(Protocol):
@@ -124,6 +132,11 @@ class _Stored:
     shape: tuple[int, ...]
     data: memoryview
 
+    def array(self) -> NDArray[Any]:
+        """Its bytes as numbers of its shape; BF16 and F16 as integers of 16 bits."""
+        flat: NDArray[Any] = np.frombuffer(self.data, _DTYPES[self.dtype])
+        return flat.reshape(self.shape)
+
 
 class SafetensorsWeights:
     """The weights of a checkpoint's safetensors files, mapped, in 32 or 16 bits."""
@@ -139,6 +152,7 @@ class SafetensorsWeights:
         self.name = name
         self._tensors: dict[str, _Stored] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._views: dict[str, View] = {}
         for file in files:
             for key, stored in _read_header(file):
                 if key in self._tensors:
@@ -147,10 +161,39 @@ class SafetensorsWeights:
 
     def within(self, prefix: str) -> "SafetensorsWeights":
         """These weights, of which those below a module have their names within it."""
+        return self.renamed(lambda name: name.removeprefix(prefix))
+
+    def renamed(self, rename: Callable[[str], str | None]) -> "SafetensorsWeights":
+        """These weights by other names, without those for which there is none."""
         found = SafetensorsWeights(self.name, [])
         for key, stored in self._tensors.items():
-            name = key.removeprefix(prefix)
-            found._tensors[name], found._shapes[name] = stored, stored.shape
+            name = rename(key)
+            if name is not None:
+                found._tensors[name], found._shapes[name] = stored, stored.shape
+        return found
+
+    def with_views(self, views: Mapping[str, View]) -> "SafetensorsWeights":
+        """These weights, with parts of tensors in the place of those tensors.
+
+        Raises:
+            ExportError: a tensor has another shape than its parts say.
+        """
+        found = SafetensorsWeights(self.name, [])
+        found._tensors, found._views = self._tensors, dict(views)
+        sources = {source for view in views.values() for source in view.sources}
+        found._shapes = {name: shape for name, shape in self._shapes.items() if name not in sources}
+        for name, view in views.items():
+            try:
+                part = view.of(self._tensors[view.sources[0]].array())
+            except (IndexError, ValueError) as error:
+                raise ExportError(
+                    f"{view.sources[0]} of {self.name} has the shape "
+                    f"{self._shapes[view.sources[0]]}, which does not fit its configuration"
+                ) from error
+            shape = part.shape
+            found._shapes[name] = shape
+            if view.is_packed:
+                found._shapes[name] = shape[0], 2 * math.prod(shape[1:])
         return found
 
     def with_parts(self, parts: Mapping[str, "SafetensorsWeights"]) -> "SafetensorsWeights":
@@ -166,25 +209,31 @@ class SafetensorsWeights:
         return self._shapes
 
     def values(self, name: str, rows: slice | None = None) -> Floats:
-        stored = self._tensors[name]
-        if stored.dtype == "F32":
-            flat = np.frombuffer(stored.data, np.dtype("<f4"))
-        else:
-            flat = np.frombuffer(stored.data, np.dtype("<u2"))
-        part = flat.reshape(stored.shape)
+        view = self._views.get(name)
+        if view is not None and view.is_packed:
+            return self._blocks(view, rows).dequantize()
+        stored = self._tensors[name if view is None else view.name]
+        part = stored.array() if view is None else view.of(stored.array())
         part = part if rows is None else part[rows]
         if stored.dtype == "BF16":
             widened: Floats = (part.astype(np.uint32) << 16).view(np.float32)
             return widened
         if stored.dtype == "F16":
-            return part.view(np.float16).astype(np.float32)
+            return np.ascontiguousarray(part).view(np.float16).astype(np.float32)
         return part.astype(np.float32, copy=False)
 
     def bits(self, name: str) -> int | None:
-        return None
+        view = self._views.get(name)
+        return _MXFP4_BITS if view is not None and view.is_packed else None
 
     def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
-        return None
+        view = self._views.get(name)
+        return self._blocks(view, rows) if view is not None and view.is_packed else None
+
+    def _blocks(self, view: View, rows: slice | None) -> StoredBlocks:
+        both = (view.of(self._tensors[name].array()) for name in view.sources)
+        packed, scales = (part if rows is None else part[rows] for part in both)
+        return unpacked(packed, scales)
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
@@ -209,13 +258,13 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
             shape = tuple(int(each) for each in value["shape"])
             first, last = (int(each) for each in value["data_offsets"])
             dtype = str(value["dtype"])
-            if dtype not in _ITEMS:
+            if dtype not in _DTYPES:
                 raise NotDirectError(
                     f"{key} of {file.name} is of the type {dtype}, which is not known"
                 )
             data = mapped[8 + size + first : 8 + size + last]
             if (
-                len(data) != math.prod(shape) * _ITEMS[dtype]
+                len(data) != math.prod(shape) * _DTYPES[dtype].itemsize
                 or first < 0
                 or min(shape, default=1) < 1
             ):

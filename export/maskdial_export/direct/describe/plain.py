@@ -1,0 +1,161 @@
+"""Families with attention alone, and one MLP in each layer."""
+
+from maskdial_export.direct.config import Config
+from maskdial_export.direct.decoder import (
+    Attends,
+    Biases,
+    Decoder,
+    Norms,
+)
+from maskdial_export.direct.describe.common import (
+    alike,
+    decoder_of,
+    qwen_layers,
+    read_window,
+    unless_one,
+    usual_head,
+    windows,
+)
+from maskdial_export.direct.rotary import read_rotary
+
+_OLMO_NORMS = Norms(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def llama(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    attention = config.flag("attention_bias", False)
+    biases = Biases(attention, attention, config.flag("mlp_bias", False))
+    layers = alike(config, read_rotary(config, size))
+    return decoder_of(config, architecture, limit, layers, head_dim=size, biases=biases)
+
+
+def mistral(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    layers = alike(config, read_rotary(config, size), read_window(config, 4096))
+    return decoder_of(config, architecture, limit, layers, head_dim=size)
+
+
+def qwen2(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    layers = qwen_layers(config, read_rotary(config, size))
+    biases = Biases(query_key_value=True)
+    return decoder_of(config, architecture, limit, layers, head_dim=size, biases=biases)
+
+
+def qwen3(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = config.count("head_dim", 128)
+    layers = qwen_layers(config, read_rotary(config, size))
+    attention = config.flag("attention_bias", False)
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        layers,
+        head_dim=size,
+        biases=Biases(attention, attention),
+        head_norms="head",
+    )
+
+
+def smollm3(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    layers = qwen_layers(config, read_rotary(config, size, config.real("rope_theta", 2e6)))
+    interval = config.count("no_rope_layer_interval", 4)
+    turns = config.take("no_rope_layers")
+    if turns is None:
+        turns = [int((index + 1) % interval != 0) for index in range(len(layers))]
+    if not isinstance(turns, list) or len(turns) != len(layers) or set(turns) - {0, 1}:
+        config.refuse("no_rope_layers")
+    attention = config.flag("attention_bias", False)
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        tuple(
+            each if turn else Attends(None, each.window)
+            for each, turn in zip(layers, turns, strict=True)
+        ),
+        head_dim=size,
+        tied=True,
+        biases=Biases(attention, attention, config.flag("mlp_bias", False)),
+    )
+
+
+def granite(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    layers = alike(config, read_rotary(config, size))
+    attention = config.flag("attention_bias", False)
+    scaling = config.real("logits_scaling", 1.0)
+    if scaling == 0:
+        config.refuse("logits_scaling")
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        layers,
+        head_dim=size,
+        biases=Biases(attention, attention, config.flag("mlp_bias", False)),
+        attention_scale=config.real("attention_multiplier", 1.0),
+        embedding_scale=unless_one(config.real("embedding_multiplier", 1.0)),
+        residual_scale=unless_one(config.real("residual_multiplier", 1.0)),
+        logits_scale=unless_one(1 / scaling),
+    )
+
+
+def olmo2(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    layers = alike(config, read_rotary(config, size))
+    attention = config.flag("attention_bias", False)
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        layers,
+        head_dim=size,
+        norms=_OLMO_NORMS,
+        head_norms="row",
+        biases=Biases(attention, attention),
+    )
+
+
+def exaone4(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    rotation, window = read_rotary(config, size), read_window(config, 4096)
+    period = config.count("sliding_window_pattern", 4) if window is not None else 1
+    config.take("sliding_window_pattern")
+    sliding = windows(config, window, lambda index: (index + 1) % period != 0)
+    # Beside layers with windows, those that see all have no positions
+    layers = tuple(
+        Attends(rotation if each or window is None else None, window if each else None)
+        for each in sliding
+    )
+    return decoder_of(
+        config, architecture, limit, layers, head_dim=size, norms=_OLMO_NORMS, head_norms="head"
+    )
+
+
+def seed_oss(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = config.count("head_dim", 128)
+    layers = alike(config, read_rotary(config, size))
+    config.take("residual_dropout")
+    biases = Biases(
+        config.flag("attention_bias", True),
+        config.flag("attention_out_bias", False),
+        config.flag("mlp_bias", False),
+    )
+    return decoder_of(config, architecture, limit, layers, head_dim=size, biases=biases)
+
+
+def phi3(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    rotation = read_rotary(config, size)
+    config.take("original_max_position_embeddings")  # of longrope
+    layers = alike(config, rotation, read_window(config, None))
+    return decoder_of(
+        config, architecture, limit, layers, head_dim=size, packed_attention=True, packed_mlp=True
+    )
