@@ -15,6 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
+from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -38,7 +39,18 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.route import export_any_way
 from maskdial_export.session import CausalSession, Loaded, kernels_here
 from tests.export.gguf_files import make_model
-from tests.export.test_gguf_models import LLAMA3, LONGROPE, MOE, SHAPE, YARN, write, write_with
+from tests.export.test_gguf_models import (
+    DIRECT_MODELS,
+    LLAMA3,
+    LONGROPE,
+    MAMBA_2,
+    MODELS,
+    MOE,
+    SHAPE,
+    YARN,
+    write,
+    write_with,
+)
 
 Floats = NDArray[np.float32]
 
@@ -62,6 +74,7 @@ FAMILIES = [
     *("llama", "llama-bias", "llama3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
     *("phi3", "granite", "smollm3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe"),
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
+    *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
 ]
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
@@ -94,6 +107,18 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmoe": ("OlmoeForCausalLM", SHAPE | MOE | {"num_experts": 16}),
     "phi3": ("Phi3ForCausalLM", SHAPE | {"sliding_window": 31, "pad_token_id": 0}),
+    **{
+        name: MODELS[name][1:3]
+        for name in ("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid")
+    },
+    **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
+    "granite-hybrid-rope": (
+        "GraniteMoeHybridForCausalLM",
+        SHAPE
+        | MAMBA_2
+        | {"num_local_experts": 0, "position_embedding_type": "rope", "mamba_conv_bias": False}
+        | {"mamba_proj_bias": True, "attention_bias": True, "time_step_limit": [0.1, 1.5]},
+    ),
 }
 
 
@@ -138,8 +163,14 @@ def assert_alike(one: Path, other: Path) -> None:
             assert content(one / name) == content(other / name)
         elif not name.startswith(GRAPH):
             assert (one / name).read_text() == (other / name).read_text()
+    assert_same_bits(one, other)
+
+
+def assert_same_bits(one: Path, other: Path) -> None:
+    """Two bundles compute the same, with kernels and without."""
+    manifest = Manifest.model_validate_json((one / "maskdial.json").read_text())
     for kernels in dict.fromkeys([None, kernels_here()]):
-        pairs = zip(*(logits(each, manifests[0], kernels) for each in (one, other)), strict=True)
+        pairs = zip(*(logits(each, manifest, kernels) for each in (one, other)), strict=True)
         for left, right in pairs:
             np.testing.assert_array_equal(left, right)
 
@@ -222,6 +253,70 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
         assert abs(written.quality.figures[figure] - value) <= tolerance, figure
 
 
+@pytest.mark.parametrize("name", DIRECT_MODELS)
+def test_files_that_cannot_be_traced_give_the_bits_of_their_checkpoint(
+    name: str, tmp_path: Path
+) -> None:
+    """The checkpoint is compared with its trace above."""
+    path = tmp_path / "model.gguf"
+    write(name, path)
+    with pytest.raises(ExportError, match="is written directly, and cannot be traced; leave out"):
+        traced(path, tmp_path / "traced")
+    folder = save_folder(name, tmp_path / "checkpoint")
+    for precision in ("fp32", "int8"):
+        for source in (path, folder):
+            direct(source, tmp_path / f"{precision}-{source.name}", precision=precision)
+        assert_same_bits(tmp_path / f"{precision}-model.gguf", tmp_path / f"{precision}-checkpoint")
+
+
+def test_mxfp4_of_a_folder_is_kept(tmp_path: Path) -> None:
+    """gpt-oss's own form: integers and scales of all experts, rows of gate and up in turns.
+
+    In float32 it is the checkpoint that it stands for, to the last bit, and its integers are those
+    of a GGUF file of it.
+    """
+    plain = save_folder("gpt-oss", tmp_path / "plain")
+    packed = shutil.copytree(plain, tmp_path / "packed")
+    tensors = load_file(plain / "model.safetensors")
+    kind = gguf.GGMLQuantizationType.MXFP4
+    for name in [name for name in tensors if name.endswith(("up_proj", "down_proj"))]:
+        rows = tensors.pop(name).swapaxes(1, 2)
+        blocks = gguf.quants.quantize(np.ascontiguousarray(rows), kind)
+        values = gguf.quants.dequantize(blocks, kind)
+        tensors[f"{name}_plain"] = np.ascontiguousarray(values.swapaxes(1, 2))
+        blocks = blocks.reshape(*rows.shape[:2], -1, 17)
+        low, high = blocks[..., 1:] & 15, blocks[..., 1:] >> 4
+        nibbles = np.concatenate([low, high], axis=-1)
+        tensors[f"{name}_blocks"] = nibbles[..., ::2] | nibbles[..., 1::2] << 4
+        tensors[f"{name}_scales"] = np.ascontiguousarray(blocks[..., 0])
+    ends = ("_blocks", "_scales")
+    whole = {
+        name.removesuffix("_plain"): each
+        for name, each in tensors.items()
+        if not name.endswith(ends)
+    }
+    save_file(whole, plain / "model.safetensors")
+    integers = {name: each for name, each in tensors.items() if not name.endswith("_plain")}
+    save_file(integers, packed / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (packed / "config.json").write_text(json.dumps(config))
+    for folder in (plain, packed):
+        direct(folder, tmp_path / f"{folder.name}-fp32", precision="fp32")
+    assert_same_bits(tmp_path / "plain-fp32", tmp_path / "packed-fp32")
+    ends = dict.fromkeys(["exps.weight"], "MXFP4")
+    write("gpt-oss", tmp_path / "model.gguf", quantize=ends)
+    assert direct(packed, tmp_path / "packed-int8").precision == "int8"
+    direct(tmp_path / "model.gguf", tmp_path / "gguf-int8")
+    assert_same_bits(tmp_path / "packed-int8", tmp_path / "gguf-int8")
+    experts = tensors["model.layers.0.mlp.experts.down_proj_scales"]
+    tensors["model.layers.0.mlp.experts.down_proj_scales"] = experts[:, :-1]
+    integers = {name: each for name, each in tensors.items() if not name.endswith("_plain")}
+    save_file(integers, packed / "model.safetensors")
+    with pytest.raises(ExportError, match=r"down_proj.* has the shape .* does not fit"):
+        direct(packed, tmp_path / "damaged")
+
+
 def test_parts_of_matrices_are_written_as_wholes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,10 +371,10 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     save_folder("mistral", tmp_path / "folder")
     done = run_blocked("export", tmp_path / "folder", tmp_path / "other", "--precision", "int8")
     assert done.returncode == 0, done.stderr
-    write("lfm2", path)
+    write("starcoder2", path)
     done = run_blocked("export", path, tmp_path / "third")
     assert done.returncode == 1
-    assert "model_type 'lfm2' is not known to the direct path" in done.stderr
+    assert "model_type 'starcoder2' is not known to the direct path" in done.stderr
     assert "install torch and transformers: " in done.stderr
     assert "pip install" in done.stderr
     assert not (tmp_path / "third").exists()
@@ -459,7 +554,7 @@ def test_a_wrong_output_layer_does_not_pass_where_logits_are_rounded(
         return Reference({**config, **entry}, weights)
 
     monkeypatch.setattr(direct_module, "Reference", other)
-    with pytest.raises(NotDirectError, match="disagree on the scale of the logits: .* as large"):
+    with pytest.raises(NotDirectError, match=r"disagree on the scale of the logits: .* as large"):
         direct(path, tmp_path / "wrong", gate=gate)
 
 

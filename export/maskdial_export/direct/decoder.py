@@ -1,5 +1,6 @@
 """What a decoder computes, whatever family it is of: what the graph writer needs to know of it."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -196,6 +197,17 @@ class Decoder:
             if self.experts is not None and self.is_mixed(index):
                 found |= self.experts.shapes(name, self.hidden_size)
         return found
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all weights that are trained, so without the corrections of routers."""
+        router = None if self.experts is None else self.experts.router
+        other = None if router is None else router.correction
+        return sum(
+            math.prod(shape)
+            for name, shape in self.shapes().items()
+            if other is None or not name.endswith(f".{other}")
+        )
 
     def is_mixed(self, index: int) -> bool:
         """Whether a layer has experts."""

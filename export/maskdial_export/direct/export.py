@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
 import onnx
 import pydantic
 from rich.console import Console
@@ -158,7 +157,6 @@ def _write_decoder(
     config = SimpleNamespace(**token_ids(checkpoint.config))
     tokens = special_tokens(checkpoint, config, tokenizer)
     texts = read_files(checkpoint, tokenizer)
-    num_parameters = sum(int(np.prod(shape)) for shape in decoder.shapes().values())
     layout = decoder.layout
     with phase(console, "Writing"):
         model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
@@ -186,7 +184,7 @@ def _write_decoder(
                 tokenizer, sample, decoder.max_length, decoder.vocab_size, layout
             )
             most = limit_of(gate, keeps_integers=bool(checkpoint.bits))
-            measure = QualityGate(evaluation, original, sample, num_parameters, most)
+            measure = QualityGate(evaluation, original, sample, decoder.num_parameters, most)
             served = Loaded(folder / GRAPH, kernels=kernels_here())
             quality = measure.check(served, precision, decoder.vocab_size, console)
             served.free()
@@ -204,7 +202,7 @@ def _write_decoder(
         "precision": precision,
         "batch_invariant": checked.batch_invariant,
         "vocab_size": decoder.vocab_size,
-        "num_parameters": num_parameters,
+        "num_parameters": decoder.num_parameters,
         "max_length": decoder.max_length,
         "special_tokens": tokens,
         "tokenization": tokenization,

@@ -105,5 +105,5 @@ def _softmax(scores: Floats) -> Floats:
 
 def _sigmoid(values: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        found: Floats = np.float32(1) / (1 + np.exp(-values))
-    return found
+        found = 1 / (1 + np.exp(-values))
+    return found.astype(np.float32)

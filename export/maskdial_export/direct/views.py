@@ -17,7 +17,8 @@ from maskdial_export.direct.experts import Experts
 _NIBBLES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 _HALF = 128
 """MXFP4: an exponent of two less 127, and one more since the table has twice its values."""
-_BLOCK = 32
+_BLOCK, MXFP4_BYTES = 32, 16
+"""Integers with one scale, and the bytes that hold them."""
 _PACKED, _SCALES = "_blocks", "_scales"
 
 

@@ -16,7 +16,7 @@ from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
 from maskdial_export.direct.encoder import Encoder
-from maskdial_export.direct.views import View, unpacked
+from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
 
@@ -183,18 +183,22 @@ class SafetensorsWeights:
         sources = {source for view in views.values() for source in view.sources}
         found._shapes = {name: shape for name, shape in self._shapes.items() if name not in sources}
         for name, view in views.items():
-            try:
-                part = view.of(self._tensors[view.sources[0]].array())
-            except (IndexError, ValueError) as error:
-                raise ExportError(
-                    f"{view.sources[0]} of {self.name} has the shape "
-                    f"{self._shapes[view.sources[0]]}, which does not fit its configuration"
-                ) from error
-            shape = part.shape
-            found._shapes[name] = shape
-            if view.is_packed:
-                found._shapes[name] = shape[0], 2 * math.prod(shape[1:])
+            found._shapes[name] = self._shape(view)
         return found
+
+    def _shape(self, view: View) -> tuple[int, ...]:
+        """Of a part. Raises: ExportError: its tensors are of other shapes than those of parts."""
+        shapes = [self._shapes[name] for name in view.sources]
+        fits = len(shapes[0]) >= 2
+        if view.is_packed:
+            fits = shapes[0] == (*shapes[1], MXFP4_BYTES) and len(shapes[1]) == 3
+        if not fits or view.index >= shapes[0][0]:
+            raise ExportError(
+                f"{view.sources[0]} of {self.name} has the shape {shapes[0]}, which does not fit "
+                "its configuration"
+            )
+        part = view.of(self._tensors[view.sources[0]].array()).shape
+        return (part[0], 2 * math.prod(part[1:])) if view.is_packed else part
 
     def with_parts(self, parts: Mapping[str, "SafetensorsWeights"]) -> "SafetensorsWeights":
         """These weights and those of other files, whose names get the prefix that they stand by."""

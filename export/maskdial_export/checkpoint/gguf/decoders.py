@@ -25,7 +25,7 @@ _NORMS_AFTER: Mapping[str, str] = {
     "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
     "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
 }
-_QWEN_EXPERTS: Mapping[str, str] = {
+QWEN_EXPERTS: Mapping[str, str] = {
     "blk.{}.ffn_gate_inp": "layers.{}.mlp.gate",
     "blk.{}.ffn_gate_exps": "layers.{}.mlp.experts.*.gate_proj",
     "blk.{}.ffn_up_exps": "layers.{}.mlp.experts.*.up_proj",
@@ -137,7 +137,7 @@ def qwen2_moe(settings: Settings) -> Model:
         shared_expert_intermediate_size=common,
         norm_topk_prob=False,
     )
-    return Model("Qwen2MoeForCausalLM", config, {**DECODER, **_QWEN_EXPERTS})
+    return Model("Qwen2MoeForCausalLM", config, {**DECODER, **QWEN_EXPERTS})
 
 
 def qwen3_moe(settings: Settings) -> Model:
@@ -149,7 +149,7 @@ def qwen3_moe(settings: Settings) -> Model:
         head_dim=head_dim(settings),
         norm_topk_prob=True,
     )
-    names = {**DECODER, **QK_NORMS, **_QWEN_EXPERTS}
+    names = {**DECODER, **QK_NORMS, **QWEN_EXPERTS}
     return Model("Qwen3MoeForCausalLM", config, names)
 
 
@@ -317,3 +317,35 @@ def seed_oss(settings: Settings) -> Model:
     )
     norm = {"blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm"}
     return Model("SeedOssForCausalLM", config, {**DECODER, **norm})
+
+
+def gpt_oss(settings: Settings) -> Model:
+    """gpt-oss. llama.cpp rounds the edges of its YaRN; the model was trained without that."""
+    num_layers = min(settings.number(".block_count"), 2**16)
+    pattern = window_pattern(settings, num_layers, 2)
+    rope = read_rope(settings, 150_000.0)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
+    config = shared(
+        settings,
+        model_type="gpt_oss",
+        intermediate_size=settings.number(".expert_feed_forward_length"),
+        head_dim=head_dim(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope,
+        sliding_window=settings.number(".attention.sliding_window"),
+        layer_types=["sliding_attention" if each else "full_attention" for each in pattern],
+        num_local_experts=settings.number(".expert_count"),
+        num_experts_per_tok=settings.number(".expert_used_count"),
+    )
+    settings.find(".feed_forward_length")  # of experts, as above
+    names = {
+        **DECODER,
+        "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
+        "blk.{}.ffn_gate_inp": "layers.{}.mlp.router",
+        "blk.{}.ffn_gate_exps": "layers.{}.mlp.experts.*.gate_proj",
+        "blk.{}.ffn_up_exps": "layers.{}.mlp.experts.*.up_proj",
+        "blk.{}.ffn_down_exps": "layers.{}.mlp.experts.*.down_proj",
+    }
+    sinks = {"blk.{}.attn_sinks.weight": "layers.{}.self_attn.sinks"}
+    return Model("GptOssForCausalLM", config, names, parameters=sinks, traceable=False)

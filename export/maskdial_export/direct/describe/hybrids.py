@@ -117,6 +117,7 @@ def qwen3_5(config: Config, architecture: str, limit: int | None) -> Decoder:
 
 def qwen3_5_moe(config: Config, architecture: str, limit: int | None) -> Decoder:
     count = config.count("num_hidden_layers")
+    config.take("intermediate_size")  # not read by this family
     experts = _qwen_experts(config, (True,) * count, Router(normalizes=True))
     return _qwen(config, architecture, limit, width=experts.width, experts=experts)
 
