@@ -13,6 +13,7 @@ from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct import encoders
 from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
@@ -34,6 +35,7 @@ class DirectCheckpoint:
         sources: the files that it consists of.
         provenance: for the manifest.
         bits: how many the integers of its matrices have, each at most.
+        part: what of it is exported, if it also reads images.
     """
 
     name: str
@@ -43,6 +45,7 @@ class DirectCheckpoint:
     sources: tuple[Path, ...]
     provenance: str
     bits: frozenset[int] = frozenset()
+    part: TextPart | None = None
     family: Family = "causal"
     task: TaskName = "generate"
 
@@ -121,11 +124,15 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         others = f", but {pickles[0].name}, a pickle" if pickles else ""
         raise NotDirectError(f"{source} has no weights in safetensors{others}")
     name = folder.resolve().name
+    weights, part = SafetensorsWeights(source, files), text_part(config)
+    if part is not None:
+        weights, config = text_weights(weights, part), dict(part.config)
     return DirectCheckpoint(
         source,
         folder,
         config,
-        SafetensorsWeights(source, files),
+        weights,
         (folder / _CONFIG, *files),
         name if Path(source).is_dir() else f"{source}@{name}",
+        part=part,
     )

@@ -194,11 +194,17 @@ def _write_decoder(
             f"{precision} diverges by {checked.divergence:.2g} nats from float32 on the check's "
             "text; --trace measures it on several thousand tokens",
         )
+    part = checkpoint.part
+    if part is not None:
+        towers = ", ".join(path.rpartition(".")[2] for path in part.left_out)
+        finding(console, f"the text part alone; left out: {towers}")
     names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
     return {
         "family": "causal",
         "task": "generate",
-        "architecture": decoder.architecture,
+        "architecture": decoder.architecture if part is None else part.architecture,
+        "left_out": () if part is None else part.left_out,
+        "media_tokens": () if part is None else part.media_tokens,
         "precision": precision,
         "batch_invariant": checked.batch_invariant,
         "vocab_size": decoder.vocab_size,

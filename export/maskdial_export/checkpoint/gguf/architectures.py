@@ -58,6 +58,8 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "qwen35": hybrids.qwen35,
     "qwen35moe": hybrids.qwen35_moe,
     "qwen3next": hybrids.qwen3_next,
+    "qwen3vl": decoders.qwen3_vl,
+    "qwen3vlmoe": decoders.qwen3_vl_moe,
     "qwen3moe": decoders.qwen3_moe,
     "seed_oss": decoders.seed_oss,
     "smollm3": decoders.smollm3,

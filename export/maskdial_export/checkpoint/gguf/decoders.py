@@ -106,6 +106,23 @@ def qwen3(settings: Settings) -> Model:
     return Model(architecture, config, {**DECODER, **QK_NORMS}, prefix, pooling=pooling)
 
 
+def qwen3_vl(settings: Settings) -> Model:
+    """The text part of Qwen3-VL: on text, Qwen 3, as the three positions of a token are one."""
+    _read_vision(settings)
+    return qwen3(settings)
+
+
+def qwen3_vl_moe(settings: Settings) -> Model:
+    """The text part of Qwen3-VL with experts."""
+    _read_vision(settings)
+    return qwen3_moe(settings)
+
+
+def _read_vision(settings: Settings) -> None:
+    settings.numbers(".rope.dimension_sections", 4)
+    settings.find(".n_deepstack_layers")  # of layers that images are added to, too
+
+
 def _qwen_experts(settings: Settings, kind: str, **config: Any) -> Config:
     dense = [
         layer
