@@ -290,7 +290,7 @@ DELTA_NET: dict[str, Any] = {
 }
 MAMBA_2: dict[str, Any] = {
     "layer_types": ["mamba", "attention"],
-    "shared_intermediate_size": 48,
+    "shared_intermediate_size": 64,
     "position_embedding_type": "nope",
     "mamba_n_heads": 4,
     "mamba_d_head": 32,

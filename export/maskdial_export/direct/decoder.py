@@ -122,6 +122,7 @@ class Decoder:
         attention_softcap: the scores' largest magnitude, by a hyperbolic tangent.
         logits_softcap: the logits' likewise.
         experts: those that some layers have in place of the MLP.
+        further: how the names of weights begin that predict further tokens; they are left out.
     """
 
     architecture: str
@@ -152,6 +153,7 @@ class Decoder:
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     experts: Experts | None = None
+    further: tuple[str, ...] = ()
 
     @property
     def query_size(self) -> int:

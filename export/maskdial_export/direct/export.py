@@ -60,6 +60,7 @@ def export_direct(
     max_length: int | None = None,
     tolerance: float,
     gate: Gate | None = None,
+    complete: bool = False,
     console: Console,
 ) -> Manifest:
     """Exports a causal model or an encoder to the new or empty folder ``dest``.
@@ -77,6 +78,8 @@ def export_direct(
             those of the reference; it scales with logits beyond 10.
         gate: how much floats that are rounded to int8 may lose, and on which text that is
             measured; its other options are the tracer's.
+        complete: whether to refuse what only the tracer exports beside the model itself: layers
+            that predict further tokens.
         console: where to show progress.
 
     Returns:
@@ -95,7 +98,16 @@ def export_direct(
             checkpoint = open_checkpoint(source, revision, Path(restored))
             _check_task(checkpoint, task)
             gate = gate or Gate()
-            return _write(checkpoint, folder, precision, gate, max_length, tolerance, console)
+            return _write(
+                checkpoint,
+                folder,
+                precision,
+                gate,
+                max_length,
+                tolerance,
+                console,
+                complete=complete,
+            )
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
@@ -120,6 +132,8 @@ def _write(
     limit: int | None,
     tolerance: float,
     console: Console,
+    *,
+    complete: bool,
 ) -> Manifest:
     """Writes the bundle of a checkpoint of either kind."""
     if encoders.knows(checkpoint.config):
@@ -127,6 +141,8 @@ def _write(
     else:
         decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
         checkpoint = checkpoint.arranged(decoder)
+        if check_weights(decoder, checkpoint.weights, complete=complete):
+            finding(console, "layers that predict further tokens are left out; --trace has them")
         chosen = _precision(checkpoint, precision, gate)
         described = _write_decoder(checkpoint, decoder, folder, chosen, gate, tolerance, console)
     versions = {name: importlib.metadata.version(name) for name in _TOOLS}
@@ -150,7 +166,6 @@ def _write_decoder(
     console: Console,
 ) -> dict[str, Any]:
     """Writes everything but the manifest; returns what that says of it."""
-    check_weights(decoder, checkpoint.weights)
     _check_disk(decoder, checkpoint.weights, precision, folder)
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)

@@ -26,7 +26,7 @@ class Family:
 
     architecture: str
     read: Callable[[Config, str, int | None], Decoder]
-    token_ids: Mapping[str, int] = field(default_factory=dict)
+    token_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None) -> Decoder:
@@ -73,6 +73,10 @@ def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
 
 _LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2}
 _GEMMA_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+_GLM_IDS: Mapping[str, Any] = {
+    "pad_token_id": 151329,
+    "eos_token_id": [151329, 151336, 151338],
+}
 _OLMO_IDS = {"pad_token_id": 1, "eos_token_id": 50279}
 _LFM_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _FAMILIES: Mapping[str, Family] = {
@@ -80,8 +84,11 @@ _FAMILIES: Mapping[str, Family] = {
     "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS),
+    "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),
+    "glm4_moe": Family("Glm4MoeForCausalLM", mixtures.glm4_moe),
     "gpt_oss": Family("GptOssForCausalLM", mixtures.gpt_oss),
     "granite": Family("GraniteForCausalLM", plain.granite, _LLAMA_IDS),
+    "granitemoe": Family("GraniteMoeForCausalLM", mixtures.granite_moe, _LLAMA_IDS),
     "granitemoehybrid": Family("GraniteMoeHybridForCausalLM", hybrids.granite_hybrid, _LLAMA_IDS),
     "lfm2": Family("Lfm2ForCausalLM", hybrids.lfm2, _LFM_IDS),
     "lfm2_moe": Family("Lfm2MoeForCausalLM", hybrids.lfm2_moe, _LFM_IDS),
@@ -89,6 +96,7 @@ _FAMILIES: Mapping[str, Family] = {
     "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS),
     "mixtral": Family("MixtralForCausalLM", mixtures.mixtral, _LLAMA_IDS),
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),
+    "olmo3": Family("Olmo3ForCausalLM", plain.olmo3, _OLMO_IDS),
     "olmoe": Family("OlmoeForCausalLM", mixtures.olmoe, _OLMO_IDS),
     "phi3": Family(
         "Phi3ForCausalLM",

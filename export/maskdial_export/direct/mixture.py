@@ -44,14 +44,17 @@ class MixtureWriter:
         total = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         for expert in range(experts.count):
             total = self._add_expert(total, layer, expert, tokens, shares)
-        if experts.shared is not None:
-            module = f"{layer}.{experts.module}"
-            common = self._mlp(tokens, f"{module}.{experts.shared.module}")
-            if experts.shared.gate is not None:
-                gate = self._project(tokens, f"{module}.{experts.shared.gate}")
-                common = nodes.add("Mul", [nodes.add("Sigmoid", [gate]), common])
-            total = nodes.add("Add", [total, common])
-        return nodes.add("Reshape", [total, full_shape], allowzero=1)
+        shared, module = experts.shared, f"{layer}.{experts.module}"
+        if shared is not None and shared.gate is not None:
+            common = self._mlp(tokens, f"{module}.{shared.module}", self._project)
+            gate = self._project(tokens, f"{module}.{shared.gate}")
+            gated = nodes.add("Mul", [nodes.add("Sigmoid", [gate]), common])
+            total = nodes.add("Add", [total, gated])
+        total = nodes.add("Reshape", [total, full_shape], allowzero=1)
+        if shared is None or shared.gate is not None:
+            return total
+        common = self._mlp(source, f"{module}.{shared.module}", self._project_rows)
+        return nodes.add("Add", [total, common])
 
     def _shares(self, layer: str, tokens: str) -> str:
         """The experts' weights for the tokens, (num_experts, num_tokens); 0 if not chosen."""
@@ -129,10 +132,13 @@ class MixtureWriter:
         gate = nodes.add("Mul", [gate, nodes.add("Sigmoid", [scaled])])
         return nodes.add("Mul", [nodes.add("Add", [up, nodes.number("one", 1.0)]), gate])
 
-    def _mlp(self, source: str, name: str) -> str:
-        gate = self._nodes.silu(self._project(source, f"{name}.gate_proj"))
-        inner = self._nodes.add("Mul", [gate, self._project(source, f"{name}.up_proj")])
-        return self._project(inner, f"{name}.down_proj")
+    def _mlp(self, source: str, name: str, project: Callable[[str, str], str]) -> str:
+        gate = self._nodes.silu(project(source, f"{name}.gate_proj"))
+        inner = self._nodes.add("Mul", [gate, project(source, f"{name}.up_proj")])
+        return project(inner, f"{name}.down_proj")
+
+    def _project_rows(self, source: str, module: str) -> str:
+        return self._products.project(source, [module])
 
     def _project(self, source: str, module: str, bias: str | None = None) -> str:
         return self._products.project_vectors(source, module, bias)

@@ -38,29 +38,32 @@ class MixtureReference:
                 found = self._expert(f"{name}.experts.{expert}", values[tokens])
                 total[tokens] += found * shares[tokens, places][:, None]
         common = f"{name}.shared_expert"
+        if f"{common}s.up_proj.weight" in self._names:  # GLM's, which has no gate
+            return total + self._gated_mlp(f"{common}s", values, _PROJECTIONS)
         if f"{common}.up_proj.weight" not in self._names:
             return total
-        shared = self._gated_mlp(common, values, ("gate_proj", "up_proj", "down_proj"))
+        shared = self._gated_mlp(common, values, _PROJECTIONS)
         return total + shared * _sigmoid(self._linear(values, f"{common}_gate"))
 
     def _choose(self, name: str, values: Floats) -> tuple[NDArray[np.int64], Floats]:
         """The experts of each token, and their weights: (num_tokens, num_experts_per_tok) each."""
         config, kind = self._config, self._kind
         scores = self._linear(values, f"{name}.{self._gate}")
-        if kind == "lfm2_moe":
+        if kind in _SIGMOIDS:
             scores = _sigmoid(scores)
         elif kind not in _CHOOSE_FIRST:
             scores = _softmax(scores)
         ranked = scores
-        if f"{name}.expert_bias" in self._names:
-            ranked = scores + self._weights.values(f"{name}.expert_bias")
+        for correction in ("expert_bias", "gate.e_score_correction_bias"):
+            if f"{name}.{correction}" in self._names:
+                ranked = scores + self._weights.values(f"{name}.{correction}")
         count = int(config.get("num_experts_per_tok") or 2)
         best = np.argsort(-ranked, axis=-1, kind="stable")[:, :count]
         shares = np.take_along_axis(scores, best, axis=-1)
         if kind in _CHOOSE_FIRST:
             return best, _softmax(shares)
         if config.get("norm_topk_prob", kind in _NORMALIZES):
-            least = np.float32(1e-6 if kind == "lfm2_moe" else 0)
+            least = np.float32(_SIGMOIDS.get(kind, 0))
             shares = shares / (shares.sum(axis=-1, keepdims=True) + least)
         return best, shares * np.float32(config.get("routed_scaling_factor", 1.0))
 
@@ -86,15 +89,21 @@ class MixtureReference:
 
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_SIGMOIDS = {"glm4_moe": 1e-20, "lfm2_moe": 1e-6}
+"""Families whose weights are sigmoids, and what is added to their sum."""
 _BLOCKS = {
+    "granitemoe": "block_sparse_moe",
     "granitemoehybrid": "block_sparse_moe",
     "lfm2_moe": "feed_forward",
     "mixtral": "block_sparse_moe",
 }
-_GATES = {"gpt_oss": "router", "granitemoehybrid": "router.layer"}
+_GATES = {
+    "gpt_oss": "router",
+    **dict.fromkeys(("granitemoe", "granitemoehybrid"), "router.layer"),
+}
 _NUMBERED = ("lfm2_moe", "mixtral")
-_CHOOSE_FIRST = ("gpt_oss", "granitemoehybrid")
-_NORMALIZES = ("lfm2_moe", "mixtral", "qwen3_5_moe_text", "qwen3_next")
+_CHOOSE_FIRST = ("gpt_oss", "granitemoe", "granitemoehybrid")
+_NORMALIZES = ("glm4_moe", "lfm2_moe", "mixtral", "qwen3_5_moe_text", "qwen3_next")
 
 
 def _softmax(scores: Floats) -> Floats:

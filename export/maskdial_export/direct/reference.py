@@ -36,7 +36,7 @@ class Reference:
         self._hidden_size = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
-        usual = {"qwen3": 128, "seed_oss": 128, "gpt_oss": 64}.get(self._kind)
+        usual = {"qwen3": 128, "seed_oss": 128, "gpt_oss": 64, "glm4": 128}.get(self._kind)
         if usual is None:
             usual = 256 if self._is_shifted else 0
         self._ends: Ids = np.zeros(0, np.int64)
@@ -80,7 +80,7 @@ class Reference:
     def _layer(self, index: int, states: Floats) -> Floats:
         prefix = f"model.layers.{index}"
         four_norms = f"{prefix}.pre_feedforward_layernorm.weight" in self._names
-        norms_after = self._kind in ("exaone4", "olmo2")
+        norms_after = self._kind in ("exaone4", "olmo2", "olmo3")
         residual = states
         if norms_after:
             states = residual + self._norm(
@@ -92,6 +92,10 @@ class Reference:
         if self._kind in _LFM2:
             first, second = "operator_norm", "ffn_norm"
         states = self._mix(index, self._norm(states, f"{prefix}.{first}"))
+        if self._kind == "glm4":
+            states = residual + self._norm(states, f"{prefix}.post_self_attn_layernorm")
+            inner = self._mlp(prefix, self._norm(states, f"{prefix}.{second}"))
+            return states + self._norm(inner, f"{prefix}.post_mlp_layernorm")
         if four_norms:  # Gemma 2 and 3
             states = residual + self._norm(states, f"{prefix}.post_attention_layernorm")
             inner = self._mlp(prefix, self._norm(states, f"{prefix}.pre_feedforward_layernorm"))
@@ -159,7 +163,7 @@ class Reference:
             query, key, value = np.split(self._linear(values, f"{name}.qkv_proj"), sizes, axis=-1)
         else:
             query, key, value = (self._linear(values, f"{name}.{each}_proj") for each in "qkv")
-        if self._kind in ("olmo2", "olmoe"):
+        if self._kind in _ROW_NORMS:
             query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
         heads = [part.reshape(len(values), -1, self._size) for part in (query, key, value)]
         gate = None
@@ -167,7 +171,7 @@ class Reference:
             heads[0] = query.reshape(len(values), -1, 2 * self._size)
             heads[0], gate = np.split(heads[0], 2, axis=-1)
         norm = "layernorm" if self._kind in _LFM2 else "norm"
-        if self._kind not in ("olmo2", "olmoe") and f"{name}.q_{norm}.weight" in self._names:
+        if self._kind not in _ROW_NORMS and f"{name}.q_{norm}.weight" in self._names:
             heads[0] = self._norm(heads[0], f"{name}.q_{norm}")
             heads[1] = self._norm(heads[1], f"{name}.k_{norm}")
         parts = zip(*(np.split(part, self._ends) for part in heads), strict=True)
@@ -192,7 +196,8 @@ class Reference:
         distance = positions[:, None] - positions[None, :]
         hidden = distance < 0
         if slides:
-            usual = 4096 if self._is_gemma or self._kind in ("exaone4", "mistral") else None
+            with_one = self._kind in ("exaone4", "mistral", "olmo3")
+            usual = 4096 if self._is_gemma or with_one else None
             usual = 128 if self._kind == "gpt_oss" else usual
             hidden |= distance >= self._config.get("sliding_window", usual)
         scores = np.where(hidden, np.float32(-np.inf), scores)
@@ -232,6 +237,8 @@ class Reference:
             return turned_on and kinds[index] == "sliding_attention"
         if self._kind in ("gemma2", "gpt_oss"):
             return index % 2 == 0
+        if self._kind == "olmo3":
+            return (index + 1) % 4 != 0
         if self._kind == "gemma3_text":
             period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
             return (index + 1) % int(period or 6) != 0
@@ -259,7 +266,10 @@ class Reference:
         if self._kind == "gpt_oss" and not found:
             found = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
             found["original_max_position_embeddings"] = 4096
+        if self._kind == "olmo3" and slides and not config.get("rope_parameters"):
+            found = {}
         part = 0.25 if self._kind in _QWEN_HYBRIDS else 1.0
+        part = 0.5 if self._kind in ("glm4", "glm4_moe") else part
         return {
             "rope_theta": config.get("rope_theta") or _THETAS.get(self._kind, 1e4),
             "partial_rotary_factor": config.get("partial_rotary_factor") or part,
@@ -296,6 +306,11 @@ class Reference:
         cos, sin = (
             (times * each).astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles))
         )
+        if self._kind == "glm4":  # neighbors are pairs
+            first, second = heads[..., :size:2], heads[..., 1:size:2]
+            pairs = [first * cos - second * sin, second * cos + first * sin]
+            turned = np.stack(pairs, axis=-1).reshape(*heads.shape[:-1], size)
+            return np.concatenate([turned, heads[..., size:]], axis=-1)
         first_half, second_half = heads[..., : size // 2], heads[..., size // 2 : size]
         return np.concatenate(
             [
@@ -307,12 +322,14 @@ class Reference:
         )
 
 
+_ROW_NORMS = ("olmo2", "olmo3", "olmoe")
 _LFM2 = ("lfm2", "lfm2_moe")
 _QWEN_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 _TIED = ("smollm3", *_LFM2)
 _THETAS = {
     **dict.fromkeys(("gemma3_text", "mixtral", *_LFM2), 1e6),
     "gpt_oss": 150_000.0,
+    "olmo3": 5e5,
     "smollm3": 2e6,
 }
 

@@ -293,18 +293,31 @@ def _renamed(key: str) -> str:
     return key
 
 
-def check_weights(decoder: Decoder, weights: Weights) -> None:
+def check_weights(decoder: Decoder, weights: Weights, *, complete: bool) -> bool:
     """Compares the weights that there are with those that the configuration describes.
+
+    Args:
+        decoder: the description.
+        weights: the checkpoint's.
+        complete: whether layers that predict further tokens must not be left out.
+
+    Returns:
+        Whether such layers are left out.
 
     Raises:
         ExportError: some are missing, or have another shape.
         NotDirectError: there are others beside them.
     """
-    others = _others(decoder.shapes(), weights)
+    found = _others(decoder.shapes(), weights)
+    others = [name for name in found if not name.startswith(decoder.further)]
+    if complete and len(others) < len(found):
+        raise NotDirectError(
+            f"the direct path leaves out the layers of {weights.name} that predict further tokens"
+        )
     tied = ("model.embed_tokens.weight", "lm_head.weight")
-    if decoder.tied and others == ["lm_head.weight"] and _are_equal(weights, *tied):
-        return
-    _refuse(weights, others)
+    if not (decoder.tied and others == ["lm_head.weight"] and _are_equal(weights, *tied)):
+        _refuse(weights, others)
+    return len(others) < len(found)
 
 
 def check_encoder_weights(encoder: Encoder, weights: Weights) -> None:

@@ -110,6 +110,12 @@ def _delta_net(settings: Settings, kind: str) -> tuple[Config, dict[str, str]]:
             f"{values:,} value heads of a linear attention, which cannot be"
         )
     value_size = settings.number(".ssm.inner_size") // values
+    rope = read_rope(settings)
+    rope["partial_rotary_factor"] = settings.number(".rope.dimension_count", size // 4) / size
+    sections = settings.numbers(".rope.dimension_sections", 4)
+    if sections:
+        rope["mrope_section"] = [int(each) for each in sections if each]
+        rope["mrope_interleaved"] = True
     config = shared(
         settings,
         model_type=kind,
@@ -125,14 +131,7 @@ def _delta_net(settings: Settings, kind: str) -> tuple[Config, dict[str, str]]:
             "linear_attention" if (layer + 1) % interval else "full_attention"
             for layer in range(num_layers)
         ],
-        rope_parameters=read_rope(settings)
-        | {
-            "partial_rotary_factor": settings.number(".rope.dimension_count", size // 4) / size,
-            "mrope_section": [
-                int(each) for each in settings.numbers(".rope.dimension_sections", 4) or () if each
-            ],
-            "mrope_interleaved": True,
-        },
+        rope_parameters=rope,
     )
     names = {
         **DECODER,

@@ -168,6 +168,8 @@ def _qwen(
     if not config.flag("attn_output_gate", True):
         config.refuse("attn_output_gate")
     config.take("mamba_ssm_dtype")  # of states, which are float32 here
+    for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
+        config.take(key)
     return decoder_of(
         config,
         architecture,
@@ -178,6 +180,7 @@ def _qwen(
         shifted=True,
         gated_attention=True,
         biases=Biases(attention, attention),
+        further=("mtp.",),
         **more,
     )
 

@@ -14,9 +14,11 @@ from maskdial_export.direct.describe.common import (
     read_experts,
     read_window,
     sparse_layers,
+    unless_one,
     usual_head,
     windows,
 )
+from maskdial_export.direct.describe.plain import granite
 from maskdial_export.direct.experts import Clamp, Fused, Router, SharedExpert
 from maskdial_export.direct.rotary import read_rotary
 
@@ -144,3 +146,57 @@ def _reads_mxfp4(config: Config) -> None:
         stored.one_of("quant_method", ("mxfp4",), "")
         stored.take("modules_to_not_convert")
         stored.finish()
+
+
+def granite_moe(config: Config, architecture: str, limit: int | None) -> Decoder:
+    experts = read_experts(
+        config,
+        config.count("num_local_experts", 8),
+        (True,) * config.count("num_hidden_layers"),
+        width=config.count("intermediate_size"),
+        router=Router("router.layer", "chosen"),
+        module="block_sparse_moe",
+        graph_module="block_sparse_moe",
+        fused=Fused("input_linear.weight", "output_linear.weight"),
+    )
+    return granite(config, architecture, limit, experts=experts)
+
+
+def glm4_moe(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size, count = usual_head(config), config.count("num_hidden_layers")
+    dense = config.take("first_k_dense_replace", 1)
+    width = config.count("moe_intermediate_size", 1408)
+    for key in ("n_group", "topk_group"):  # groups of experts, of which one is all
+        if config.count(key, 1) != 1:
+            config.refuse(key)
+    if type(dense) is not int:
+        config.refuse("first_k_dense_replace")
+    router = Router(
+        scores="sigmoid",
+        correction="gate.e_score_correction_bias",
+        normalizes=config.flag("norm_topk_prob", True),
+        least_sum=1e-20,
+        factor=unless_one(config.real("routed_scaling_factor", 1.0)),
+    )
+    experts = read_experts(
+        config,
+        config.count("n_routed_experts", 128),
+        tuple(index >= dense for index in range(count)),
+        width=width,
+        router=router,
+        shared=SharedExpert(width * config.count("n_shared_experts", 1), "shared_experts", None),
+    )
+    for key in ("num_mtp_layers", "num_nextn_predict_layers", "num_local_experts"):
+        config.take(key)
+    attention = config.flag("attention_bias", False)
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        alike(config, read_rotary(config, size, partial=0.5)),
+        head_dim=size,
+        head_norms="head" if config.flag("use_qk_norm", False) else None,
+        biases=Biases(query_key_value=attention),
+        experts=experts,
+        further=(f"model.layers.{count}.",),
+    )

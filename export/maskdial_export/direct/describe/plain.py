@@ -1,5 +1,7 @@
 """Families with attention alone, and one MLP in each layer."""
 
+from typing import Any
+
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import (
     Attends,
@@ -8,6 +10,8 @@ from maskdial_export.direct.decoder import (
     Norms,
 )
 from maskdial_export.direct.describe.common import (
+    FULL,
+    SLIDING,
     alike,
     decoder_of,
     qwen_layers,
@@ -16,7 +20,7 @@ from maskdial_export.direct.describe.common import (
     usual_head,
     windows,
 )
-from maskdial_export.direct.rotary import read_rotary
+from maskdial_export.direct.rotary import read_rotary, rotary
 
 _OLMO_NORMS = Norms(
     before_attention=None,
@@ -86,7 +90,7 @@ def smollm3(config: Config, architecture: str, limit: int | None) -> Decoder:
     )
 
 
-def granite(config: Config, architecture: str, limit: int | None) -> Decoder:
+def granite(config: Config, architecture: str, limit: int | None, **more: Any) -> Decoder:
     size = usual_head(config)
     layers = alike(config, read_rotary(config, size))
     attention = config.flag("attention_bias", False)
@@ -104,6 +108,7 @@ def granite(config: Config, architecture: str, limit: int | None) -> Decoder:
         embedding_scale=unless_one(config.real("embedding_multiplier", 1.0)),
         residual_scale=unless_one(config.real("residual_multiplier", 1.0)),
         logits_scale=unless_one(1 / scaling),
+        **more,
     )
 
 
@@ -158,4 +163,48 @@ def phi3(config: Config, architecture: str, limit: int | None) -> Decoder:
     layers = alike(config, rotation, read_window(config, None))
     return decoder_of(
         config, architecture, limit, layers, head_dim=size, packed_attention=True, packed_mlp=True
+    )
+
+
+def olmo3(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = usual_head(config)
+    window = read_window(config, 4096)
+    sliding = windows(config, window, lambda index: (index + 1) % 4 != 0)
+    rope, theta = config.part("rope_parameters"), config.real("rope_theta", 5e5)
+    near = Config({})
+    if rope is None:
+        whole = config.part("rope_scaling") or Config({})
+    else:
+        whole, near = rope.part(FULL) or Config({}), rope.part(SLIDING) or Config({})
+        rope.finish()
+    far, close = rotary(whole, config, size, theta), rotary(near, config, size, theta)
+    attention = config.flag("attention_bias", False)
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        tuple(Attends(close, window) if each else Attends(far) for each in sliding),
+        head_dim=size,
+        norms=_OLMO_NORMS,
+        head_norms="row",
+        biases=Biases(attention, attention),
+    )
+
+
+def glm4(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size = config.count("head_dim", 128)
+    layers = alike(config, read_rotary(config, size, partial=0.5, interleaved=True))
+    return decoder_of(
+        config,
+        architecture,
+        limit,
+        layers,
+        head_dim=size,
+        norms=Norms(
+            after_attention="post_self_attn_layernorm",
+            before_mlp="post_attention_layernorm",
+            after_mlp="post_mlp_layernorm",
+        ),
+        biases=Biases(query_key_value=config.flag("attention_bias", True)),
+        packed_mlp=True,
     )
