@@ -231,9 +231,8 @@ class Reference:
         if self._kind == "exaone4":
             return bool(kinds[index] == "sliding_attention")
         if kinds is not None:
-            turned_on = (
-                self._is_gemma or self._kind == "gpt_oss" or bool(config.get("use_sliding_window"))
-            )
+            always = self._is_gemma or self._kind in ("gpt_oss", "olmo3")
+            turned_on = always or bool(config.get("use_sliding_window"))
             return turned_on and kinds[index] == "sliding_attention"
         if self._kind in ("gemma2", "gpt_oss"):
             return index % 2 == 0
