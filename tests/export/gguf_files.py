@@ -233,6 +233,26 @@ def as_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[s
         yield from as_llama(name, values, config)
 
 
+def as_granite_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if "block_sparse_moe" not in name:
+        yield from as_llama(name, values, config)
+    elif "experts" not in name:
+        yield f"blk.{layer}.ffn_gate_inp.weight", values
+    elif "down_proj" in name:
+        yield f"blk.{layer}.ffn_down_exps.weight", values
+    else:
+        for part, rows in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+            yield f"blk.{layer}.ffn_{part}_exps.weight", rows
+
+
+def as_glm4_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    if name.endswith("e_score_correction_bias"):
+        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", values
+    else:
+        yield from as_experts(name, values, config)
+
+
 def as_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
     """Rows of gate and up, which take turns in transformers' matrices of all experts."""
     layer = name.split(".")[2] if ".layers." in name else ""

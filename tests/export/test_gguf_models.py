@@ -22,9 +22,11 @@ from tests.export.gguf_files import (
     WORD_PIECES_SIZE,
     as_experts,
     as_gemma,
+    as_glm4_moe,
     as_gpt2,
     as_gpt_oss,
     as_granite_hybrid,
+    as_granite_moe,
     as_lfm2,
     as_lfm2_moe,
     as_llama,
@@ -212,6 +214,38 @@ def gpt_oss(writer: Writer, config: Any) -> None:
     writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
 
 
+def olmo3(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([each != "full_attention" for each in config.layer_types])
+
+
+def granite_moe(writer: Writer, config: Any) -> None:
+    granite(writer, config)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def glm4(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_rope_dimension_count(config.head_dim // 2)
+
+
+def glm4_moe(writer: Writer, config: Any) -> None:
+    glm4(writer, config)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
 def gemma2(writer: Writer, config: Any) -> None:
     basics(writer, config)
     writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -380,6 +414,32 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_llama,
     ),
     "olmo2": ("olmo2", "Olmo2ForCausalLM", SHAPE, qwen2, plain),
+    "olmo3": (
+        "olmo2",
+        "Olmo3ForCausalLM",
+        SHAPE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+        olmo3,
+        plain,
+    ),
+    "glm4": ("glm4", "Glm4ForCausalLM", SHAPE | {"head_dim": 32}, glm4, plain),
+    "glm4-moe": (
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        SHAPE
+        | {"head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+        | {"use_qk_norm": True, "attention_bias": True},
+        glm4_moe,
+        as_glm4_moe,
+    ),
     "exaone4": (
         "exaone4",
         "Exaone4ForCausalLM",
@@ -521,6 +581,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
 
 # Files that are written directly alone: transformers' class has other names
 DIRECT_MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
+    "granite-hybrid-moe": (
+        "granitehybrid",
+        "GraniteMoeHybridForCausalLM",
+        SHAPE | MAMBA_2 | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        granite_hybrid,
+        as_granite_hybrid,
+    ),
     "gpt-oss": (
         "gpt-oss",
         "GptOssForCausalLM",
@@ -529,12 +596,14 @@ DIRECT_MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], An
         gpt_oss,
         as_gpt_oss,
     ),
-    "granite-hybrid-moe": (
-        "granitehybrid",
-        "GraniteMoeHybridForCausalLM",
-        SHAPE | MAMBA_2 | {"num_local_experts": 4, "num_experts_per_tok": 2},
-        granite_hybrid,
-        as_granite_hybrid,
+    "granite-moe": (
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        SHAPE
+        | {"num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"logits_scaling": 3.0, "residual_multiplier": 0.5},
+        granite_moe,
+        as_granite_moe,
     ),
 }
 

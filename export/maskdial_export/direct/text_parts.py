@@ -37,7 +37,7 @@ class Wrapper:
         left_out: the paths of its modules that text does without.
         kinds: the ``model_type`` of its text part, and that of the family that it is.
         defaults: what its text part says where its configuration says nothing.
-        without: entries of the text part that the whole model does not read.
+        always: entries of the text part that the whole model has, whatever the file says.
         tied: whether its output layer's weight is the embedding table, unless it says otherwise.
     """
 
@@ -45,7 +45,7 @@ class Wrapper:
     left_out: tuple[str, ...]
     kinds: Mapping[str, str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
+    always: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False
 
 
@@ -87,8 +87,8 @@ def text_part(config: Mapping[str, Any]) -> TextPart | None:
             raise NotDirectError(f"{key} in config.json is not known to the direct path")
     assert isinstance(text, dict), "it has a model_type"
     outer = {role: config[role] for role in _ROLES if config.get(role) is not None}
-    found = {**wrapper.defaults, **text, **outer, "model_type": wrapper.kinds[kind]}
-    found = {key: value for key, value in found.items() if key not in wrapper.without}
+    found = {**wrapper.defaults, **text, **outer, **wrapper.always}
+    found["model_type"] = wrapper.kinds[kind]
     found.pop("architectures", None)
     tied = config.get("tie_word_embeddings")  # the whole model's, whatever its text part says
     found["tie_word_embeddings"] = wrapper.tied if tied is None else tied
@@ -99,6 +99,11 @@ def text_part(config: Mapping[str, Any]) -> TextPart | None:
         if _MEDIA.fullmatch(key) and type(value) is int and 0 <= value < size
     }
     return TextPart(wrapper.architecture, found, wrapper.left_out, tuple(sorted(media)))
+
+
+def architectures() -> frozenset[str]:
+    """transformers' classes that are known."""
+    return frozenset(each.architecture for each in _WRAPPERS.values())
 
 
 def text_weights(weights: SafetensorsWeights, part: TextPart) -> SafetensorsWeights:
@@ -135,7 +140,7 @@ _WRAPPERS: Mapping[str, Wrapper] = {
         _VISION,
         {"gemma3_text": "gemma3_text"},
         _GEMMA3,
-        without=("final_logit_softcapping",),
+        always={"final_logit_softcapping": None},
         tied=True,
     ),
     "mistral3": Wrapper(
@@ -153,6 +158,9 @@ _WRAPPERS: Mapping[str, Wrapper] = {
         "Qwen3VLForConditionalGeneration", _QWEN_VISION, {"qwen3_vl_text": "qwen3"}
     ),
     "qwen3_vl_moe": Wrapper(
-        "Qwen3VLMoeForConditionalGeneration", _QWEN_VISION, {"qwen3_vl_moe_text": "qwen3_moe"}
+        "Qwen3VLMoeForConditionalGeneration",
+        _QWEN_VISION,
+        {"qwen3_vl_moe_text": "qwen3_moe"},
+        always={"norm_topk_prob": True},
     ),
 }
