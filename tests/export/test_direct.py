@@ -77,7 +77,7 @@ FAMILIES = [
     *("phi3", "granite", "smollm3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe"),
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-    *("olmo3", "glm4", "glm4-moe"),
+    *("olmo3", "glm4", "glm4-moe", "ministral3"),
 ]
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
@@ -114,7 +114,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         name: MODELS[name][1:3]
         for name in (
             *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-            *("olmo3", "glm4", "glm4-moe"),
+            *("olmo3", "glm4", "glm4-moe", "ministral3"),
         )
     },
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},

@@ -109,6 +109,15 @@ def yarn(writer: Writer, config: Any) -> None:
     writer.add_rope_scaling_orig_ctx_len(32)
 
 
+def ministral3(writer: Writer, config: Any) -> None:
+    llama(writer, config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(128)
+    writer.add_rope_scaling_yarn_log_mul(1.0)
+    writer.add_attn_temperature_scale(0.1)
+
+
 def experts(writer: Writer, config: Any) -> None:
     llama(writer, config)
     count = getattr(config, "num_local_experts", None) or config.num_experts
@@ -370,6 +379,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_llama,
     ),
     "llama-yarn": ("llama", "LlamaForCausalLM", SHAPE | {"rope_parameters": YARN}, yarn, as_llama),
+    "ministral3": (
+        "mistral3",
+        "Ministral3ForCausalLM",
+        SHAPE
+        | {"head_dim": 32}
+        | {
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+            | {"mscale": 1.0, "mscale_all_dim": 1.0}
+        },
+        ministral3,
+        as_llama,
+    ),
     "mixtral": (
         "llama",
         "MixtralForCausalLM",

@@ -93,6 +93,11 @@ _FAMILIES: Mapping[str, Family] = {
     "lfm2": Family("Lfm2ForCausalLM", hybrids.lfm2, _LFM_IDS),
     "lfm2_moe": Family("Lfm2MoeForCausalLM", hybrids.lfm2_moe, _LFM_IDS),
     "llama": Family("LlamaForCausalLM", plain.llama, _LLAMA_IDS),
+    "ministral3": Family(
+        "Ministral3ForCausalLM",
+        plain.ministral3,
+        {"pad_token_id": 11, "bos_token_id": 1, "eos_token_id": 2},
+    ),
     "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS),
     "mixtral": Family("MixtralForCausalLM", mixtures.mixtral, _LLAMA_IDS),
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),

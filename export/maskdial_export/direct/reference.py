@@ -36,7 +36,9 @@ class Reference:
         self._hidden_size = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
-        usual = {"qwen3": 128, "seed_oss": 128, "gpt_oss": 64, "glm4": 128}.get(self._kind)
+        usual = {"qwen3": 128, "seed_oss": 128, "gpt_oss": 64, "glm4": 128, "ministral3": 128}.get(
+            self._kind
+        )
         if usual is None:
             usual = 256 if self._is_shifted else 0
         self._ends: Ids = np.zeros(0, np.int64)
@@ -223,6 +225,8 @@ class Reference:
         """Whether a layer attends within a window."""
         config = self._config
         kinds: Any = config.get("layer_types")
+        if self._kind == "ministral3":
+            return config.get("sliding_window") is not None
         if self._kind in ("mistral", "mixtral", "phi3"):
             return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
         if self._kind == "exaone4" and kinds is None:
@@ -321,6 +325,7 @@ class Reference:
         )
 
 
+_HEAD_SIZES = {"gpt_oss": 64} | dict.fromkeys(("glm4", "ministral3", "qwen3", "seed_oss"), 128)
 _ROW_NORMS = ("olmo2", "olmo3", "olmoe")
 _LFM2 = ("lfm2", "lfm2_moe")
 _QWEN_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")

@@ -5,7 +5,7 @@ correctly rounded, which torch's are but for the last bit of a few.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ def read_rotary(
     *,
     partial: float = 1.0,
     interleaved: bool = False,
+    beside: Sequence[str] = (),
 ) -> Rotary:
     """The rotation of all layers: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
 
@@ -37,6 +38,7 @@ def read_rotary(
         default: what the configuration says where it says nothing.
         partial: the share of a head's columns that turn, where none is stated.
         interleaved: whether neighboring columns are pairs.
+        beside: entries beside those of the rotation, which the family reads by itself.
 
     Raises:
         NotDirectError: it is of a kind, or of a size, that is not known.
@@ -46,6 +48,8 @@ def read_rotary(
         rope = config.part("rope_scaling") or Config(default)
     elif "rope_scaling" in config:
         config.refuse("rope_scaling")
+    for key in beside:
+        rope.take(key)
     theta = config.real("rope_theta", theta)
     partial = config.real("partial_rotary_factor", partial)
     found = rotary(rope, config, head_dim, theta, partial)

@@ -144,7 +144,10 @@ _WRAPPERS: Mapping[str, Wrapper] = {
         tied=True,
     ),
     "mistral3": Wrapper(
-        "Mistral3ForConditionalGeneration", _VISION, {"mistral": "mistral"}, tied=True
+        "Mistral3ForConditionalGeneration",
+        _VISION,
+        {"ministral3": "ministral3", "mistral": "mistral"},
+        tied=True,
     ),
     "qwen3_5": Wrapper(
         "Qwen3_5ForConditionalGeneration", _QWEN_VISION, {"qwen3_5_text": "qwen3_5_text"}

@@ -51,6 +51,7 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "lfm2": hybrids.lfm2,
     "lfm2moe": hybrids.lfm2_moe,
     "llama": decoders.llama,
+    "mistral3": decoders.mistral3,
     "modern-bert": encoders.modernbert,
     "nomic-bert": encoders.nomic_bert,
     "olmo2": decoders.olmo2,

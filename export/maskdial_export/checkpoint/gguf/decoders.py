@@ -80,6 +80,27 @@ def llama(settings: Settings) -> Model:
     )
 
 
+def mistral3(settings: Settings) -> Model:
+    """The text part of Mistral 3: Ministral 3, and Mistral Small 3, which scales no queries."""
+    size, rope = head_dim(settings), read_rope(settings, 1_000_000.0)
+    config = shared(
+        settings,
+        model_type="mistral",
+        intermediate_size=width(settings),
+        head_dim=settings.number(".rope.dimension_count", size),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope,
+        sliding_window=None,
+    )
+    beta = settings.real(".attention.temperature_scale", 0.0)
+    if not beta:
+        return Model("MistralForCausalLM", config, DECODER, permuted=True)
+    config["model_type"] = "ministral3"
+    multiplier = settings.real(".rope.scaling.yarn_log_multiplier", 0.0)
+    rope |= {"llama_4_scaling_beta": beta, "mscale": multiplier, "mscale_all_dim": multiplier}
+    return Model("Ministral3ForCausalLM", config, DECODER, permuted=True)
+
+
 def qwen2(settings: Settings) -> Model:
     """Qwen 2."""
     config = shared(

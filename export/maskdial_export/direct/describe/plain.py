@@ -1,5 +1,6 @@
 """Families with attention alone, and one MLP in each layer."""
 
+from dataclasses import replace
 from typing import Any
 
 from maskdial_export.direct.config import Config
@@ -41,6 +42,19 @@ def llama(config: Config, architecture: str, limit: int | None) -> Decoder:
 def mistral(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = usual_head(config)
     layers = alike(config, read_rotary(config, size), read_window(config, 4096))
+    return decoder_of(config, architecture, limit, layers, head_dim=size)
+
+
+def ministral3(config: Config, architecture: str, limit: int | None) -> Decoder:
+    size, beta = config.count("head_dim", 128), "llama_4_scaling_beta"
+    rope = config.part("rope_parameters")
+    if rope is None:
+        config.refuse("rope_parameters")
+    assert rope is not None, "it is there"
+    rotation = read_rotary(config, size, 1e6, beside=(beta, "max_position_embeddings"))
+    if rope.real(beta, 0.0):  # queries beyond the first training's positions are multiplied by more
+        rotation = replace(rotation, longest=rope.count("original_max_position_embeddings"))
+    layers = alike(config, rotation, read_window(config, None))
     return decoder_of(config, architecture, limit, layers, head_dim=size)
 
 
