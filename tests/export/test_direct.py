@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
@@ -32,6 +33,7 @@ from maskdial_export.direct.export import export_direct
 from maskdial_export.direct.families import read_decoder
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.rotary import read_rotary
+from maskdial_export.direct.text_parts import text_part
 from maskdial_export.direct.weights import SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
@@ -203,13 +205,13 @@ def assert_alike(one: Path, other: Path) -> None:
     assert_same_bits(one, other)
 
 
-def assert_same_bits(one: Path, other: Path) -> None:
-    """Two bundles compute the same, with kernels and without."""
+def assert_same_bits(one: Path, other: Path, room: float = 0) -> None:
+    """Two bundles compute the same, with kernels and without; or nearly, if there is room."""
     manifest = Manifest.model_validate_json((one / "maskdial.json").read_text())
     for kernels in dict.fromkeys([None, kernels_here()]):
         pairs = zip(*(logits(each, manifest, kernels) for each in (one, other)), strict=True)
         for left, right in pairs:
-            np.testing.assert_array_equal(left, right)
+            np.testing.assert_allclose(left, right, rtol=0, atol=room)
 
 
 def traced(source: Path, dest: Path, **options: Any) -> Manifest:
@@ -294,7 +296,11 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
 def test_files_that_cannot_be_traced_give_the_bits_of_their_checkpoint(
     name: str, tmp_path: Path
 ) -> None:
-    """The checkpoint is compared with its trace above."""
+    """The checkpoint is compared with its trace above.
+
+    A file of Mamba 2 has decays in place of their logarithms, which costs them their last bit.
+    """
+    room = {"fp32": 1e-5, "int8": 0.02} if "hybrid" in name else {}
     path = tmp_path / "model.gguf"
     write(name, path)
     with pytest.raises(ExportError, match="is written directly, and cannot be traced; leave out"):
@@ -303,7 +309,11 @@ def test_files_that_cannot_be_traced_give_the_bits_of_their_checkpoint(
     for precision in ("fp32", "int8"):
         for source in (path, folder):
             direct(source, tmp_path / f"{precision}-{source.name}", precision=precision)
-        assert_same_bits(tmp_path / f"{precision}-model.gguf", tmp_path / f"{precision}-checkpoint")
+        assert_same_bits(
+            tmp_path / f"{precision}-model.gguf",
+            tmp_path / f"{precision}-checkpoint",
+            room.get(precision, 0),
+        )
 
 
 def test_mxfp4_of_a_folder_is_kept(tmp_path: Path) -> None:
@@ -341,8 +351,8 @@ def test_mxfp4_of_a_folder_is_kept(tmp_path: Path) -> None:
     for folder in (plain, packed):
         direct(folder, tmp_path / f"{folder.name}-fp32", precision="fp32")
     assert_same_bits(tmp_path / "plain-fp32", tmp_path / "packed-fp32")
-    ends = dict.fromkeys(["exps.weight"], "MXFP4")
-    write("gpt-oss", tmp_path / "model.gguf", quantize=ends)
+    kept = dict.fromkeys(["exps.weight"], "MXFP4")
+    write("gpt-oss", tmp_path / "model.gguf", quantize=kept)
     assert direct(packed, tmp_path / "packed-int8").precision == "int8"
     direct(tmp_path / "model.gguf", tmp_path / "gguf-int8")
     assert_same_bits(tmp_path / "packed-int8", tmp_path / "gguf-int8")
@@ -452,6 +462,76 @@ def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None
     told = f"({key}|num_experts|use_sliding).*(not known|cannot go on)|heads of 24"
     with pytest.raises(NotDirectError, match=told):
         read_decoder("mine", config | entry)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("gpt-oss", {"experts_per_token": 2, "initial_context_length": 4096}),
+        (
+            "qwen3-next",
+            {"full_attention_interval": 4, "use_sliding_window": False, "rope_scaling": None},
+        ),
+        (
+            "qwen3.5",
+            {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_layers": []}
+            | {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False},
+        ),
+        (
+            "lfm2",
+            {"block_dim": 64, "block_ff_dim": 96, "block_use_swiglu": True, "block_norm_eps": 1e-5}
+            | {"conv_dim": 64, "num_heads": 4, "use_pos_enc": True, "theta": 1e6},
+        ),
+        (
+            "granite-hybrid",
+            {"init_method": "mup", "normalization_function": "rmsnorm", "logits_to_keep": 1}
+            | {"rope_scaling": None},
+        ),
+        ("glm4-moe", {"num_nextn_predict_layers": 1}),
+    ],
+)
+def test_entries_of_released_models_are_known(name: str, entries: dict[str, Any]) -> None:
+    """Beside those that transformers writes today."""
+    architecture, settings = FOLDERS[name]
+    config = make_model(architecture, **settings).config.to_dict()
+    read_decoder("mine", config | entries)
+
+
+def test_gemma_3_says_little_of_its_text_part() -> None:
+    """Of its first files, which transformers 4 wrote: all else are defaults of the class."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"model_type": "gemma3_text", "sliding_window": 1024}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    whole |= {"boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144}
+    whole |= {"eos_token_id": [1, 106], "text_config": text, "vision_config": {}}
+    part = text_part(whole)
+    assert part is not None
+    theirs = transformers.Gemma3Config(**whole).text_config
+    ours = read_decoder("mine", part.config)
+    with torch.device("meta"):
+        model = transformers.Gemma3TextModel(theirs)
+    assert ours.num_parameters == sum(each.numel() for each in model.parameters())
+    assert (ours.max_length, ours.tied, ours.num_heads) == (131072, True, 8)
+    assert part.media_tokens == (255999, 256000, 262144)
+    assert part.config["eos_token_id"] == [1, 106]
+    with pytest.raises(NotDirectError, match="new_entry in config.json is not known"):
+        text_part(whole | {"new_entry": 1})
+    with pytest.raises(NotDirectError, match="around a text model 'llama' is not known"):
+        text_part(whole | {"text_config": text | {"model_type": "llama"}})
+
+
+def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    """They are left out, but where the tracer, which exports them, could be asked."""
+    folder = save_folder("qwen3.5", tmp_path / "folder")
+    direct(folder, tmp_path / "without", precision="fp32")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mtp.fc.weight"] = np.ones((64, 128), np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(NotDirectError, match="leaves out the layers of .* that predict further"):
+        direct(folder, tmp_path / "with", precision="fp32", complete=True)
+    direct(folder, tmp_path / "with", precision="fp32")
+    assert_same_bits(tmp_path / "without", tmp_path / "with")
 
 
 @pytest.mark.parametrize(

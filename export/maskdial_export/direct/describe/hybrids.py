@@ -31,7 +31,7 @@ _LFM2 = Names(
 _NOT_READ = (
     *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_norm_eps"),
     *("block_mlp_init_scale", "block_out_init_scale", "block_use_swiglu", "block_use_xavier_init"),
-    *("use_pos_enc", "theta"),
+    *("use_pos_enc", "theta", "num_heads"),
 )
 """Entries of the first LFM2's files that transformers does not read."""
 
@@ -170,6 +170,9 @@ def _qwen(
     config.take("mamba_ssm_dtype")  # of states, which are float32 here
     for key in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
         config.take(key)
+    for key in ("use_sliding_window", "mlp_only_layers"):
+        if config.take(key):
+            config.refuse(key)
     return decoder_of(
         config,
         architecture,
@@ -211,6 +214,9 @@ def granite_hybrid(config: Config, architecture: str, limit: int | None) -> Deco
             config.take(key)
     kinds = _kinds(config, ("attention", "mamba", FULL, "linear_attention"), ["mamba"] * layers)
     attention = config.flag("attention_bias", False)
+    config.one_of("normalization_function", ("rmsnorm",), "rmsnorm")
+    for key in ("init_method", "logits_to_keep"):  # of training, and of a call
+        config.take(key)
     scaling = config.real("logits_scaling", 1.0)
     if scaling == 0:
         config.refuse("logits_scaling")
