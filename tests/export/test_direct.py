@@ -515,7 +515,7 @@ def test_gemma_3_says_little_of_its_text_part() -> None:
     assert (ours.max_length, ours.tied, ours.num_heads) == (131072, True, 8)
     assert part.media_tokens == (255999, 256000, 262144)
     assert part.config["eos_token_id"] == [1, 106]
-    with pytest.raises(NotDirectError, match="new_entry in config.json is not known"):
+    with pytest.raises(NotDirectError, match=r"new_entry in config.json is not known"):
         text_part(whole | {"new_entry": 1})
     with pytest.raises(NotDirectError, match="around a text model 'llama' is not known"):
         text_part(whole | {"text_config": text | {"model_type": "llama"}})
@@ -528,7 +528,7 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["mtp.fc.weight"] = np.ones((64, 128), np.float32)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(NotDirectError, match="leaves out the layers of .* that predict further"):
+    with pytest.raises(NotDirectError, match=r"leaves out the layers of .* that predict further"):
         direct(folder, tmp_path / "with", precision="fp32", complete=True)
     direct(folder, tmp_path / "with", precision="fp32")
     assert_same_bits(tmp_path / "without", tmp_path / "with")

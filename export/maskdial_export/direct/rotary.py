@@ -46,7 +46,7 @@ def read_rotary(
     rope = config.part("rope_parameters")
     if rope is None:
         rope = config.part("rope_scaling") or Config(default)
-    elif "rope_scaling" in config:
+    elif config.take("rope_scaling") is not None:
         config.refuse("rope_scaling")
     for key in beside:
         rope.take(key)
