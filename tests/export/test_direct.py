@@ -356,6 +356,10 @@ def test_mxfp4_of_a_folder_is_kept(tmp_path: Path) -> None:
     assert direct(packed, tmp_path / "packed-int8").precision == "int8"
     direct(tmp_path / "model.gguf", tmp_path / "gguf-int8")
     assert_same_bits(tmp_path / "packed-int8", tmp_path / "gguf-int8")
+    bytes_of = whole | {"model.norm.weight": np.ones(64, np.uint8)}
+    save_file(bytes_of, plain / "model.safetensors")
+    with pytest.raises(NotDirectError, match=r"model.norm.weight of .* is of the type U8"):
+        direct(plain, tmp_path / "bytes")
     experts = tensors["model.layers.0.mlp.experts.down_proj_scales"]
     tensors["model.layers.0.mlp.experts.down_proj_scales"] = experts[:, :-1]
     integers = {name: each for name, each in tensors.items() if not name.endswith("_plain")}
@@ -633,6 +637,13 @@ def test_a_wrong_weight_does_not_pass(
         ("gemma3", {"sliding_window": 8}),
         ("gemma3", {"query_pre_attn_scalar": 20}),
         ("smollm3", {"no_rope_layer_interval": 3}),
+        ("gpt-oss", {"swiglu_alpha": 1.5}),
+        ("gpt-oss", {"sliding_window": 8}),
+        ("qwen3.5", {"rms_norm_eps": 1e-2}),
+        ("lfm2-moe", {"routed_scaling_factor": 1.2}),
+        ("granite-hybrid", {"time_step_limit": [0.0, 0.5]}),
+        ("glm4-moe", {"routed_scaling_factor": 1.0}),
+        ("olmo3", {"sliding_window": 8}),
     ],
 )
 def test_a_wrong_setting_does_not_pass(

@@ -217,6 +217,8 @@ class SafetensorsWeights:
         if view is not None and view.is_packed:
             return self._blocks(view, rows).dequantize()
         stored = self._tensors[name if view is None else view.name]
+        if stored.dtype == "U8":
+            raise NotDirectError(f"{name} of {self.name} is of the type U8, which is not known")
         part = stored.array() if view is None else view.of(stored.array())
         part = part if rows is None else part[rows]
         if stored.dtype == "BF16":
