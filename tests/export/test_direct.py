@@ -503,10 +503,17 @@ def test_entries_of_released_models_are_known(name: str, entries: dict[str, Any]
 
 def test_gemma_3_says_little_of_its_text_part() -> None:
     """Of its first files, which transformers 4 wrote: all else are defaults of the class."""
-    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text: dict[str, Any] = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+    }
     text |= {"model_type": "gemma3_text", "sliding_window": 1024}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
-    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    whole: dict[str, Any] = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+    }
     whole |= {"boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144}
     whole |= {"eos_token_id": [1, 106], "text_config": text, "vision_config": {}}
     part = text_part(whole)

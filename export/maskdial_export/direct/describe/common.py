@@ -149,3 +149,16 @@ def read_cap(config: Config, key: str, default: float | None) -> float | None:
     if type(value) not in (int, float) or not value > 0:
         config.refuse(key)
     return float(value)
+
+
+def multipliers(config: Config) -> dict[str, Any]:
+    """Granite's factors, as fields of a decoder."""
+    scaling = config.real("logits_scaling", 1.0)
+    if scaling == 0:
+        config.refuse("logits_scaling")
+    return {
+        "attention_scale": config.real("attention_multiplier", 1.0),
+        "embedding_scale": unless_one(config.real("embedding_multiplier", 1.0)),
+        "residual_scale": unless_one(config.real("residual_multiplier", 1.0)),
+        "logits_scale": unless_one(1 / scaling),
+    }

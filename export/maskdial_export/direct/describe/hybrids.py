@@ -4,17 +4,19 @@ import math
 from typing import Any
 
 from maskdial_export.direct.config import Config
-from maskdial_export.direct.decoder import Attends, Biases, Decoder, Layer, Names, Norms, Rotary
+from maskdial_export.direct.decoder import Attends, Biases, Decoder, Names, Norms, Rotary
 from maskdial_export.direct.describe.common import (
     FULL,
     decoder_of,
+    multipliers,
     num_experts,
     read_experts,
     sparse_layers,
     unless_one,
     usual_head,
 )
-from maskdial_export.direct.experts import Experts, Fused, Router, SharedExpert
+from maskdial_export.direct.describe.mixtures import granite_experts
+from maskdial_export.direct.experts import Experts, Router, SharedExpert
 from maskdial_export.direct.recurrent import DeltaNet, Mamba, ShortConvolution
 from maskdial_export.direct.rotary import read_rotary
 
@@ -189,55 +191,34 @@ def _qwen(
 
 
 def granite_hybrid(config: Config, architecture: str, limit: int | None) -> Decoder:
-    size = usual_head(config)
+    size, count = usual_head(config), config.count("num_hidden_layers")
     rotation: Rotary | None = read_rotary(config, size)
     if config.one_of("position_embedding_type", ("rope", "nope"), "nope") == "nope":
         rotation = None
     experts = None
-    count = config.take("num_local_experts", 8)
-    layers = config.count("num_hidden_layers")
-    shared = config.count("shared_intermediate_size", 1024)
-    if count:
-        experts = read_experts(
-            config,
-            config.count("num_local_experts", 8),
-            (True,) * layers,
-            width=config.count("intermediate_size"),
-            router=Router("router.layer", "chosen"),
-            module="block_sparse_moe",
-            graph_module="block_sparse_moe",
-            fused=Fused("input_linear.weight", "output_linear.weight"),
-            beside=True,
-        )
+    if config.take("num_local_experts", 8):
+        experts = granite_experts(config, beside=True)
     else:
         for key in ("num_experts_per_tok", "router_aux_loss_coef", "intermediate_size"):
             config.take(key)
-    kinds = _kinds(config, ("attention", "mamba", FULL, "linear_attention"), ["mamba"] * layers)
-    attention = config.flag("attention_bias", False)
     config.one_of("normalization_function", ("rmsnorm",), "rmsnorm")
     for key in ("init_method", "logits_to_keep"):  # of training, and of a call
         config.take(key)
-    scaling = config.real("logits_scaling", 1.0)
-    if scaling == 0:
-        config.refuse("logits_scaling")
-    mamba = _mamba(config, "mamba")
-    attends = Attends(rotation)
-    mixers: list[Layer] = [attends if kind in ("attention", FULL) else mamba for kind in kinds]
+    kinds = _kinds(config, ("attention", "mamba", FULL, "linear_attention"), ["mamba"] * count)
+    attends, mamba = Attends(rotation), _mamba(config, "mamba")
+    attention = config.flag("attention_bias", False)
     return decoder_of(
         config,
         architecture,
         limit,
-        tuple(mixers),
+        tuple(attends if kind in ("attention", FULL) else mamba for kind in kinds),
         head_dim=size,
-        width=shared,
+        width=config.count("shared_intermediate_size", 1024),
         packed_mlp=True,
         names=Names(gate_and_up="shared_mlp.input_linear", down="shared_mlp.output_linear"),
         biases=Biases(attention, attention),
         experts=experts,
-        attention_scale=config.real("attention_multiplier", 1.0),
-        embedding_scale=unless_one(config.real("embedding_multiplier", 1.0)),
-        residual_scale=unless_one(config.real("residual_multiplier", 1.0)),
-        logits_scale=unless_one(1 / scaling),
+        **multipliers(config),
     )
 
 

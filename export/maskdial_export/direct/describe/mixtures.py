@@ -19,7 +19,7 @@ from maskdial_export.direct.describe.common import (
     windows,
 )
 from maskdial_export.direct.describe.plain import granite
-from maskdial_export.direct.experts import Clamp, Fused, Router, SharedExpert
+from maskdial_export.direct.experts import Clamp, Experts, Fused, Router, SharedExpert
 from maskdial_export.direct.rotary import read_rotary
 
 
@@ -149,7 +149,12 @@ def _reads_mxfp4(config: Config) -> None:
 
 
 def granite_moe(config: Config, architecture: str, limit: int | None) -> Decoder:
-    experts = read_experts(
+    return granite(config, architecture, limit, experts=granite_experts(config))
+
+
+def granite_experts(config: Config, *, beside: bool = False) -> Experts:
+    """Of all layers. ``beside``: whether an MLP computes every token, too."""
+    return read_experts(
         config,
         config.count("num_local_experts", 8),
         (True,) * config.count("num_hidden_layers"),
@@ -158,8 +163,8 @@ def granite_moe(config: Config, architecture: str, limit: int | None) -> Decoder
         module="block_sparse_moe",
         graph_module="block_sparse_moe",
         fused=Fused("input_linear.weight", "output_linear.weight"),
+        beside=beside,
     )
-    return granite(config, architecture, limit, experts=experts)
 
 
 def glm4_moe(config: Config, architecture: str, limit: int | None) -> Decoder:

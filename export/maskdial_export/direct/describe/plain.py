@@ -15,9 +15,9 @@ from maskdial_export.direct.describe.common import (
     SLIDING,
     alike,
     decoder_of,
+    multipliers,
     qwen_layers,
     read_window,
-    unless_one,
     usual_head,
     windows,
 )
@@ -108,9 +108,6 @@ def granite(config: Config, architecture: str, limit: int | None, **more: Any) -
     size = usual_head(config)
     layers = alike(config, read_rotary(config, size))
     attention = config.flag("attention_bias", False)
-    scaling = config.real("logits_scaling", 1.0)
-    if scaling == 0:
-        config.refuse("logits_scaling")
     return decoder_of(
         config,
         architecture,
@@ -118,10 +115,7 @@ def granite(config: Config, architecture: str, limit: int | None, **more: Any) -
         layers,
         head_dim=size,
         biases=Biases(attention, attention, config.flag("mlp_bias", False)),
-        attention_scale=config.real("attention_multiplier", 1.0),
-        embedding_scale=unless_one(config.real("embedding_multiplier", 1.0)),
-        residual_scale=unless_one(config.real("residual_multiplier", 1.0)),
-        logits_scale=unless_one(1 / scaling),
+        **multipliers(config),
         **more,
     )
 
