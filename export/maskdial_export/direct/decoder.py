@@ -111,6 +111,7 @@ class Decoder:
         shifted: whether norms multiply by their weight plus one.
         packed_attention: whether query, key and value are one matrix of the checkpoint.
         packed_mlp: whether gate and up are.
+        apart: whether query, key and value are products of their own in any case.
         gated_attention: whether each head's query is followed by a gate, whose sigmoid its result
             is multiplied by.
         sinks: whether each head has the score of one more key, without a value.
@@ -144,6 +145,7 @@ class Decoder:
     biases: Biases = Biases()
     packed_attention: bool = False
     packed_mlp: bool = False
+    apart: bool = False
     gated_attention: bool = False
     sinks: bool = False
     tied: bool = False

@@ -203,7 +203,7 @@ class GraphWriter:
                 packed = nodes.add("Add", [packed, self._vector(f"{module}.bias")])
             return *self._slices(packed), ""
         modules = [f"{attention}.{name}_proj" for name in "qkv"]
-        if decoder.head_norms is None:
+        if decoder.head_norms is None and not decoder.apart:
             packed = self._products.project(source, modules)
             if has_bias:
                 biases = self._vector(*(f"{module}.bias" for module in modules))
@@ -219,8 +219,9 @@ class GraphWriter:
         if decoder.gated_attention:
             parts[0], gate = self._split_gates(parts[0])
         names = decoder.names
-        parts[0] = self._head_norm(parts[0], f"{layer}.{names.query_norm}")
-        parts[1] = self._head_norm(parts[1], f"{layer}.{names.key_norm}")
+        if decoder.head_norms is not None:
+            parts[0] = self._head_norm(parts[0], f"{layer}.{names.query_norm}")
+            parts[1] = self._head_norm(parts[1], f"{layer}.{names.key_norm}")
         sizes = (decoder.query_size, decoder.kv_size, decoder.kv_size)
         nodes.widths.update(zip(parts, sizes, strict=True))
         return parts[0], parts[1], parts[2], gate

@@ -55,7 +55,8 @@ def ministral3(config: Config, architecture: str, limit: int | None) -> Decoder:
     if rope.real(beta, 0.0):  # queries beyond the first training's positions are multiplied by more
         rotation = replace(rotation, longest=rope.count("original_max_position_embeddings"))
     layers = alike(config, rotation, read_window(config, None))
-    return decoder_of(config, architecture, limit, layers, head_dim=size)
+    # A trace scales queries, by 1 here, before they are rotated
+    return decoder_of(config, architecture, limit, layers, head_dim=size, apart=True)
 
 
 def qwen2(config: Config, architecture: str, limit: int | None) -> Decoder:
