@@ -126,7 +126,7 @@ def _export(
             raise ExportError(f"export needs a package that is missing: {error}") from error
         try:
             task = options.get("task", "auto")
-            manifest = export_direct(source, dest, task=task, **common)
+            manifest = export_direct(source, dest, task=task, complete=_can_trace(), **common)
         except NotDirectError as error:
             if not _can_trace():
                 raise ExportError(

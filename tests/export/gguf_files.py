@@ -163,6 +163,113 @@ def as_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arra
     yield name, values
 
 
+def as_lfm2_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    numbers = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    for part, rows in as_experts(name, values, config):
+        for theirs, number in numbers.items() if "experts" in part else ():
+            part = part.replace(f"experts.{theirs}", f"experts.{number}")
+        part = part.replace("model.layers", "layers") if "experts.w" in part else part
+        if part.endswith("expert_bias"):
+            part = f"{part}.bias"
+        yield from as_lfm2(part, rows, config)
+
+
+def as_qwen35_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    for part, rows in as_experts(name, values, config):
+        yield from as_qwen35(part, rows, config)
+
+
+def as_qwen3_next(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Norms plus one, decays instead of their logarithms, and gates in a matrix of their own."""
+    if name.endswith("in_proj_qkvz.weight"):
+        layer, keys = name.split(".")[2], config.linear_num_key_heads
+        size = config.linear_value_head_dim * config.linear_num_value_heads // keys
+        heads = values.reshape(keys, -1, values.shape[1])
+        edges = np.cumsum([config.linear_key_head_dim] * 2 + [size])
+        *parts, gates = (
+            part.reshape(-1, values.shape[1]) for part in np.split(heads, edges, axis=1)
+        )
+        yield f"blk.{layer}.attn_qkv.weight", np.concatenate(parts)
+        yield f"blk.{layer}.attn_gate.weight", gates
+        return
+    if name.endswith("norm.weight") and "linear_attn.norm" not in name:
+        values = values + 1
+    elif name.endswith("A_log"):
+        values = -np.exp(values)
+    elif name.endswith("conv1d.weight"):
+        values = values.squeeze(1)
+    name = name.replace("dt_bias", "dt_proj.bias")
+    yield from as_experts(name, values, config)
+
+
+def as_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Vectors of Mamba 2 get a second dimension, and gate and up of each MLP are two tensors."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    end = "_shexp" if config.num_local_experts else ""
+    if "shared_mlp" in name:
+        if "output_linear" in name:
+            yield f"blk.{layer}.ffn_down{end}.weight", values
+            return
+        for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
+            yield f"blk.{layer}.ffn_{part}{end}.weight", rows
+    elif name.endswith("A_log"):
+        yield name, -np.exp(values)[:, None]
+    elif name.endswith("mamba.D"):
+        yield name, values[:, None]
+    elif name.endswith("dt_bias"):
+        yield name.replace("dt_bias", "dt_proj.bias"), values
+    elif name.endswith("conv1d.weight"):
+        yield name, values.squeeze(1)
+    elif name.endswith("mamba.norm.weight"):
+        yield name, values.reshape(config.mamba_n_groups, -1)
+    elif "block_sparse_moe.experts" in name:
+        ends = {"gate_proj": "gate_exps", "up_proj": "up_exps", "down_proj": "down_exps"}
+        for part, rows in as_experts(name, values, config):
+            (which,) = (each for each in ends if f".{each}." in part)
+            yield f"blk.{layer}.ffn_{ends[which]}.weight", rows
+    elif "block_sparse_moe" in name:
+        yield f"blk.{layer}.ffn_gate_inp.weight", values
+    else:
+        yield from as_llama(name, values, config)
+
+
+def as_granite_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if "block_sparse_moe" not in name:
+        yield from as_llama(name, values, config)
+    elif "experts" not in name:
+        yield f"blk.{layer}.ffn_gate_inp.weight", values
+    elif "down_proj" in name:
+        yield f"blk.{layer}.ffn_down_exps.weight", values
+    else:
+        for part, rows in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+            yield f"blk.{layer}.ffn_{part}_exps.weight", rows
+
+
+def as_glm4_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    if name.endswith("e_score_correction_bias"):
+        yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", values
+    else:
+        yield from as_experts(name, values, config)
+
+
+def as_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
+    """Rows of gate and up, which take turns in transformers' matrices of all experts."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    end = "bias" if name.endswith("_bias") else "weight"
+    if "experts." in name:
+        rows = values if end == "bias" else values.swapaxes(1, 2)
+        if "down_proj" in name:
+            yield f"blk.{layer}.ffn_down_exps.{end}", rows
+        else:
+            yield f"blk.{layer}.ffn_gate_exps.{end}", rows[:, ::2]
+            yield f"blk.{layer}.ffn_up_exps.{end}", rows[:, 1::2]
+    elif name.endswith("sinks"):
+        yield f"{name}.weight", values
+    else:
+        yield name, values
+
+
 def as_roberta(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     is_positions = name.endswith("position_embeddings.weight")
     yield name, values[config.pad_token_id + 1 :] if is_positions else values

@@ -22,11 +22,18 @@ from tests.export.gguf_files import (
     WORD_PIECES_SIZE,
     as_experts,
     as_gemma,
+    as_glm4_moe,
     as_gpt2,
+    as_gpt_oss,
+    as_granite_hybrid,
+    as_granite_moe,
     as_lfm2,
+    as_lfm2_moe,
     as_llama,
     as_nomic,
+    as_qwen3_next,
     as_qwen35,
+    as_qwen35_moe,
     as_roberta,
     basics,
     byte_level,
@@ -102,6 +109,15 @@ def yarn(writer: Writer, config: Any) -> None:
     writer.add_rope_scaling_orig_ctx_len(32)
 
 
+def ministral3(writer: Writer, config: Any) -> None:
+    llama(writer, config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(128)
+    writer.add_rope_scaling_yarn_log_mul(1.0)
+    writer.add_attn_temperature_scale(0.1)
+
+
 def experts(writer: Writer, config: Any) -> None:
     llama(writer, config)
     count = getattr(config, "num_local_experts", None) or config.num_experts
@@ -139,8 +155,36 @@ def lfm2(writer: Writer, config: Any) -> None:
     writer.add_head_count_kv([config.num_key_value_heads * each for each in attends])
 
 
+def lfm2_moe(writer: Writer, config: Any) -> None:
+    lfm2(writer, config)
+    sparse(writer, config)
+    writer.add_leading_dense_block_count(config.num_dense_layers)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def sparse(writer: Writer, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def qwen35_moe(writer: Writer, config: Any) -> None:
+    delta_net(writer, config)
+    sparse(writer, config)
+
+
 def qwen35(writer: Writer, config: Any) -> None:
     """With a layer more, which predicts further tokens."""
+    delta_net(writer, config)
+    writer.add_block_count(config.num_hidden_layers + 1)
+    writer.add_nextn_predict_layers(1)
+    further = f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight"
+    writer.add_tensor(further, np.ones((4, 8), np.float32))
+
+
+def delta_net(writer: Writer, config: Any) -> None:
     qwen2(writer, config)
     writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
     writer.add_ssm_state_size(config.linear_key_head_dim)
@@ -148,12 +192,67 @@ def qwen35(writer: Writer, config: Any) -> None:
     writer.add_ssm_time_step_rank(config.linear_num_value_heads)
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
     writer.add_full_attention_interval(2)
-    writer.add_rope_dimension_count(8)
-    writer.add_rope_dimension_sections([2, 1, 1, 0])
-    writer.add_block_count(config.num_hidden_layers + 1)
-    writer.add_nextn_predict_layers(1)
-    further = f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight"
-    writer.add_tensor(further, np.ones((4, 8), np.float32))
+    writer.add_rope_dimension_count(16)
+    if "mrope_section" in config.rope_parameters:
+        writer.add_rope_dimension_sections([*config.rope_parameters["mrope_section"], 0])
+
+
+def granite_hybrid(writer: Writer, config: Any) -> None:
+    granite(writer, config)
+    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    attends = [kind in ("attention", "full_attention") for kind in config.layer_types]
+    writer.add_head_count_kv([config.num_key_value_heads * each for each in attends])
+
+
+def gpt_oss(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+
+
+def olmo3(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([each != "full_attention" for each in config.layer_types])
+
+
+def granite_moe(writer: Writer, config: Any) -> None:
+    granite(writer, config)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def glm4(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_rope_dimension_count(config.head_dim // 2)
+
+
+def glm4_moe(writer: Writer, config: Any) -> None:
+    glm4(writer, config)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
 
 
 def gemma2(writer: Writer, config: Any) -> None:
@@ -219,6 +318,30 @@ def roberta(writer: Writer, config: Any) -> None:
 
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA_NET: dict[str, Any] = {
+    "head_dim": 32,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+MAMBA_2: dict[str, Any] = {
+    "layer_types": ["mamba", "attention"],
+    "shared_intermediate_size": 64,
+    "position_embedding_type": "nope",
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "logits_scaling": 3.0,
+    "residual_multiplier": 0.5,
+}
 GEMMA3 = {
     "num_hidden_layers": 7,
     "sliding_window": 16,
@@ -256,6 +379,19 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_llama,
     ),
     "llama-yarn": ("llama", "LlamaForCausalLM", SHAPE | {"rope_parameters": YARN}, yarn, as_llama),
+    "ministral3": (
+        "mistral3",
+        "Ministral3ForCausalLM",
+        SHAPE
+        | {"head_dim": 32}
+        | {
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 128, "llama_4_scaling_beta": 0.1}
+            | {"mscale": 1.0, "mscale_all_dim": 1.0}
+        },
+        ministral3,
+        as_llama,
+    ),
     "mixtral": (
         "llama",
         "MixtralForCausalLM",
@@ -300,6 +436,32 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_llama,
     ),
     "olmo2": ("olmo2", "Olmo2ForCausalLM", SHAPE, qwen2, plain),
+    "olmo3": (
+        "olmo2",
+        "Olmo3ForCausalLM",
+        SHAPE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+        olmo3,
+        plain,
+    ),
+    "glm4": ("glm4", "Glm4ForCausalLM", SHAPE | {"head_dim": 32}, glm4, plain),
+    "glm4-moe": (
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        SHAPE
+        | {"head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+        | {"use_qk_norm": True, "attention_bias": True},
+        glm4_moe,
+        as_glm4_moe,
+    ),
     "exaone4": (
         "exaone4",
         "Exaone4ForCausalLM",
@@ -353,13 +515,41 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000.0,
-                "partial_rotary_factor": 0.25,
-                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [4, 2, 2],
                 "mrope_interleaved": True,
             },
         },
         qwen35,
         as_qwen35,
+    ),
+    "qwen3.5-moe": (
+        "qwen35moe",
+        "Qwen3_5MoeForCausalLM",
+        SHAPE | DELTA_NET | MOE | {"shared_expert_intermediate_size": 24},
+        qwen35_moe,
+        as_qwen35_moe,
+    ),
+    "qwen3-next": (
+        "qwen3next",
+        "Qwen3NextForCausalLM",
+        SHAPE | DELTA_NET | MOE | {"shared_expert_intermediate_size": 24},
+        qwen35_moe,
+        as_qwen3_next,
+    ),
+    "lfm2-moe": (
+        "lfm2moe",
+        "Lfm2MoeForCausalLM",
+        SHAPE | MOE | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+        lfm2_moe,
+        as_lfm2_moe,
+    ),
+    "granite-hybrid": (
+        "granitehybrid",
+        "GraniteMoeHybridForCausalLM",
+        SHAPE | MAMBA_2 | {"num_local_experts": 0, "num_experts_per_tok": 0},
+        granite_hybrid,
+        as_granite_hybrid,
     ),
     "gemma": ("gemma", "GemmaForCausalLM", SHAPE | {"head_dim": 32}, basics, as_gemma),
     "gemma2": (
@@ -411,9 +601,38 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
 }
 
 
+# Files that are written directly alone: transformers' class has other names
+DIRECT_MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
+    "granite-hybrid-moe": (
+        "granitehybrid",
+        "GraniteMoeHybridForCausalLM",
+        SHAPE | MAMBA_2 | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        granite_hybrid,
+        as_granite_hybrid,
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        "GptOssForCausalLM",
+        SHAPE
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 16},
+        gpt_oss,
+        as_gpt_oss,
+    ),
+    "granite-moe": (
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        SHAPE
+        | {"num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"logits_scaling": 3.0, "residual_multiplier": 0.5},
+        granite_moe,
+        as_granite_moe,
+    ),
+}
+
+
 def write(name: str, path: Path, **options: Any) -> Any:
     """Writes a file of a model, which it returns."""
-    architecture, model_class, settings, fill, rename = MODELS[name]
+    architecture, model_class, settings, fill, rename = (MODELS | DIRECT_MODELS)[name]
     model = make_model(model_class, **settings)
     pieces = word_pieces if settings["vocab_size"] == WORD_PIECES_SIZE else byte_level
 
@@ -451,7 +670,7 @@ def test_the_model_is_the_same(name: str, tmp_path: Path) -> None:
     for key, expected in original.state_dict().items():
         if key.startswith("pooler.") or (name == "roberta" and "position_embeddings" in key):
             continue
-        shifted = name.startswith("gemma") or name == "qwen3.5"
+        shifted = name.startswith(("gemma", "qwen3.5", "qwen3-next"))
         room = 2e-7 if (shifted and "norm" in key) or key.endswith("A_log") else 0
         torch.testing.assert_close(stored[key], expected, rtol=0, atol=room, msg=key)
     original.set_attn_implementation("eager")

@@ -2,7 +2,8 @@
 
 The reference reads one text of some dozen tokens. The graph is compared twice: computed in
 float32, up to the hidden states that the output layer reads, where nothing but rounding may differ;
-and as it is served, by how far its distributions diverge.
+and as it is served, by how far its distributions diverge, and by the scale of its logits, which is
+the output layer's own.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,10 @@ _LARGEST_LOGIT = 1e9  # where the next float32 is 64 away
 _MAX_DIVERGENCE = 0.05
 """In nats, of integers from float32 on the text. Trained models with the integers of a file or 8
 bits lose a tenth of that; it is what the tracer lets a file lose."""
+_MAX_SCALE = 0.03
+"""How far the scale of served logits may be from the reference's. Rounded activations change it by
+0.001, and by 0.002 where they make a token choose another expert; a factor that is wrong, or a soft
+cap that logits reach, changes it by more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ def check_graph(
 
     Raises:
         ExportError: they differ.
-        NotDirectError: the integers of the served graph lose too much.
+        NotDirectError: the integers of the served graph lose too much, or its logits have another
+            scale.
     """
     text = np.array(ids[:_TOKENS])
     golden = min(golden, len(text))
@@ -99,6 +105,7 @@ def check_graph(
         judge.difference("the logits of the graph as it is served", rows)
         check = golden_check(ids[:golden], row, expected[row], slack)
         return Checked(parity, check, invariant, None)
+    _check_scale(expected, computed, rows)
     if original is not reference:
         expected = original.logits(original.hidden(text))
     divergence = max(
@@ -138,6 +145,25 @@ class _Judge:
                 "fault of the exporter, please report it"
             )
         return difference
+
+
+def _check_scale(expected: Floats, *found: Floats) -> None:
+    """Compares the slope of served logits over the reference's, each without its row's mean.
+
+    Raises:
+        NotDirectError: it is not 1.
+    """
+    before, *after = (
+        each - each.mean(axis=1, keepdims=True, dtype=np.float64) for each in (expected, *found)
+    )
+    total = np.sum(np.square(before))
+    for each in after if total else ():
+        scale = float(np.sum(before * each) / total)
+        if not abs(scale - 1) <= _MAX_SCALE:
+            raise NotDirectError(
+                f"the graph and the reference disagree on the scale of the logits: those that are "
+                f"served are {scale:.3g} times as large"
+            )
 
 
 def _in_floats(model: onnx.ModelProto, folder: Path) -> Path:

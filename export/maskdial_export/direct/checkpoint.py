@@ -1,7 +1,7 @@
 """The checkpoints that the direct path reads: a GGUF file, or a folder with safetensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct import encoders
-from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
+from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
 
@@ -33,6 +35,7 @@ class DirectCheckpoint:
         sources: the files that it consists of.
         provenance: for the manifest.
         bits: how many the integers of its matrices have, each at most.
+        part: what of it is exported, if it also reads images.
     """
 
     name: str
@@ -42,12 +45,22 @@ class DirectCheckpoint:
     sources: tuple[Path, ...]
     provenance: str
     bits: frozenset[int] = frozenset()
+    part: TextPart | None = None
     family: Family = "causal"
     task: TaskName = "generate"
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
         return read_json(self.path / file_name)
+
+    def arranged(self, decoder: Decoder) -> "DirectCheckpoint":
+        """The same with each of the decoder's weights by its own name, where files hold several."""
+        if not isinstance(self.weights, SafetensorsWeights):
+            return self
+        views = find_views(decoder, self.weights.shapes())
+        weights = self.weights.with_views(views)
+        found = {weights.bits(name) for name in views} - {None}
+        return replace(self, weights=weights, bits=frozenset(each for each in found if each))
 
     def sha256(self) -> str:
         """One SHA-256 over the names and contents of what it consists of."""
@@ -111,11 +124,15 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         others = f", but {pickles[0].name}, a pickle" if pickles else ""
         raise NotDirectError(f"{source} has no weights in safetensors{others}")
     name = folder.resolve().name
+    weights, part = SafetensorsWeights(source, files), text_part(config)
+    if part is not None:
+        weights, config = text_weights(weights, part), dict(part.config)
     return DirectCheckpoint(
         source,
         folder,
         config,
-        SafetensorsWeights(source, files),
+        weights,
         (folder / _CONFIG, *files),
         name if Path(source).is_dir() else f"{source}@{name}",
+        part=part,
     )

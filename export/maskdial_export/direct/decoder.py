@@ -1,11 +1,15 @@
 """What a decoder computes, whatever family it is of: what the graph writer needs to know of it."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.manifest import Heads, KVLayout
+from maskdial_export.direct.experts import Experts
+from maskdial_export.direct.recurrent import Recurrent
 from maskdial_export.errors import ExportError
 
 Floats = NDArray[np.float32]
@@ -19,17 +23,19 @@ class NotDirectError(ExportError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    """Rotary positions: pairs of columns half the rotary dimension apart turn by an angle.
+    """Rotary positions: pairs of columns turn by an angle.
 
     Attributes:
         frequencies: float32 (rotary_dim / 2,), radians per position.
         scale: what cosines and sines are multiplied by.
         longest: how many tokens turn so; longer texts would turn by other frequencies. None: all.
+        interleaved: whether neighbors are pairs; otherwise columns half the rotary dimension apart.
     """
 
     frequencies: Floats
     scale: float = 1.0
     longest: int | None = None
+    interleaved: bool = False
 
     def tables(self, length: int) -> tuple[Floats, Floats]:
         """Cosines and sines, (length, rotary_dim / 2): of angles in float32, correctly rounded."""
@@ -53,6 +59,9 @@ class Attends:
     window: int | None = None
 
 
+Layer = Attends | Recurrent
+
+
 @dataclass(frozen=True, slots=True)
 class Norms:
     """The names of a layer's norms: before and after attention, before and after the MLP."""
@@ -73,69 +82,39 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture of experts, each a gated MLP, in place of some layers' MLP.
+class Names:
+    """What modules are called: the last norm within the model, the others within a layer."""
 
-    Attributes:
-        count: how many there are.
-        chosen: how many compute a token.
-        width: of each.
-        layers: whether each layer has them.
-        normalizes: whether the weights of those that are chosen add up to 1.
-        module: the module in the checkpoint that has them.
-        names: an expert's matrices there: gate, up and down.
-        shared_width: of an expert that computes every token, beside them; None: there is none.
-    """
-
-    count: int
-    chosen: int
-    width: int
-    layers: tuple[bool, ...]
-    normalizes: bool
-    module: str = "mlp"
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    shared_width: int | None = None
-
-    def shapes(self, layer: str, hidden: int) -> dict[str, tuple[int, ...]]:
-        """The name and the shape of every weight of a layer's experts."""
-        module, (gate, up, down) = f"{layer}.{self.module}", self.names
-        found: dict[str, tuple[int, ...]] = {f"{module}.gate.weight": (self.count, hidden)}
-        for expert in range(self.count):
-            for name in (gate, up):
-                found[f"{module}.experts.{expert}.{name}.weight"] = (self.width, hidden)
-            found[f"{module}.experts.{expert}.{down}.weight"] = (hidden, self.width)
-        if self.shared_width is not None:
-            for name in (gate, up):
-                found[f"{module}.shared_expert.{name}.weight"] = (self.shared_width, hidden)
-            found[f"{module}.shared_expert.{down}.weight"] = (hidden, self.shared_width)
-            found[f"{module}.shared_expert_gate.weight"] = (1, hidden)
-        return found
-
-    def parts(self, layer: str) -> dict[str, tuple[str, ...]]:
-        """The weights of the modules that the graph has: gate and up are one product."""
-        module, (gate, up, down) = f"{layer}.{self.module}", self.names
-        found: dict[str, tuple[str, ...]] = {f"{layer}.mlp.gate": (f"{module}.gate.weight",)}
-        for expert in range(self.count):
-            one, product = f"{module}.experts.{expert}", f"{layer}.mlp.experts.products.{expert}"
-            found[f"{product}.0"] = (f"{one}.{gate}.weight", f"{one}.{up}.weight")
-            found[f"{product}.1"] = (f"{one}.{down}.weight",)
-        return found
+    last_norm: str = "norm"
+    attention_output: str = "self_attn.o_proj"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    gate_and_up: str = "mlp.gate_up_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder with RMS norms, grouped-query attention and a gated MLP.
+    """A decoder with RMS norms, gated MLPs, and grouped-query attention or a recurrent layer.
 
     Attributes:
         architecture: transformers' class.
         width: of the MLP.
-        layers: how each attends.
+        layers: how each attends, or what it does instead.
         max_length: tokens of prompt and reply together.
         norms: where they are.
+        names: what the other modules are called.
         head_norms: the norms of queries and keys: of each head (``transposed``: in the order of
             Gemma's code), or of all heads at once.
         shifted: whether norms multiply by their weight plus one.
-        packed: whether query, key and value are one matrix of the checkpoint, and gate and up.
+        packed_attention: whether query, key and value are one matrix of the checkpoint.
+        packed_mlp: whether gate and up are.
+        apart: whether query, key and value are products of their own in any case.
+        gated_attention: whether each head's query is followed by a gate, whose sigmoid its result
+            is multiplied by.
+        sinks: whether each head has the score of one more key, without a value.
         tied: whether the output layer's weight is the embedding table.
         embedding_scale: what rows of the table are multiplied by; also of the others, None: 1.
         attention_scale: what scores are multiplied by.
@@ -144,6 +123,7 @@ class Decoder:
         attention_softcap: the scores' largest magnitude, by a hyperbolic tangent.
         logits_softcap: the logits' likewise.
         experts: those that some layers have in place of the MLP.
+        further: how the names of weights begin that predict further tokens; they are left out.
     """
 
     architecture: str
@@ -154,15 +134,20 @@ class Decoder:
     num_kv_heads: int
     head_dim: int
     epsilon: float
-    layers: tuple[Attends, ...]
+    layers: tuple[Layer, ...]
     max_length: int
     activation: Activation
     attention_scale: float
     norms: Norms = Norms()
+    names: Names = Names()
     head_norms: HeadNorms | None = None
     shifted: bool = False
     biases: Biases = Biases()
-    packed: bool = False
+    packed_attention: bool = False
+    packed_mlp: bool = False
+    apart: bool = False
+    gated_attention: bool = False
+    sinks: bool = False
     tied: bool = False
     embedding_scale: float | None = None
     residual_scale: float | None = None
@@ -170,6 +155,7 @@ class Decoder:
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     experts: Experts | None = None
+    further: tuple[str, ...] = ()
 
     @property
     def query_size(self) -> int:
@@ -181,25 +167,59 @@ class Decoder:
         """Columns of the keys, and of the values, of all heads."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def layout(self) -> KVLayout:
+        """What a sequence keeps between passes."""
+        attending = sum(isinstance(each, Attends) for each in self.layers)
+        states = [
+            state
+            for each in self.layers
+            if not isinstance(each, Attends)
+            for state in each.states(self.hidden_size)
+        ]
+        heads = Heads(self.num_kv_heads, self.head_dim)
+        return KVLayout(layers=(heads,) * attending, states=tuple(states))
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and the shape of every weight in the checkpoint; a tied head has none."""
         found: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, self.hidden_size),
-            "model.norm.weight": (self.hidden_size,),
+            f"model.{self.names.last_norm}.weight": (self.hidden_size,),
         }
         if not self.tied:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
-        for index in range(len(self.layers)):
-            layer, mixed = f"model.layers.{index}", self.is_mixed(index)
-            for name, shape in self._of_layer(mixed=mixed).items():
-                found[f"{layer}.{name}"] = shape
-            if self.experts is not None and mixed:
-                found |= self.experts.shapes(layer, self.hidden_size)
+        for index, layer in enumerate(self.layers):
+            parts = self._norm_shapes()
+            if isinstance(layer, Attends):
+                parts |= self._attention_shapes()
+            else:
+                parts |= layer.shapes(self.hidden_size)
+            if self.has_mlp(index):
+                parts |= self._mlp_shapes()
+            name = f"model.layers.{index}"
+            found |= {f"{name}.{part}": shape for part, shape in parts.items()}
+            if self.experts is not None and self.is_mixed(index):
+                found |= self.experts.shapes(name, self.hidden_size)
         return found
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all weights that are trained, so without the corrections of routers."""
+        router = None if self.experts is None else self.experts.router
+        other = None if router is None else router.correction
+        return sum(
+            math.prod(shape)
+            for name, shape in self.shapes().items()
+            if other is None or not name.endswith(f".{other}")
+        )
 
     def is_mixed(self, index: int) -> bool:
         """Whether a layer has experts."""
         return self.experts is not None and self.experts.layers[index]
+
+    def has_mlp(self, index: int) -> bool:
+        """Whether a layer has an MLP that computes every token."""
+        return not self.is_mixed(index) or (self.experts is not None and self.experts.beside)
 
     def parts(self) -> dict[str, tuple[str, ...]]:
         """Modules of the graph whose weights have other names in the checkpoint, and those."""
@@ -209,36 +229,43 @@ class Decoder:
                 found |= self.experts.parts(f"model.layers.{index}")
         return found
 
-    def _of_layer(self, *, mixed: bool) -> dict[str, tuple[int, ...]]:
-        hidden, query, kv = self.hidden_size, self.query_size, self.kv_size
-        biases = self.biases
-        attention, mlp = biases.query_key_value, biases.mlp
-        matrices = {"self_attn.o_proj": (hidden, query, biases.attention_output)}
-        if not mixed:
-            matrices["mlp.down_proj"] = (hidden, self.width, mlp)
-        if self.packed:
-            matrices["self_attn.qkv_proj"] = (query + 2 * kv, hidden, attention)
-            matrices["mlp.gate_up_proj"] = (2 * self.width, hidden, mlp)
-        else:
-            matrices["self_attn.q_proj"] = (query, hidden, attention)
-            matrices["self_attn.k_proj"] = (kv, hidden, attention)
-            matrices["self_attn.v_proj"] = (kv, hidden, attention)
-            if not mixed:
-                matrices["mlp.gate_proj"] = (self.width, hidden, mlp)
-                matrices["mlp.up_proj"] = (self.width, hidden, mlp)
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, (rows, columns, bias) in matrices.items():
-            shapes[f"{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{name}.bias"] = (rows,)
+    def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
         norms = self.norms
-        for norm in (norms.before_attention, norms.after_attention, norms.before_mlp):
-            if norm is not None:
-                shapes[f"{norm}.weight"] = (hidden,)
-        if norms.after_mlp is not None:
-            shapes[f"{norms.after_mlp}.weight"] = (hidden,)
+        places = norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp
+        return {f"{norm}.weight": (self.hidden_size,) for norm in places if norm is not None}
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        query, kv, biases = self.query_size, self.kv_size, self.biases
+        names, inner = self.names, {"k_proj": kv, "v_proj": kv}
+        if self.packed_attention:
+            inner = {"qkv_proj": query + 2 * kv}
+        else:
+            inner["q_proj"] = 2 * query if self.gated_attention else query
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, rows in inner.items():
+            shapes |= _linear(f"self_attn.{name}", rows, self.hidden_size, biases.query_key_value)
+        shapes |= _linear(names.attention_output, self.hidden_size, query, biases.attention_output)
         if self.head_norms is not None:
             whole = self.head_norms == "row"
-            shapes["self_attn.q_norm.weight"] = (query if whole else self.head_dim,)
-            shapes["self_attn.k_norm.weight"] = (kv if whole else self.head_dim,)
+            shapes[f"{names.query_norm}.weight"] = (query if whole else self.head_dim,)
+            shapes[f"{names.key_norm}.weight"] = (kv if whole else self.head_dim,)
+        if self.sinks:
+            shapes["self_attn.sinks"] = (self.num_heads,)
         return shapes
+
+    def _mlp_shapes(self) -> dict[str, tuple[int, ...]]:
+        names, hidden, bias = self.names, self.hidden_size, self.biases.mlp
+        inner = {names.gate: self.width, names.up: self.width}
+        if self.packed_mlp:
+            inner = {names.gate_and_up: 2 * self.width}
+        shapes = _linear(names.down, hidden, self.width, bias)
+        for name, rows in inner.items():
+            shapes |= _linear(name, rows, hidden, bias)
+        return shapes
+
+
+def _linear(name: str, rows: int, columns: int, has_bias: bool) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, columns)}
+    if has_bias:
+        shapes[f"{name}.bias"] = (rows,)
+    return shapes

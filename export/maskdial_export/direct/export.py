@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
 import onnx
 import pydantic
 from rich.console import Console
@@ -16,7 +15,7 @@ from rich.console import Console
 import maskdial
 from maskdial.bundle.bundle import hash_files, write_manifest
 from maskdial.bundle.infill import find_infill_tokens
-from maskdial.bundle.manifest import GRAPH, Heads, KVLayout, Manifest
+from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial_export.checkpoint.files import (
     read_files,
     response_template,
@@ -61,6 +60,7 @@ def export_direct(
     max_length: int | None = None,
     tolerance: float,
     gate: Gate | None = None,
+    complete: bool = False,
     console: Console,
 ) -> Manifest:
     """Exports a causal model or an encoder to the new or empty folder ``dest``.
@@ -78,6 +78,8 @@ def export_direct(
             those of the reference; it scales with logits beyond 10.
         gate: how much floats that are rounded to int8 may lose, and on which text that is
             measured; its other options are the tracer's.
+        complete: whether to refuse what only the tracer exports beside the model itself: layers
+            that predict further tokens.
         console: where to show progress.
 
     Returns:
@@ -96,7 +98,16 @@ def export_direct(
             checkpoint = open_checkpoint(source, revision, Path(restored))
             _check_task(checkpoint, task)
             gate = gate or Gate()
-            return _write(checkpoint, folder, precision, gate, max_length, tolerance, console)
+            return _write(
+                checkpoint,
+                folder,
+                precision,
+                gate,
+                max_length,
+                tolerance,
+                console,
+                complete=complete,
+            )
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
         except OSError as error:
@@ -121,13 +132,19 @@ def _write(
     limit: int | None,
     tolerance: float,
     console: Console,
+    *,
+    complete: bool,
 ) -> Manifest:
     """Writes the bundle of a checkpoint of either kind."""
     if encoders.knows(checkpoint.config):
         described = write_encoder(checkpoint, folder, precision, gate, limit, tolerance, console)
     else:
+        decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
+        checkpoint = checkpoint.arranged(decoder)
+        if check_weights(decoder, checkpoint.weights, complete=complete):
+            finding(console, "layers that predict further tokens are left out; --trace has them")
         chosen = _precision(checkpoint, precision, gate)
-        described = _write_decoder(checkpoint, folder, chosen, gate, limit, tolerance, console)
+        described = _write_decoder(checkpoint, decoder, folder, chosen, gate, tolerance, console)
     versions = {name: importlib.metadata.version(name) for name in _TOOLS}
     manifest = Manifest(
         **described,
@@ -141,24 +158,21 @@ def _write(
 
 def _write_decoder(
     checkpoint: DirectCheckpoint,
+    decoder: Decoder,
     folder: Path,
     precision: DirectPrecision,
     gate: Gate,
-    limit: int | None,
     tolerance: float,
     console: Console,
 ) -> dict[str, Any]:
     """Writes everything but the manifest; returns what that says of it."""
-    decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
-    check_weights(decoder, checkpoint.weights)
     _check_disk(decoder, checkpoint.weights, precision, folder)
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
     config = SimpleNamespace(**token_ids(checkpoint.config))
     tokens = special_tokens(checkpoint, config, tokenizer)
     texts = read_files(checkpoint, tokenizer)
-    num_parameters = sum(int(np.prod(shape)) for shape in decoder.shapes().values())
-    layout = KVLayout(layers=(Heads(decoder.num_kv_heads, decoder.head_dim),) * len(decoder.layers))
+    layout = decoder.layout
     with phase(console, "Writing"):
         model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
@@ -185,7 +199,7 @@ def _write_decoder(
                 tokenizer, sample, decoder.max_length, decoder.vocab_size, layout
             )
             most = limit_of(gate, keeps_integers=bool(checkpoint.bits))
-            measure = QualityGate(evaluation, original, sample, num_parameters, most)
+            measure = QualityGate(evaluation, original, sample, decoder.num_parameters, most)
             served = Loaded(folder / GRAPH, kernels=kernels_here())
             quality = measure.check(served, precision, decoder.vocab_size, console)
             served.free()
@@ -195,15 +209,21 @@ def _write_decoder(
             f"{precision} diverges by {checked.divergence:.2g} nats from float32 on the check's "
             "text; --trace measures it on several thousand tokens",
         )
+    part = checkpoint.part
+    if part is not None:
+        towers = ", ".join(path.rpartition(".")[2] for path in part.left_out)
+        finding(console, f"the text part alone; left out: {towers}")
     names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
     return {
         "family": "causal",
         "task": "generate",
-        "architecture": decoder.architecture,
+        "architecture": decoder.architecture if part is None else part.architecture,
+        "left_out": () if part is None else part.left_out,
+        "media_tokens": () if part is None else part.media_tokens,
         "precision": precision,
         "batch_invariant": checked.batch_invariant,
         "vocab_size": decoder.vocab_size,
-        "num_parameters": num_parameters,
+        "num_parameters": decoder.num_parameters,
         "max_length": decoder.max_length,
         "special_tokens": tokens,
         "tokenization": tokenization,

@@ -13,10 +13,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import Decoder, Floats, Rotary
+from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
+from maskdial_export.direct.recurrent_graph import RecurrentWriter
 from maskdial_export.direct.weights import Weights
 
 _WHOLE = 2**63 - 1  # as the end of a slice
@@ -39,7 +40,11 @@ class GraphWriter:
         self._bias: str | None = None
         self._mixture = None
         if decoder.experts is not None:
-            self._mixture = MixtureWriter(decoder.experts, decoder.hidden_size, products, nodes)
+            self._mixture = MixtureWriter(
+                decoder.experts, decoder.hidden_size, products, nodes, self._vector
+            )
+        self._recurrent = RecurrentWriter(decoder, weights, products, nodes, self._keep)
+        self._attending = 0
 
     def write(self) -> onnx.ModelProto:
         """The graph, whose initializers are in the weight file."""
@@ -50,7 +55,7 @@ class GraphWriter:
             self._stream = nodes.add("Mul", [self._stream, scale])
         for index in range(len(decoder.layers)):
             self._write_layer(index)
-        hidden = self._normalized("model.norm")
+        hidden = self._normalized(f"model.{decoder.names.last_norm}")
         flat = nodes.constant("flat", np.array([-1, decoder.hidden_size]))
         minus = nodes.constant("minus_one", np.array([-1]))
         tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
@@ -63,14 +68,24 @@ class GraphWriter:
         decoder, norms, layer = self._decoder, self._decoder.norms, f"model.layers.{index}"
         biases = decoder.biases
         source = self._normalized(_within(layer, norms.before_attention))
-        attended = self._attend(index, source)
-        self._add(attended, f"{layer}.self_attn.o_proj", biases.attention_output)
+        kind = decoder.layers[index]
+        if isinstance(kind, Attends):
+            attended = self._attend(layer, kind, source)
+            output = f"{layer}.{decoder.names.attention_output}"
+            self._add(attended, output, biases.attention_output)
+        else:
+            self._branch, self._bias = self._recurrent.write(layer, kind, source)
         self._settle(_within(layer, norms.after_attention))
         source = self._normalized(_within(layer, norms.before_mlp))
+        mixed = None
         if self._mixture is not None and decoder.is_mixed(index):
-            self._branch, self._bias = self._mixture.write(layer, source, self._full_shape()), None
-        else:
-            self._add(self._mlp(layer, source), f"{layer}.mlp.down_proj", biases.mlp)
+            mixed = self._mixture.write(layer, source, self._full_shape())
+            self._branch, self._bias = mixed, None
+        if decoder.has_mlp(index):
+            self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
+            if mixed is not None:
+                assert self._branch is not None, "an MLP was computed"
+                self._branch = self._nodes.add("Add", [mixed, self._branch])
         self._settle(_within(layer, norms.after_mlp))
 
     def _add(self, source: str, module: str, has_bias: bool) -> None:
@@ -134,65 +149,82 @@ class GraphWriter:
         return self._nodes.keep(self._data.write(name, shifted))
 
     def _vector(self, *names: str) -> str:
-        """Biases one after the other."""
+        """Vectors of the checkpoint, one after the other."""
         joined: Floats = np.concatenate([self._weights.values(name) for name in names])
-        return self._nodes.keep(self._data.write(",".join(names), joined))
+        return self._keep(",".join(names), joined)
 
-    def _attend(self, index: int, source: str) -> str:
-        decoder, attention = self._decoder, f"model.layers.{index}.self_attn"
-        layer = decoder.layers[index]
+    def _keep(self, name: str, values: Floats) -> str:
+        """An initializer, written once."""
+        if name in self._nodes.initializers:
+            return name
+        return self._nodes.keep(self._data.write(name, values))
+
+    def _attend(self, layer: str, kind: Attends, source: str) -> str:
+        decoder, nodes, index = self._decoder, self._nodes, self._attending
+        self._attending += 1
         attributes: dict[str, Any] = {
             "num_heads": decoder.num_heads,
             "kv_num_heads": decoder.num_kv_heads,
             "scale": decoder.attention_scale,
         }
-        if layer.window is not None:
-            attributes["local_window_size"] = layer.window
+        if kind.window is not None:
+            attributes["local_window_size"] = kind.window
         if decoder.attention_softcap is not None:
             attributes["softcap"] = decoder.attention_softcap
-        tables: tuple[str, ...] = ()
-        if layer.rotary is not None:
-            attributes |= {"do_rotary": 1, "rotary_interleaved": 0}
-            tables = self._rotary_tables(layer.rotary)
+        tables: list[str] = []
+        if kind.rotary is not None:
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(kind.rotary.interleaved)}
+            tables += self._rotary_tables(kind.rotary)
+        if decoder.sinks:
+            tables += [""] * (4 - len(tables))  # the places of positions and of a bias are empty
+            tables.append(self._vector(f"{layer}.self_attn.sinks"))
         past = [f"past_key.{index}", f"past_value.{index}"]
-        inputs = [*self._queries(attention, source), *past]
-        inputs += ["seqlens_k", "total_sequence_length", *tables]
-        output = f"{attention}.output"
+        *queries, gate = self._queries(layer, source)
+        inputs = [*queries, *past, "seqlens_k", "total_sequence_length", *tables]
+        output = f"{layer}.self_attn.output"
         outputs = [output, f"present_key.{index}", f"present_value.{index}"]
-        self._nodes.add_all("GroupQueryAttention", inputs, outputs, **attributes)
-        return output
+        nodes.add_all("GroupQueryAttention", inputs, outputs, **attributes)
+        if not gate:
+            return output
+        return nodes.add("Mul", [output, nodes.add("Sigmoid", [gate])])
 
-    def _queries(self, attention: str, source: str) -> tuple[str, str, str]:
-        """Queries, keys and values; without names of the latter two, all in the first."""
+    def _queries(self, layer: str, source: str) -> tuple[str, str, str, str]:
+        """Queries, keys, values and gates; without names of keys and values, all are in the first.
+
+        Without a name of gates there are none.
+        """
         decoder, nodes = self._decoder, self._nodes
         has_bias = decoder.biases.query_key_value
-        if decoder.packed:
+        attention = f"{layer}.self_attn"
+        if decoder.packed_attention:
             module = f"{attention}.qkv_proj"
             packed = self._products.project(source, [module])
             if has_bias:
                 packed = nodes.add("Add", [packed, self._vector(f"{module}.bias")])
-            return self._slices(packed)
+            return *self._slices(packed), ""
         modules = [f"{attention}.{name}_proj" for name in "qkv"]
-        if decoder.head_norms is None:
+        if decoder.head_norms is None and not decoder.apart:
             packed = self._products.project(source, modules)
             if has_bias:
                 biases = self._vector(*(f"{module}.bias" for module in modules))
                 packed = nodes.add("Add", [packed, biases])
             nodes.widths[packed] = decoder.query_size + 2 * decoder.kv_size
-            return packed, "", ""
-        parts = []
-        for module, width in zip(
-            modules, (decoder.query_size, decoder.kv_size, decoder.kv_size), strict=True
-        ):
+            return packed, "", "", ""
+        parts, gate = [], ""
+        for module in modules:
             part = self._products.project(source, [module])
             if has_bias:
                 part = nodes.add("Add", [part, self._vector(f"{module}.bias")])
-            norm = module.replace("_proj", "_norm")
-            if module != modules[2]:
-                part = self._head_norm(part, norm)
-            nodes.widths[part] = width
             parts.append(part)
-        return parts[0], parts[1], parts[2]
+        if decoder.gated_attention:
+            parts[0], gate = self._split_gates(parts[0])
+        names = decoder.names
+        if decoder.head_norms is not None:
+            parts[0] = self._head_norm(parts[0], f"{layer}.{names.query_norm}")
+            parts[1] = self._head_norm(parts[1], f"{layer}.{names.key_norm}")
+        sizes = (decoder.query_size, decoder.kv_size, decoder.kv_size)
+        nodes.widths.update(zip(parts, sizes, strict=True))
+        return parts[0], parts[1], parts[2], gate
 
     def _slices(self, packed: str) -> tuple[str, str, str]:
         """Query, key and value of one matrix of the checkpoint."""
@@ -210,41 +242,32 @@ class GraphWriter:
         nodes.widths.update(zip(parts, sizes, strict=True))
         return parts[0], parts[1], parts[2]
 
+    def _split_gates(self, both: str) -> tuple[str, str]:
+        """The queries of heads, each of which is followed by its gate; and the gates."""
+        nodes, size = self._nodes, 2 * self._decoder.head_dim
+        heads = self._nodes.split_heads(both, size)
+        query, gate = f"{both}.query", f"{both}.gate"
+        nodes.add_all("Split", [heads], [query, gate], axis=3, num_outputs=2)
+        return self._nodes.join_heads(query), self._nodes.join_heads(gate)
+
     def _head_norm(self, source: str, norm: str) -> str:
         nodes, decoder = self._nodes, self._decoder
         if decoder.head_norms == "row":
             return self._norm(source, norm)
         turned = decoder.head_norms == "transposed"
-        minus = nodes.constant("minus_one", np.array([-1]))
-        size = nodes.constant("head_size", np.array([decoder.head_dim]))
-        dims = [self._dimension(axis) for axis in (0, 1)]
-        split = self._once("split_heads", [*dims, minus, size])
-        heads = nodes.add("Reshape", [source, split], allowzero=1)
+        heads = self._nodes.split_heads(source, decoder.head_dim)
         if turned:
             heads = nodes.add("Transpose", [heads], perm=[0, 2, 1, 3])
         heads = self._norm(heads, norm)
         if turned:
             heads = nodes.add("Transpose", [heads], perm=[0, 2, 1, 3])
-        joined = self._once("join_heads", [*dims, minus])
-        return nodes.add("Reshape", [heads, joined], allowzero=1)
+        return self._nodes.join_heads(heads)
 
     def _full_shape(self) -> str:
         """(batch, length, hidden_size)."""
         size = self._nodes.constant("hidden_size", np.array([self._decoder.hidden_size]))
-        return self._once("full_shape", [*(self._dimension(axis) for axis in (0, 1)), size])
-
-    def _dimension(self, axis: int) -> str:
-        """The batch, or the length."""
-        name = f"dimension.{axis}"
-        if not any(name in node.output for node in self._nodes.nodes):
-            self._nodes.add("Shape", ["input_ids"], output=name, start=axis, end=axis + 1)
-        return name
-
-    def _once(self, name: str, dims: list[str]) -> str:
-        """A shape that all layers use."""
-        if not any(name in node.output for node in self._nodes.nodes):
-            self._nodes.add("Concat", dims, output=name, axis=0)
-        return name
+        dims = [self._nodes.dimension(axis) for axis in (0, 1)]
+        return self._nodes.once("Concat", [*dims, size], "full_shape", axis=0)
 
     def _rotary_tables(self, rotary: Rotary) -> tuple[str, str]:
         """Those of all layers that turn alike."""
@@ -263,24 +286,25 @@ class GraphWriter:
         nodes, decoder = self._nodes, self._decoder
 
         def project(name: str) -> str:
-            module = f"{layer}.mlp.{name}"
+            module = f"{layer}.{name}"
             product = self._products.project(source, [module])
             if decoder.biases.mlp:
                 product = nodes.add("Add", [product, self._vector(f"{module}.bias")])
             return product
 
-        if decoder.packed:
-            both = project("gate_up_proj")
-            gate, up = f"{layer}.mlp.gate", f"{layer}.mlp.up"
+        names = decoder.names
+        if decoder.packed_mlp:
+            both = project(names.gate_and_up)
+            gate, up = f"{both}.gate", f"{both}.up"
             nodes.add_all("Split", [both], [gate, up], axis=2, num_outputs=2)
             return nodes.add("Mul", [up, self._activated(gate)])
-        gate = self._activated(project("gate_proj"))
-        return nodes.add("Mul", [gate, project("up_proj")])
+        gate = self._activated(project(names.gate))
+        return nodes.add("Mul", [gate, project(names.up)])
 
     def _activated(self, source: str) -> str:
         if self._decoder.activation == "gelu_tanh":
             return self._nodes.add("Gelu", [source], approximate="tanh")
-        return self._nodes.add("Mul", [source, self._nodes.add("Sigmoid", [source])])
+        return self._nodes.silu(source)
 
     def _write_head(self, source: str) -> None:
         nodes, cap = self._nodes, self._decoder.logits_softcap
@@ -302,11 +326,17 @@ class GraphWriter:
             info("rows", integers, ["num_rows"]),
         ]
         outputs = [info("logits", floats, ["num_rows", decoder.vocab_size])]
+        layout = decoder.layout
+        if layout.states:
+            inputs.append(info("lengths", TensorProto.INT32, ["batch"]))
         shape = ["batch", decoder.num_kv_heads, "room", decoder.head_dim]
-        for index in range(len(decoder.layers)):
+        for index in range(len(layout.layers)):
             for kind in ("key", "value"):
                 inputs.append(info(f"past_{kind}.{index}", floats, shape))
                 outputs.append(info(f"present_{kind}.{index}", floats, shape))
+        for index, state in enumerate(layout.states):
+            inputs.append(info(f"past_state.{index}", floats, ["batch", *state]))
+            outputs.append(info(f"present_state.{index}", floats, ["batch", *state]))
         described = [
             info(name, floats, ["batch", "length", width]) for name, width in nodes.widths.items()
         ]

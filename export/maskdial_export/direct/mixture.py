@@ -4,9 +4,11 @@ A token's results are added in the experts' order, so its bits do not depend on 
 operators are those of `maskdial_export.tracing.experts`.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
-from maskdial_export.direct.decoder import Experts
+from maskdial_export.direct.experts import Experts
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import Products
 
@@ -15,12 +17,19 @@ class MixtureWriter:
     """Writes the experts of one layer after the other."""
 
     def __init__(
-        self, experts: Experts, hidden_size: int, products: Products, nodes: Nodes
+        self,
+        experts: Experts,
+        hidden_size: int,
+        products: Products,
+        nodes: Nodes,
+        vector: Callable[..., str],
     ) -> None:
+        """``vector`` writes vectors of the checkpoint, one after the other, by their names."""
         self._experts = experts
         self._products = products
         self._nodes = nodes
         self._hidden_size = hidden_size
+        self._vector = vector
 
     def write(self, layer: str, source: str, full_shape: str) -> str:
         """What a layer adds to the stream; (batch, length, hidden_size), as ``source``.
@@ -34,33 +43,61 @@ class MixtureWriter:
         shape = nodes.add("Shape", [tokens], start=0)
         total = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         for expert in range(experts.count):
-            total = self._add_expert(total, f"{layer}.mlp.experts", expert, tokens, shares)
-        if experts.shared_width is not None:
-            name = f"{layer}.mlp.shared_expert"
-            common = self._mlp(tokens, name)
-            gate = self._products.project_vectors(tokens, f"{name}_gate", None)
+            total = self._add_expert(total, layer, expert, tokens, shares)
+        shared, module = experts.shared, f"{layer}.{experts.module}"
+        if shared is not None and shared.gate is not None:
+            common = self._mlp(tokens, f"{module}.{shared.module}", self._project)
+            gate = self._project(tokens, f"{module}.{shared.gate}")
             gated = nodes.add("Mul", [nodes.add("Sigmoid", [gate]), common])
             total = nodes.add("Add", [total, gated])
-        return nodes.add("Reshape", [total, full_shape], allowzero=1)
+        total = nodes.add("Reshape", [total, full_shape], allowzero=1)
+        if shared is None or shared.gate is not None:
+            return total
+        common = self._mlp(source, f"{module}.{shared.module}", self._project_rows)
+        return nodes.add("Add", [total, common])
 
     def _shares(self, layer: str, tokens: str) -> str:
         """The experts' weights for the tokens, (num_experts, num_tokens); 0 if not chosen."""
-        experts, nodes = self._experts, self._nodes
-        scores = self._products.project_vectors(tokens, f"{layer}.mlp.gate", None)
-        likely = nodes.add("Softmax", [scores], axis=-1)
-        count = nodes.constant(f"experts.{experts.chosen}", np.array([experts.chosen]))
-        best, chosen = f"{layer}.experts.shares", f"{layer}.experts.chosen"
-        nodes.add_all("TopK", [likely, count], [best, chosen], axis=-1, largest=1, sorted=1)
-        if experts.normalizes:
+        experts, nodes, router = self._experts, self._nodes, self._experts.router
+        module = f"{layer}.{experts.module}"
+        bias = self._vector(f"{module}.{router.module}.bias") if router.has_bias else None
+        scores = self._project(tokens, f"{layer}.{experts.graph_module}.{router.module}", bias)
+        if router.scores == "softmax":
+            scores = nodes.add("Softmax", [scores], axis=-1)
+        elif router.scores == "sigmoid":
+            scores = nodes.add("Sigmoid", [scores])
+        best, chosen = self._best(f"{layer}.experts", module, scores)
+        if router.scores == "chosen":
+            best = nodes.add("Softmax", [best], axis=1)
+        if router.normalizes:
             axis = nodes.constant("minus_one", np.array([-1]))
-            best = nodes.add("Div", [best, nodes.add("ReduceSum", [best, axis], keepdims=1)])
-        shape = nodes.add("Shape", [likely], start=0)
+            total = nodes.add("ReduceSum", [best, axis], keepdims=1)
+            if router.least_sum is not None:
+                total = nodes.add("Add", [total, nodes.number("shares.least", router.least_sum)])
+            best = nodes.add("Div", [best, total])
+        if router.factor is not None:
+            best = nodes.add("Mul", [best, nodes.number("shares.factor", router.factor)])
+        shape = nodes.add("Shape", [scores], start=0)
         none = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         spread = nodes.add("ScatterElements", [none, chosen, best], axis=1, reduction="add")
         return nodes.add("Transpose", [spread], perm=[1, 0])
 
-    def _add_expert(self, total: str, name: str, expert: int, tokens: str, shares: str) -> str:
-        nodes = self._nodes
+    def _best(self, name: str, module: str, scores: str) -> tuple[str, str]:
+        """The largest scores of each token, and whose they are."""
+        experts, nodes = self._experts, self._nodes
+        count = nodes.constant(f"experts.{experts.chosen}", np.array([experts.chosen]))
+        best, chosen = f"{name}.shares", f"{name}.chosen"
+        correction, source = experts.router.correction, scores
+        if correction is not None:
+            source = nodes.add("Add", [scores, self._vector(f"{module}.{correction}")])
+        nodes.add_all("TopK", [source, count], [best, chosen], axis=-1, largest=1, sorted=1)
+        if correction is None:
+            return best, chosen
+        return nodes.add("GatherElements", [scores, chosen], axis=1), chosen
+
+    def _add_expert(self, total: str, layer: str, expert: int, tokens: str, shares: str) -> str:
+        nodes, experts = self._nodes, self._experts
+        name = f"{layer}.{experts.graph_module}.experts"
         index = nodes.constant(f"expert.{expert}", np.array(expert))
         share = nodes.add("Gather", [shares, index], axis=0)
         places = nodes.add("Transpose", [nodes.add("NonZero", [share])], perm=[1, 0])
@@ -69,19 +106,39 @@ class MixtureWriter:
         weight = nodes.add("Gather", [share, places], axis=0)
         hidden = nodes.add("Gather", [tokens, rows], axis=0)
         first, second = (f"{name}.products.{expert}.{part}" for part in (0, 1))
-        both = self._products.project_vectors(hidden, first, None)
+        biases: tuple[str | None, str | None] = None, None
+        if experts.has_biases:
+            one = f"{layer}.{experts.module}.experts.{expert}"
+            gate_up = [f"{one}.{each}.bias" for each in experts.names[:2]]
+            biases = self._vector(*gate_up), self._vector(f"{one}.{experts.names[2]}.bias")
+        both = self._project(hidden, first, biases[0])
         gate, up = f"{first}.gate", f"{first}.up"
         nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
-        inner = nodes.add("Mul", [self._silu(gate), up])
-        result = self._products.project_vectors(inner, second, None)
+        result = self._project(self._gated(gate, up), second, biases[1])
         weighted = nodes.add("Mul", [result, weight])
         return nodes.add("ScatterND", [total, places, weighted], reduction="add")
 
-    def _mlp(self, source: str, name: str) -> str:
-        project = self._products.project_vectors
-        gate = self._silu(project(source, f"{name}.gate_proj", None))
-        inner = self._nodes.add("Mul", [gate, project(source, f"{name}.up_proj", None)])
-        return project(inner, f"{name}.down_proj", None)
+    def _gated(self, gate: str, up: str) -> str:
+        nodes, clamp = self._nodes, self._experts.clamp
+        if clamp is None:
+            return nodes.add("Mul", [self._nodes.silu(gate), up])
+        most, least = (
+            nodes.number(f"clamp.{name}", value)
+            for name, value in (("most", clamp.limit), ("least", -clamp.limit))
+        )
+        gate = nodes.add("Clip", [gate, "", most])
+        up = nodes.add("Clip", [up, least, most])
+        scaled = nodes.add("Mul", [gate, nodes.number("clamp.alpha", clamp.alpha)])
+        gate = nodes.add("Mul", [gate, nodes.add("Sigmoid", [scaled])])
+        return nodes.add("Mul", [nodes.add("Add", [up, nodes.number("one", 1.0)]), gate])
 
-    def _silu(self, source: str) -> str:
-        return self._nodes.add("Mul", [source, self._nodes.add("Sigmoid", [source])])
+    def _mlp(self, source: str, name: str, project: Callable[[str, str], str]) -> str:
+        gate = self._nodes.silu(project(source, f"{name}.gate_proj"))
+        inner = self._nodes.add("Mul", [gate, project(source, f"{name}.up_proj")])
+        return project(inner, f"{name}.down_proj")
+
+    def _project_rows(self, source: str, module: str) -> str:
+        return self._products.project(source, [module])
+
+    def _project(self, source: str, module: str, bias: str | None = None) -> str:
+        return self._products.project_vectors(source, module, bias)

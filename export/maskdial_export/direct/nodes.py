@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 _MICROSOFT = frozenset(
     {
         *("FusedMatMul", "GroupQueryAttention", "MatMulNBits", "MatMulIntegerToFloat"),
-        *("BiasGelu", "MultiHeadAttention", "RotaryEmbedding"),
+        *("BiasGelu", "LinearAttention", "MultiHeadAttention", "RotaryEmbedding"),
         "SkipSimplifiedLayerNormalization",
     }
 )
@@ -28,6 +28,7 @@ class Nodes:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
         self.widths: dict[str, int] = {}
+        self._shared: set[str] = set()
 
     def add(
         self,
@@ -64,6 +65,36 @@ class Nodes:
         if modules is not None:
             node.metadata_props.add(key=MODULES, value=modules)
         self.nodes.append(node)
+
+    def once(self, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """A node that several others read, added where the first of them asks for it."""
+        if output not in self._shared:
+            self._shared.add(output)
+            self.add(kind, inputs, output=output, **attributes)
+        return output
+
+    def dimension(self, axis: int) -> str:
+        """The batch, or the length, of ``input_ids``."""
+        return self.once("Shape", ["input_ids"], f"dimension.{axis}", start=axis, end=axis + 1)
+
+    def split_heads(self, source: str, size: int) -> str:
+        """Rows as heads of some columns: (batch, length, num_heads, size)."""
+        minus = self.constant("minus_one", np.array([-1]))
+        columns = self.constant(f"head_size.{size}", np.array([size]))
+        dims = [self.dimension(0), self.dimension(1), minus, columns]
+        shape = self.once("Concat", dims, f"split_heads.{size}", axis=0)
+        return self.add("Reshape", [source, shape], allowzero=1)
+
+    def join_heads(self, heads: str) -> str:
+        """(batch, length, columns of all heads)."""
+        minus = self.constant("minus_one", np.array([-1]))
+        dims = [self.dimension(0), self.dimension(1), minus]
+        shape = self.once("Concat", dims, "join_heads", axis=0)
+        return self.add("Reshape", [heads, shape], allowzero=1)
+
+    def silu(self, source: str) -> str:
+        """A value times its sigmoid."""
+        return self.add("Mul", [source, self.add("Sigmoid", [source])])
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
         """A small array within the graph, added once."""

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial_export.direct.mixture_reference import MixtureReference
+from maskdial_export.direct.recurrent_reference import RecurrentReference, silu
 from maskdial_export.direct.weights import Weights, row_chunks
 
 Floats = NDArray[np.float32]
@@ -27,11 +29,21 @@ class Reference:
         self._names = weights.shapes()
         self._kind = str(config["model_type"])
         self._is_gemma = self._kind.startswith("gemma")
+        self._is_granite = self._kind.startswith("granite")
+        self._is_shifted = self._is_gemma or self._kind in _QWEN_HYBRIDS
+        epsilon = config.get("norm_eps", 1e-5) if self._kind in _LFM2 else config["rms_norm_eps"]
+        self._epsilon = float(epsilon)
         self._hidden_size = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._kv_heads = int(config.get("num_key_value_heads") or self._heads)
-        usual = {"qwen3": 128, "seed_oss": 128}.get(self._kind, 256 if self._is_gemma else 0)
+        usual = {"qwen3": 128, "seed_oss": 128, "gpt_oss": 64, "glm4": 128, "ministral3": 128}.get(
+            self._kind
+        )
+        if usual is None:
+            usual = 256 if self._is_shifted else 0
         self._ends: Ids = np.zeros(0, np.int64)
+        self._mixture = MixtureReference(config, weights)
+        self._recurrent = RecurrentReference(config, weights)
         self._size = int(config.get("head_dim") or usual or self._hidden_size // self._heads)
 
     def hidden(self, *texts: Ids) -> Floats:
@@ -47,21 +59,22 @@ class Reference:
         states = np.concatenate(rows)[places]
         if self._is_gemma:
             states = states * np.float32(math.sqrt(self._hidden_size))
-        if self._kind == "granite":
+        if self._is_granite:
             states = states * np.float32(config.get("embedding_multiplier", 1.0))
         for index in range(int(config["num_hidden_layers"])):
             states = self._layer(index, states)
-        return self._norm(states, "model.norm")
+        last = "embedding_norm" if self._kind in _LFM2 else "norm"
+        return self._norm(states, f"model.{last}")
 
     def logits(self, hidden: Floats) -> Floats:
         """The logits of hidden states: (num_rows, hidden_size) to (num_rows, vocab_size)."""
         config = self._config
-        tied = config.get("tie_word_embeddings", self._is_gemma or self._kind == "smollm3")
+        tied = config.get("tie_word_embeddings", self._is_gemma or self._kind in _TIED)
         name = "model.embed_tokens.weight" if tied else "lm_head.weight"
         shape = self._names[name]
         parts = [hidden @ self._weights.values(name, rows).T for rows in row_chunks(*shape[:2])]
         logits = np.concatenate(parts, axis=1)
-        if self._kind == "granite":
+        if self._is_granite:
             logits = logits / np.float32(config.get("logits_scaling", 1.0))
         cap = config.get("final_logit_softcapping", 30.0 if self._kind == "gemma2" else None)
         return logits if not cap else np.tanh(logits / np.float32(cap)) * np.float32(cap)
@@ -69,31 +82,38 @@ class Reference:
     def _layer(self, index: int, states: Floats) -> Floats:
         prefix = f"model.layers.{index}"
         four_norms = f"{prefix}.pre_feedforward_layernorm.weight" in self._names
-        norms_after = f"{prefix}.input_layernorm.weight" not in self._names
+        norms_after = self._kind in ("exaone4", "olmo2", "olmo3")
         residual = states
-        if norms_after:  # OLMo 2
+        if norms_after:
             states = residual + self._norm(
                 self._attention(index, states), f"{prefix}.post_attention_layernorm"
             )
             after = self._norm(self._mlp(prefix, states), f"{prefix}.post_feedforward_layernorm")
             return states + after
-        states = self._attention(index, self._norm(states, f"{prefix}.input_layernorm"))
+        first, second = "input_layernorm", "post_attention_layernorm"
+        if self._kind in _LFM2:
+            first, second = "operator_norm", "ffn_norm"
+        states = self._mix(index, self._norm(states, f"{prefix}.{first}"))
+        if self._kind == "glm4":
+            states = residual + self._norm(states, f"{prefix}.post_self_attn_layernorm")
+            inner = self._mlp(prefix, self._norm(states, f"{prefix}.{second}"))
+            return states + self._norm(inner, f"{prefix}.post_mlp_layernorm")
         if four_norms:  # Gemma 2 and 3
             states = residual + self._norm(states, f"{prefix}.post_attention_layernorm")
             inner = self._mlp(prefix, self._norm(states, f"{prefix}.pre_feedforward_layernorm"))
             return states + self._norm(inner, f"{prefix}.post_feedforward_layernorm")
         times = np.float32(1)
-        if self._kind == "granite":
+        if self._is_granite:
             times = np.float32(self._config.get("residual_multiplier", 1.0))
         states = residual + states * times
-        inner = self._feed(prefix, self._norm(states, f"{prefix}.post_attention_layernorm"))
+        inner = self._feed(prefix, self._norm(states, f"{prefix}.{second}"))
         return states + inner * times
 
     def _norm(self, values: Floats, name: str) -> Floats:
         weight = self._weights.values(f"{name}.weight")
-        weight = weight + np.float32(1) if self._is_gemma else weight
+        weight = weight + np.float32(1) if self._is_shifted else weight
         squares = np.mean(np.square(values), axis=-1, keepdims=True)
-        roots = np.sqrt(squares + np.float32(self._config["rms_norm_eps"]))
+        roots = np.sqrt(squares + np.float32(self._epsilon))
         normalized: Floats = values / roots * weight
         return normalized
 
@@ -104,52 +124,39 @@ class Reference:
         return product
 
     def _feed(self, prefix: str, values: Floats) -> Floats:
-        """The MLP of a layer, or its mixture of experts."""
-        block = "block_sparse_moe" if self._kind == "mixtral" else "mlp"
-        name = f"{prefix}.{block}"
-        if f"{name}.gate.weight" not in self._names:
+        """The MLP of a layer, or its mixture of experts, or both."""
+        if not self._mixture.has(prefix):
             return self._mlp(prefix, values)
-        gate, up, down = "gate_proj", "up_proj", "down_proj"
-        if self._kind == "mixtral":
-            gate, up, down = "w1", "w3", "w2"
-        scores = self._linear(values, f"{name}.gate")
-        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        likely = likely / likely.sum(axis=-1, keepdims=True)
-        count = int(self._config["num_experts_per_tok"])
-        best = np.argsort(-likely, axis=-1, kind="stable")[:, :count]
-        shares = np.take_along_axis(likely, best, axis=-1)
-        if self._kind == "mixtral" or self._config.get("norm_topk_prob"):
-            shares = shares / shares.sum(axis=-1, keepdims=True)
-        total = np.zeros_like(values)
-        for row, (chosen, weights) in enumerate(zip(best, shares, strict=True)):
-            for expert, weight in zip(chosen, weights, strict=True):
-                one, token = f"{name}.experts.{expert}", values[row : row + 1]
-                inner = _silu(self._linear(token, f"{one}.{gate}"))
-                inner = inner * self._linear(token, f"{one}.{up}")
-                total[row] += (self._linear(inner, f"{one}.{down}") * weight)[0]
-        common = f"{name}.shared_expert"
-        if f"{common}_gate.weight" not in self._names:
-            return total
-        inner = _silu(self._linear(values, f"{common}.gate_proj"))
-        inner = self._linear(
-            inner * self._linear(values, f"{common}.up_proj"), f"{common}.down_proj"
-        )
-        shared: Floats = inner / (1 + np.exp(-self._linear(values, f"{common}_gate")))
-        return total + shared
+        mixed = self._mixture.compute(prefix, values)
+        if f"{prefix}.shared_mlp.input_linear.weight" in self._names:
+            mixed = mixed + self._mlp(prefix, values)
+        return mixed
 
     def _mlp(self, prefix: str, values: Floats) -> Floats:
-        if f"{prefix}.mlp.gate_up_proj.weight" in self._names:
-            gate, up = np.split(self._linear(values, f"{prefix}.mlp.gate_up_proj"), 2, axis=-1)
+        first, second, last = (f"{prefix}.mlp.{name}_proj" for name in ("gate", "up", "down"))
+        packed = f"{prefix}.mlp.gate_up_proj"
+        if self._kind in _LFM2:
+            first, second, last = (f"{prefix}.feed_forward.{name}" for name in ("w1", "w3", "w2"))
+        if self._kind == "granitemoehybrid":
+            packed, last = (f"{prefix}.shared_mlp.{part}_linear" for part in ("input", "output"))
+        if f"{packed}.weight" in self._names:
+            gate, up = np.split(self._linear(values, packed), 2, axis=-1)
         else:
-            gate = self._linear(values, f"{prefix}.mlp.gate_proj")
-            up = self._linear(values, f"{prefix}.mlp.up_proj")
+            gate, up = self._linear(values, first), self._linear(values, second)
         if self._is_gemma:
             root = np.float32(math.sqrt(2 / math.pi))
             inner = np.tanh(root * (gate + np.float32(0.044715) * gate * gate * gate))
             active = np.float32(0.5) * gate * (1 + inner)
         else:
-            active = _silu(gate)
-        return self._linear(active * up, f"{prefix}.mlp.down_proj")
+            active = silu(gate)
+        return self._linear(active * up, last)
+
+    def _mix(self, index: int, values: Floats) -> Floats:
+        """The attention of a layer, or what is recurrent in its place."""
+        layer = f"model.layers.{index}"
+        if self._recurrent.has(layer):
+            return self._recurrent.compute(layer, values, self._ends)
+        return self._attention(index, values)
 
     def _attention(self, index: int, values: Floats) -> Floats:
         name = f"model.layers.{index}.self_attn"
@@ -158,15 +165,22 @@ class Reference:
             query, key, value = np.split(self._linear(values, f"{name}.qkv_proj"), sizes, axis=-1)
         else:
             query, key, value = (self._linear(values, f"{name}.{each}_proj") for each in "qkv")
-        if self._kind in ("olmo2", "olmoe"):
+        if self._kind in _ROW_NORMS:
             query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
         heads = [part.reshape(len(values), -1, self._size) for part in (query, key, value)]
-        if self._kind not in ("olmo2", "olmoe") and f"{name}.q_norm.weight" in self._names:
-            heads[0] = self._norm(heads[0], f"{name}.q_norm")
-            heads[1] = self._norm(heads[1], f"{name}.k_norm")
+        gate = None
+        if self._kind in _QWEN_HYBRIDS:
+            heads[0] = query.reshape(len(values), -1, 2 * self._size)
+            heads[0], gate = np.split(heads[0], 2, axis=-1)
+        norm = "layernorm" if self._kind in _LFM2 else "norm"
+        if self._kind not in _ROW_NORMS and f"{name}.q_{norm}.weight" in self._names:
+            heads[0] = self._norm(heads[0], f"{name}.q_{norm}")
+            heads[1] = self._norm(heads[1], f"{name}.k_{norm}")
         parts = zip(*(np.split(part, self._ends) for part in heads), strict=True)
         joined = np.concatenate([self._attend(index, *each) for each in parts])
-        return self._linear(joined, f"{name}.o_proj")
+        if gate is not None:
+            joined = joined / (1 + np.exp(-gate.reshape(joined.shape)))
+        return self._linear(joined, f"{name}.{'out_proj' if self._kind in _LFM2 else 'o_proj'}")
 
     def _attend(self, index: int, query: Floats, key: Floats, value: Floats) -> Floats:
         """Within one text: of (num_tokens, heads, size), (num_tokens, columns)."""
@@ -184,16 +198,24 @@ class Reference:
         distance = positions[:, None] - positions[None, :]
         hidden = distance < 0
         if slides:
-            usual = 4096 if self._is_gemma or self._kind in ("exaone4", "mistral") else None
+            with_one = self._kind in ("exaone4", "mistral", "olmo3")
+            usual = 4096 if self._is_gemma or with_one else None
+            usual = 128 if self._kind == "gpt_oss" else usual
             hidden |= distance >= self._config.get("sliding_window", usual)
         scores = np.where(hidden, np.float32(-np.inf), scores)
+        sinks = f"model.layers.{index}.self_attn.sinks"
+        if sinks in self._names:  # the score of a key that has no value
+            further = self._weights.values(sinks)[:, None, None]
+            scores = np.concatenate(
+                [scores, np.broadcast_to(further, (*scores.shape[:2], 1))], axis=-1
+            )
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        shares = shares / shares.sum(axis=-1, keepdims=True)
+        shares = (shares / shares.sum(axis=-1, keepdims=True))[..., : len(positions)]
         attended: Floats = (shares @ value).swapaxes(0, 1).reshape(len(positions), -1)
         return attended
 
     def _scale(self) -> float:
-        if self._kind == "granite":
+        if self._is_granite:
             return float(self._config.get("attention_multiplier", 1.0))
         if self._kind in ("gemma2", "gemma3_text"):
             return 1 / math.sqrt(self._config.get("query_pre_attn_scalar", 256))
@@ -203,6 +225,8 @@ class Reference:
         """Whether a layer attends within a window."""
         config = self._config
         kinds: Any = config.get("layer_types")
+        if self._kind == "ministral3":
+            return config.get("sliding_window") is not None
         if self._kind in ("mistral", "mixtral", "phi3"):
             return config.get("sliding_window", 4096 if self._kind == "mistral" else 0) is not None
         if self._kind == "exaone4" and kinds is None:
@@ -211,10 +235,13 @@ class Reference:
         if self._kind == "exaone4":
             return bool(kinds[index] == "sliding_attention")
         if kinds is not None:
-            turned_on = self._is_gemma or bool(config.get("use_sliding_window"))
+            always = self._is_gemma or self._kind in ("gpt_oss", "olmo3")
+            turned_on = always or bool(config.get("use_sliding_window"))
             return turned_on and kinds[index] == "sliding_attention"
-        if self._kind == "gemma2":
+        if self._kind in ("gemma2", "gpt_oss"):
             return index % 2 == 0
+        if self._kind == "olmo3":
+            return (index + 1) % 4 != 0
         if self._kind == "gemma3_text":
             period = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
             return (index + 1) % int(period or 6) != 0
@@ -222,6 +249,8 @@ class Reference:
 
     def _turns(self, index: int) -> bool:
         """Whether a layer has positions."""
+        if self._kind == "granitemoehybrid":
+            return bool(self._config.get("position_embedding_type") == "rope")
         if self._kind == "exaone4":
             return self._config.get("sliding_window", 4096) is None or self._slides(index)
         if self._kind != "smollm3":
@@ -237,10 +266,16 @@ class Reference:
             found = dict(found["sliding_attention" if slides else "full_attention"])
         elif self._kind == "gemma3_text" and slides:
             found = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-        usual = {"gemma3_text": 1e6, "mixtral": 1e6, "smollm3": 2e6}.get(self._kind, 1e4)
+        if self._kind == "gpt_oss" and not found:
+            found = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+            found["original_max_position_embeddings"] = 4096
+        if self._kind == "olmo3" and slides and not config.get("rope_parameters"):
+            found = {}
+        part = 0.25 if self._kind in _QWEN_HYBRIDS else 1.0
+        part = 0.5 if self._kind in ("glm4", "glm4_moe") else part
         return {
-            "rope_theta": config.get("rope_theta") or usual,
-            "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
+            "rope_theta": config.get("rope_theta") or _THETAS.get(self._kind, 1e4),
+            "partial_rotary_factor": config.get("partial_rotary_factor") or part,
             **found,
         }
 
@@ -274,6 +309,11 @@ class Reference:
         cos, sin = (
             (times * each).astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles))
         )
+        if self._kind == "glm4":  # neighbors are pairs
+            first, second = heads[..., :size:2], heads[..., 1:size:2]
+            pairs = [first * cos - second * sin, second * cos + first * sin]
+            turned = np.stack(pairs, axis=-1).reshape(*heads.shape[:-1], size)
+            return np.concatenate([turned, heads[..., size:]], axis=-1)
         first_half, second_half = heads[..., : size // 2], heads[..., size // 2 : size]
         return np.concatenate(
             [
@@ -285,10 +325,17 @@ class Reference:
         )
 
 
-def _silu(values: Floats) -> Floats:
-    with np.errstate(over="ignore"):
-        active: Floats = values / (1 + np.exp(-values))
-    return active
+_HEAD_SIZES = {"gpt_oss": 64} | dict.fromkeys(("glm4", "ministral3", "qwen3", "seed_oss"), 128)
+_ROW_NORMS = ("olmo2", "olmo3", "olmoe")
+_LFM2 = ("lfm2", "lfm2_moe")
+_QWEN_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+_TIED = ("smollm3", *_LFM2)
+_THETAS = {
+    **dict.fromkeys(("gemma3_text", "mixtral", *_LFM2), 1e6),
+    "gpt_oss": 150_000.0,
+    "olmo3": 5e5,
+    "smollm3": 2e6,
+}
 
 
 def _yarn(rope: Mapping[str, Any], speeds: NDArray[Any], size: int) -> tuple[NDArray[Any], float]:

@@ -5,6 +5,10 @@ correctly rounded, which torch's are but for the last bit of a few.
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -15,25 +19,41 @@ _PAIRS, _HEAD = 8, 16
 """Of attention operators: they turn multiples of so many pairs, in heads of so many columns."""
 
 
-def read_rotary(config: Config, head_dim: int, theta: float = 10_000.0) -> Rotary:
+def read_rotary(
+    config: Config,
+    head_dim: int,
+    theta: float = 10_000.0,
+    default: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    beside: Sequence[str] = (),
+) -> Rotary:
     """The rotation of all layers: ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
 
     Args:
         config: of the model.
         head_dim: the columns of a head.
         theta: the base where none is stated.
+        default: what the configuration says where it says nothing.
+        partial: the share of a head's columns that turn, where none is stated.
+        interleaved: whether neighboring columns are pairs.
+        beside: entries beside those of the rotation, which the family reads by itself.
 
     Raises:
         NotDirectError: it is of a kind, or of a size, that is not known.
     """
     rope = config.part("rope_parameters")
     if rope is None:
-        rope = config.part("rope_scaling") or Config({})
-    elif "rope_scaling" in config:
+        rope = config.part("rope_scaling") or Config(default)
+    elif config.take("rope_scaling") is not None:
         config.refuse("rope_scaling")
+    for key in beside:
+        rope.take(key)
     theta = config.real("rope_theta", theta)
-    partial = config.real("partial_rotary_factor", 1.0)
-    return rotary(rope, config, head_dim, theta, partial)
+    partial = config.real("partial_rotary_factor", partial)
+    found = rotary(rope, config, head_dim, theta, partial)
+    return replace(found, interleaved=interleaved)
 
 
 def rotary(
@@ -52,6 +72,8 @@ def rotary(
     key = "rope_type" if "rope_type" in rope else "type"
     kind = rope.one_of(key, kinds, "default")
     rope.take("type")  # transformers 4 may state both
+    for key in ("mrope_section", "mrope_interleaved"):  # the three positions of a text are one
+        rope.take(key)
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
     scale, longest = 1.0, None

@@ -4,17 +4,19 @@ import json
 import math
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
 from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
 
@@ -25,7 +27,13 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
 _UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-_ITEMS = {"F32": 4, "F16": 2, "BF16": 2}
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<u2"),
+    "BF16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),  # of integers in blocks
+}
+_MXFP4_BITS = 5
 
 
 class Weights(Protocol):
@@ -124,6 +132,11 @@ class _Stored:
     shape: tuple[int, ...]
     data: memoryview
 
+    def array(self) -> NDArray[Any]:
+        """Its bytes as numbers of its shape; BF16 and F16 as integers of 16 bits."""
+        flat: NDArray[Any] = np.frombuffer(self.data, _DTYPES[self.dtype])
+        return flat.reshape(self.shape)
+
 
 class SafetensorsWeights:
     """The weights of a checkpoint's safetensors files, mapped, in 32 or 16 bits."""
@@ -139,6 +152,7 @@ class SafetensorsWeights:
         self.name = name
         self._tensors: dict[str, _Stored] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._views: dict[str, View] = {}
         for file in files:
             for key, stored in _read_header(file):
                 if key in self._tensors:
@@ -147,11 +161,44 @@ class SafetensorsWeights:
 
     def within(self, prefix: str) -> "SafetensorsWeights":
         """These weights, of which those below a module have their names within it."""
+        return self.renamed(lambda name: name.removeprefix(prefix))
+
+    def renamed(self, rename: Callable[[str], str | None]) -> "SafetensorsWeights":
+        """These weights by other names, without those for which there is none."""
         found = SafetensorsWeights(self.name, [])
         for key, stored in self._tensors.items():
-            name = key.removeprefix(prefix)
-            found._tensors[name], found._shapes[name] = stored, stored.shape
+            name = rename(key)
+            if name is not None:
+                found._tensors[name], found._shapes[name] = stored, stored.shape
         return found
+
+    def with_views(self, views: Mapping[str, View]) -> "SafetensorsWeights":
+        """These weights, with parts of tensors in the place of those tensors.
+
+        Raises:
+            ExportError: a tensor has another shape than its parts say.
+        """
+        found = SafetensorsWeights(self.name, [])
+        found._tensors, found._views = self._tensors, dict(views)
+        sources = {source for view in views.values() for source in view.sources}
+        found._shapes = {name: shape for name, shape in self._shapes.items() if name not in sources}
+        for name, view in views.items():
+            found._shapes[name] = self._shape(view)
+        return found
+
+    def _shape(self, view: View) -> tuple[int, ...]:
+        """Of a part. Raises: ExportError: its tensors are of other shapes than those of parts."""
+        shapes = [self._shapes[name] for name in view.sources]
+        fits = len(shapes[0]) >= 2
+        if view.is_packed:
+            fits = shapes[0] == (*shapes[1], MXFP4_BYTES) and len(shapes[1]) == 3
+        if not fits or view.index >= shapes[0][0]:
+            raise ExportError(
+                f"{view.sources[0]} of {self.name} has the shape {shapes[0]}, which does not fit "
+                "its configuration"
+            )
+        part = view.of(self._tensors[view.sources[0]].array()).shape
+        return (part[0], 2 * math.prod(part[1:])) if view.is_packed else part
 
     def with_parts(self, parts: Mapping[str, "SafetensorsWeights"]) -> "SafetensorsWeights":
         """These weights and those of other files, whose names get the prefix that they stand by."""
@@ -166,25 +213,33 @@ class SafetensorsWeights:
         return self._shapes
 
     def values(self, name: str, rows: slice | None = None) -> Floats:
-        stored = self._tensors[name]
-        if stored.dtype == "F32":
-            flat = np.frombuffer(stored.data, np.dtype("<f4"))
-        else:
-            flat = np.frombuffer(stored.data, np.dtype("<u2"))
-        part = flat.reshape(stored.shape)
+        view = self._views.get(name)
+        if view is not None and view.is_packed:
+            return self._blocks(view, rows).dequantize()
+        stored = self._tensors[name if view is None else view.name]
+        if stored.dtype == "U8":
+            raise NotDirectError(f"{name} of {self.name} is of the type U8, which is not known")
+        part = stored.array() if view is None else view.of(stored.array())
         part = part if rows is None else part[rows]
         if stored.dtype == "BF16":
             widened: Floats = (part.astype(np.uint32) << 16).view(np.float32)
             return widened
         if stored.dtype == "F16":
-            return part.view(np.float16).astype(np.float32)
+            return np.ascontiguousarray(part).view(np.float16).astype(np.float32)
         return part.astype(np.float32, copy=False)
 
     def bits(self, name: str) -> int | None:
-        return None
+        view = self._views.get(name)
+        return _MXFP4_BITS if view is not None and view.is_packed else None
 
     def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
-        return None
+        view = self._views.get(name)
+        return self._blocks(view, rows) if view is not None and view.is_packed else None
+
+    def _blocks(self, view: View, rows: slice | None) -> StoredBlocks:
+        both = (view.of(self._tensors[name].array()) for name in view.sources)
+        packed, scales = (part if rows is None else part[rows] for part in both)
+        return unpacked(packed, scales)
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
@@ -209,13 +264,13 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
             shape = tuple(int(each) for each in value["shape"])
             first, last = (int(each) for each in value["data_offsets"])
             dtype = str(value["dtype"])
-            if dtype not in _ITEMS:
+            if dtype not in _DTYPES:
                 raise NotDirectError(
                     f"{key} of {file.name} is of the type {dtype}, which is not known"
                 )
             data = mapped[8 + size + first : 8 + size + last]
             if (
-                len(data) != math.prod(shape) * _ITEMS[dtype]
+                len(data) != math.prod(shape) * _DTYPES[dtype].itemsize
                 or first < 0
                 or min(shape, default=1) < 1
             ):
@@ -240,18 +295,31 @@ def _renamed(key: str) -> str:
     return key
 
 
-def check_weights(decoder: Decoder, weights: Weights) -> None:
+def check_weights(decoder: Decoder, weights: Weights, *, complete: bool) -> bool:
     """Compares the weights that there are with those that the configuration describes.
+
+    Args:
+        decoder: the description.
+        weights: the checkpoint's.
+        complete: whether layers that predict further tokens must not be left out.
+
+    Returns:
+        Whether such layers are left out.
 
     Raises:
         ExportError: some are missing, or have another shape.
         NotDirectError: there are others beside them.
     """
-    others = _others(decoder.shapes(), weights)
+    found = _others(decoder.shapes(), weights)
+    others = [name for name in found if not name.startswith(decoder.further)]
+    if complete and len(others) < len(found):
+        raise NotDirectError(
+            f"the direct path leaves out the layers of {weights.name} that predict further tokens"
+        )
     tied = ("model.embed_tokens.weight", "lm_head.weight")
-    if decoder.tied and others == ["lm_head.weight"] and _are_equal(weights, *tied):
-        return
-    _refuse(weights, others)
+    if not (decoder.tied and others == ["lm_head.weight"] and _are_equal(weights, *tied)):
+        _refuse(weights, others)
+    return len(others) < len(found)
 
 
 def check_encoder_weights(encoder: Encoder, weights: Weights) -> None:

@@ -17,6 +17,7 @@ _EXPERT = re.compile(r"(.*)\.\w+\.experts\.products\.(\d+)\.([01])")
 _EXPERTS = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
     "block_sparse_moe": ("w1", "w3", "w2"),  # of Mixtral
+    "feed_forward": ("w1", "w3", "w2"),  # of LFM2
 }
 """By the part of a layer that has experts: what an expert's matrices are called there."""
 _SIZES = (16, 32)

@@ -32,6 +32,12 @@ def convert(parts: Sequence[Path], folder: Path, console: Console | None = None)
         OSError: a file cannot be read or written.
     """
     contents = read_contents(parts)
+    if not contents.model.traceable:
+        raise ExportError(
+            f"a GGUF file of {contents.settings.architecture} is written directly, and cannot be "
+            "traced; leave out the options that need a trace, or export the checkpoint that "
+            f"{contents.file.path} was made from"
+        )
     _check_shapes(contents)
     write_settings(contents, folder)
     if contents.model.pooling is not None:

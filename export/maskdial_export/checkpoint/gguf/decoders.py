@@ -25,7 +25,8 @@ _NORMS_AFTER: Mapping[str, str] = {
     "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
     "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
 }
-_QWEN_EXPERTS: Mapping[str, str] = {
+_SIGMOID = 2  # of how experts are chosen
+QWEN_EXPERTS: Mapping[str, str] = {
     "blk.{}.ffn_gate_inp": "layers.{}.mlp.gate",
     "blk.{}.ffn_gate_exps": "layers.{}.mlp.experts.*.gate_proj",
     "blk.{}.ffn_up_exps": "layers.{}.mlp.experts.*.up_proj",
@@ -79,6 +80,27 @@ def llama(settings: Settings) -> Model:
     )
 
 
+def mistral3(settings: Settings) -> Model:
+    """The text part of Mistral 3: Ministral 3, and Mistral Small 3, which scales no queries."""
+    size, rope = head_dim(settings), read_rope(settings, 1_000_000.0)
+    config = shared(
+        settings,
+        model_type="mistral",
+        intermediate_size=width(settings),
+        head_dim=settings.number(".rope.dimension_count", size),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope,
+        sliding_window=None,
+    )
+    beta = settings.real(".attention.temperature_scale", 0.0)
+    if not beta:
+        return Model("MistralForCausalLM", config, DECODER, permuted=True)
+    config["model_type"] = "ministral3"
+    multiplier = settings.real(".rope.scaling.yarn_log_multiplier", 0.0)
+    rope |= {"llama_4_scaling_beta": beta, "mscale": multiplier, "mscale_all_dim": multiplier}
+    return Model("Ministral3ForCausalLM", config, DECODER, permuted=True)
+
+
 def qwen2(settings: Settings) -> Model:
     """Qwen 2."""
     config = shared(
@@ -104,6 +126,23 @@ def qwen3(settings: Settings) -> Model:
     )
     architecture, prefix, pooling = embedding(settings, "Qwen3", config)
     return Model(architecture, config, {**DECODER, **QK_NORMS}, prefix, pooling=pooling)
+
+
+def qwen3_vl(settings: Settings) -> Model:
+    """The text part of Qwen3-VL: on text, Qwen 3, as the three positions of a token are one."""
+    _read_vision(settings)
+    return qwen3(settings)
+
+
+def qwen3_vl_moe(settings: Settings) -> Model:
+    """The text part of Qwen3-VL with experts."""
+    _read_vision(settings)
+    return qwen3_moe(settings)
+
+
+def _read_vision(settings: Settings) -> None:
+    settings.numbers(".rope.dimension_sections", 4)
+    settings.find(".n_deepstack_layers")  # of layers that images are added to, too
 
 
 def _qwen_experts(settings: Settings, kind: str, **config: Any) -> Config:
@@ -137,7 +176,7 @@ def qwen2_moe(settings: Settings) -> Model:
         shared_expert_intermediate_size=common,
         norm_topk_prob=False,
     )
-    return Model("Qwen2MoeForCausalLM", config, {**DECODER, **_QWEN_EXPERTS})
+    return Model("Qwen2MoeForCausalLM", config, {**DECODER, **QWEN_EXPERTS})
 
 
 def qwen3_moe(settings: Settings) -> Model:
@@ -149,7 +188,7 @@ def qwen3_moe(settings: Settings) -> Model:
         head_dim=head_dim(settings),
         norm_topk_prob=True,
     )
-    names = {**DECODER, **QK_NORMS, **_QWEN_EXPERTS}
+    names = {**DECODER, **QK_NORMS, **QWEN_EXPERTS}
     return Model("Qwen3MoeForCausalLM", config, names)
 
 
@@ -268,20 +307,113 @@ def smollm3(settings: Settings) -> Model:
 
 
 def olmo2(settings: Settings) -> Model:
-    """OLMo 2. OLMo 3 has the same name, and a window."""
-    if settings.number(".attention.sliding_window", 0):
-        raise ExportError(
-            f"{settings.file.path} is an OLMo 3, which is not supported as GGUF; export the "
-            "checkpoint that it was made from"
-        )
+    """OLMo 2, and OLMo 3, which has the same name and a window."""
+    window = settings.number(".attention.sliding_window", 0)
+    num_layers = min(settings.number(".block_count"), 2**16)
+    rope = read_rope(settings)
     config = shared(
         settings,
         model_type="olmo2",
         intermediate_size=width(settings),
         rms_norm_eps=settings.real(RMS),
-        rope_parameters=read_rope(settings),
+        rope_parameters=rope,
     )
-    return Model("Olmo2ForCausalLM", config, {**DECODER, **QK_NORMS, **_NORMS_AFTER})
+    names = {**DECODER, **QK_NORMS, **_NORMS_AFTER}
+    if not window:
+        return Model("Olmo2ForCausalLM", config, names)
+    sliding = window_pattern(settings, num_layers, 4)
+    near = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    config |= {
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding],
+        "rope_parameters": {"full_attention": rope, "sliding_attention": near},
+    }
+    return Model("Olmo3ForCausalLM", config, names)
+
+
+def granite_moe(settings: Settings) -> Model:
+    """Granite 3 with experts."""
+    dense = granite(settings)
+    config = dense.config | {
+        "model_type": "granitemoe",
+        "num_local_experts": settings.number(".expert_count"),
+        "num_experts_per_tok": settings.number(".expert_used_count"),
+    }
+    names = {
+        **DECODER,
+        "blk.{}.ffn_gate_inp": "layers.{}.block_sparse_moe.router.layer",
+        "blk.{}.ffn_gate_exps": "layers.{}.block_sparse_moe.experts.*.gate_proj",
+        "blk.{}.ffn_up_exps": "layers.{}.block_sparse_moe.experts.*.up_proj",
+        "blk.{}.ffn_down_exps": "layers.{}.block_sparse_moe.experts.*.down_proj",
+    }
+    return Model("GraniteMoeForCausalLM", config, names, permuted=True, traceable=False)
+
+
+def glm4(settings: Settings) -> Model:
+    """GLM-4-0414."""
+    size = head_dim(settings)
+    rope = read_rope(settings)
+    rope["partial_rotary_factor"] = settings.number(".rope.dimension_count", size // 2) / size
+    config = shared(
+        settings,
+        model_type="glm4",
+        intermediate_size=width(settings),
+        head_dim=size,
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope,
+        attention_bias="blk.0.attn_q.bias" in settings.file.tensors,
+    )
+    names = {
+        **DECODER,
+        "blk.{}.post_attention_norm": "layers.{}.post_self_attn_layernorm",
+        "blk.{}.post_ffw_norm": "layers.{}.post_mlp_layernorm",
+        "blk.{}.ffn_up": "layers.{}.mlp.gate_up_proj",
+    }
+    return Model("Glm4ForCausalLM", config, names)
+
+
+def glm4_moe(settings: Settings) -> Model:
+    """GLM-4.5. A layer that predicts further tokens is left out."""
+    size, tensors = head_dim(settings), settings.file.tensors
+    rope = read_rope(settings)
+    rope["partial_rotary_factor"] = settings.number(".rope.dimension_count", size // 2) / size
+    further = settings.number(".nextn_predict_layers", 0)
+    if settings.number(".expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise ExportError(
+            f"{settings.file.path} chooses experts in a way that GLM-4.5 does not, which is not "
+            "supported as GGUF; export the checkpoint that it was made from"
+        )
+    config = shared(
+        settings,
+        model_type="glm4_moe",
+        num_hidden_layers=settings.number(".block_count") - further,
+        intermediate_size=width(settings),
+        head_dim=size,
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        use_qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        moe_intermediate_size=settings.number(".expert_feed_forward_length"),
+        n_routed_experts=settings.number(".expert_count"),
+        num_experts_per_tok=settings.number(".expert_used_count"),
+        n_shared_experts=settings.number(".expert_shared_count", 1),
+        first_k_dense_replace=settings.number(".leading_dense_block_count"),
+        routed_scaling_factor=settings.real(".expert_weights_scale", 1.0),
+        norm_topk_prob=settings.flag(".expert_weights_norm", True),
+    )
+    names = {
+        **DECODER,
+        **QK_NORMS,
+        **QWEN_EXPERTS,
+        "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
+        **{
+            f"blk.{{}}.ffn_{part}_shexp": f"layers.{{}}.mlp.shared_experts.{part}_proj"
+            for part in ("gate", "up", "down")
+        },
+    }
+    correction = {"blk.{}.exp_probs_b.bias": "layers.{}.mlp.gate.e_score_correction_bias"}
+    return Model("Glm4MoeForCausalLM", config, names, parameters=correction)
 
 
 def exaone4(settings: Settings) -> Model:
@@ -317,3 +449,35 @@ def seed_oss(settings: Settings) -> Model:
     )
     norm = {"blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm"}
     return Model("SeedOssForCausalLM", config, {**DECODER, **norm})
+
+
+def gpt_oss(settings: Settings) -> Model:
+    """gpt-oss. llama.cpp rounds the edges of its YaRN; the model was trained without that."""
+    num_layers = min(settings.number(".block_count"), 2**16)
+    pattern = window_pattern(settings, num_layers, 2)
+    rope = read_rope(settings, 150_000.0)
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
+    config = shared(
+        settings,
+        model_type="gpt_oss",
+        intermediate_size=settings.number(".expert_feed_forward_length"),
+        head_dim=head_dim(settings),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=rope,
+        sliding_window=settings.number(".attention.sliding_window"),
+        layer_types=["sliding_attention" if each else "full_attention" for each in pattern],
+        num_local_experts=settings.number(".expert_count"),
+        num_experts_per_tok=settings.number(".expert_used_count"),
+    )
+    settings.find(".feed_forward_length")  # of experts, as above
+    names = {
+        **DECODER,
+        "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
+        "blk.{}.ffn_gate_inp": "layers.{}.mlp.router",
+        "blk.{}.ffn_gate_exps": "layers.{}.mlp.experts.*.gate_proj",
+        "blk.{}.ffn_up_exps": "layers.{}.mlp.experts.*.up_proj",
+        "blk.{}.ffn_down_exps": "layers.{}.mlp.experts.*.down_proj",
+    }
+    sinks = {"blk.{}.attn_sinks.weight": "layers.{}.self_attn.sinks"}
+    return Model("GptOssForCausalLM", config, names, parameters=sinks, traceable=False)

@@ -23,6 +23,19 @@ class ValueHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedHeads:
+    """Queries, keys, values and gates of a linear attention as one matrix, by heads of keys.
+
+    llama.cpp has queries, keys and values of all heads as one matrix, and gates as another.
+    ``value_size``: rows of the values of a head of keys, and of its gates.
+    """
+
+    num_keys: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """What a file of an architecture is in transformers.
 
@@ -39,6 +52,11 @@ class Model:
         squeezed: weights with a dimension of 1 in the middle, which files do not have.
         parameters: weights that are no module's, with their whole names.
         value_heads: how values of a linear attention are reordered.
+        packed_heads: how a linear attention's matrices are one in transformers.
+        joined: names, as in the file, of matrices that are one in transformers: the first one's, to
+            which ``names`` has the name there, and those of the others.
+        traceable: whether transformers' class has the weights by the names here, so that a model
+            can be traced; otherwise it is written directly alone.
     """
 
     architecture: str
@@ -53,3 +71,6 @@ class Model:
     squeezed: frozenset[str] = frozenset()
     parameters: Mapping[str, str] = field(default_factory=dict)
     value_heads: ValueHeads | None = None
+    packed_heads: PackedHeads | None = None
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    traceable: bool = True

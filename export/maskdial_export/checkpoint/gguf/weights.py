@@ -6,6 +6,7 @@ query, key and value may be one matrix or three. All but the norms are undone on
 a quantized row stays as it is.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ Rows = slice | NDArray[np.int64]
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _EXPERTS = re.compile(r"_exps$")
 _QUERY, _KEY, _VALUE = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
+_GATES = "blk.{}.attn_gate"
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
 _AT_ONCE = 2**18
 """Values that are restored at once: their intermediate results stay in the processor's cache."""
@@ -224,7 +226,15 @@ class _Matching:
             if key == "output" and names.get(key) == "lm_head" and self._model.pooling:
                 continue
             if key in names and _EXPERTS.search(key):
-                yield from self._experts(names[key], index, tensor)
+                yield from self._experts(names[key], index, suffix, tensor)
+            elif self._model.packed_heads is not None and key == _JOINED:
+                yield self._pack(index, tensor)
+            elif self._model.packed_heads is not None and key == _GATES:
+                continue  # of the matrix above
+            elif key in self._model.joined:
+                yield self._join(index, suffix, key, *self._model.joined[key])
+            elif any(key in others for others in self._model.joined.values()):
+                continue
             elif key in names:
                 yield self._single(key, index, suffix, tensor)
             elif key == _JOINED and _QUERY in names:
@@ -232,7 +242,7 @@ class _Matching:
             elif key == _JOINED_EXPERTS and "blk.{}.ffn_up_exps" in names:
                 yield from self._split_experts(index, tensor)
             elif key == _QUERY and _JOINED in names:
-                yield self._join(index, suffix)
+                yield self._join(index, suffix, _QUERY, _KEY, _VALUE, whole=_JOINED)
             elif not (key in (_KEY, _VALUE) and _JOINED in names):
                 self._refuse(name)
 
@@ -251,11 +261,13 @@ class _Matching:
         found = self._model.parameters.get("blk.{}." + name[layer.end() :])
         if found is None:
             return None
-        rows = self._value_order(tensor, 1)
+        rows = None if self._model.value_heads is None else self._value_order(tensor, 1)
+        # llama.cpp's converter gives vectors of Mamba 2 a second dimension
+        vector = replace(tensor, shape=(math.prod(tensor.shape),))
         return Weight(
             self._model.prefix + found.format(layer[1]),
-            (Piece(tensor, rows),),
-            is_vector=tensor.is_vector,
+            (Piece(vector, rows),),
+            is_vector=True,
             logarithm=found.endswith("A_log"),
         )
 
@@ -305,7 +317,7 @@ class _Matching:
             transposed=is_matrix and key.rpartition(".")[2] in model.transposed,
             padding=model.padding if key == "position_embd" else 0,
             columns=columns,
-            squeezed=key in model.squeezed,
+            squeezed=is_matrix and key in model.squeezed,
         )
         if key == "blk.{}.ffn_gate_inp_shexp" and tensor.is_vector:  # one row in transformers
             matrix = replace(tensor, shape=(1, *tensor.shape))
@@ -323,15 +335,19 @@ class _Matching:
         order = np.arange(num_rows).reshape(heads, -1, 2)
         return order.swapaxes(1, 2).reshape(-1)
 
-    def _experts(self, template: str, layer: str, tensor: StoredTensor) -> Iterator[Weight]:
-        if len(tensor.shape) != 3:
+    def _experts(
+        self, template: str, layer: str, suffix: str, tensor: StoredTensor
+    ) -> Iterator[Weight]:
+        is_bias = suffix == "bias"
+        if len(tensor.shape) != (2 if is_bias else 3):
             self._wrong_shape(tensor)
-        num_experts, num_rows, _ = tensor.shape
+        num_experts, num_rows = tensor.shape[:2]
+        source = replace(tensor, shape=(num_experts * num_rows,)) if is_bias else tensor
         for expert in range(num_experts):
             rows = slice(expert * num_rows, (expert + 1) * num_rows)
             name = template.format(layer).replace("*", str(expert))
             yield Weight(
-                f"{self._model.prefix}{name}.weight", (Piece(tensor, rows),), is_vector=False
+                f"{self._model.prefix}{name}.{suffix}", (Piece(source, rows),), is_vector=is_bias
             )
 
     def _split_experts(self, layer: str, tensor: StoredTensor) -> Iterator[Weight]:
@@ -365,16 +381,38 @@ class _Matching:
             )
             start += heads * per_head
 
-    def _join(self, layer: str, suffix: str) -> Weight:
-        names = [f"{key.format(layer)}.{suffix}" for key in (_QUERY, _KEY, _VALUE)]
+    def _pack(self, layer: str, tensor: StoredTensor) -> Weight:
+        """Rows of queries, keys, values and gates, of each head of keys by itself."""
+        heads = self._model.packed_heads
+        gates = self._file.tensors.get(f"{_GATES.format(layer)}.weight")
+        assert heads is not None, "the model has them"
+        keys = heads.num_keys * heads.key_size
+        values = heads.num_keys * heads.value_size
+        if gates is None or gates.num_rows != values or tensor.num_rows != 2 * keys + values:
+            self._wrong_shape(tensor)
+        pieces = []
+        for head in range(heads.num_keys):
+            key, value = head * heads.key_size, head * heads.value_size
+            for source, start, size in (
+                (tensor, key, heads.key_size),
+                (tensor, keys + key, heads.key_size),
+                (tensor, 2 * keys + value, heads.value_size),
+                (gates, value, heads.value_size),
+            ):
+                pieces.append(Piece(source, slice(start, start + size)))
+        return Weight(self._name(_JOINED, layer, "weight"), tuple(pieces), is_vector=False)
+
+    def _join(self, layer: str, suffix: str, *keys: str, whole: str | None = None) -> Weight:
+        """Tensors one below the other, by the name of ``whole``, or of the first one."""
+        names = [f"{key.format(layer)}.{suffix}" for key in keys]
         tensors = [self._file.tensors.get(name) for name in names]
         found = [tensor for tensor in tensors if tensor is not None]
         if len(found) < len(tensors) or len({tensor.shape[-1] for tensor in found}) > 1:
             raise ExportError(
-                f"{', '.join(names)} of {self._file.path} must be three of the same width"
+                f"{', '.join(names)} of {self._file.path} must be {len(names)} of the same width"
             )
         return Weight(
-            self._name(_JOINED, layer, suffix),
+            self._name(whole or keys[0], layer, suffix),
             tuple(Piece(tensor) for tensor in found),
             is_vector=found[0].is_vector,
             transposed=not found[0].is_vector and "attn_qkv" in self._model.transposed,

@@ -1,0 +1,144 @@
+"""A mixture of experts, as a configuration describes it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Chooses the experts of a token, and weighs them.
+
+    Attributes:
+        module: its name among those of the mixture.
+        scores: the weights: of a softmax over all experts, of one over those that are chosen, or
+            a sigmoid of each.
+        has_bias: whether its product has one.
+        correction: a vector that is added to the scores where they choose and not where they
+            weigh, by its name in the mixture; None: there is none.
+        normalizes: whether the weights of those that are chosen add up to 1.
+        least_sum: what is added to the sum by which that divides.
+        factor: what weights are multiplied by; None: nothing.
+    """
+
+    module: str = "gate"
+    scores: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    has_bias: bool = False
+    correction: str | None = None
+    normalizes: bool = False
+    least_sum: float | None = None
+    factor: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An expert that computes every token, beside those that are chosen.
+
+    Attributes:
+        module: its name in the mixture.
+        width: of its gated MLP.
+        gate: the module in the mixture whose sigmoid it is multiplied by; None: there is none.
+    """
+
+    width: int
+    module: str = "shared_expert"
+    gate: str | None = "shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How a checkpoint holds the matrices of all experts as two tensors.
+
+    Attributes:
+        first: gate and up, (experts, 2 * width, hidden_size), by its name in the mixture.
+        second: down, (experts, hidden_size, width).
+        is_transposed: whether their last two dimensions are exchanged.
+        is_interleaved: whether rows of gate and up take turns.
+    """
+
+    first: str = "experts.gate_up_proj"
+    second: str = "experts.down_proj"
+    is_transposed: bool = False
+    is_interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """gpt-oss's gate: ``(up + 1) * gate * sigmoid(alpha * gate)``, both within the limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts, each a gated MLP, in place of some layers' MLP.
+
+    Attributes:
+        count: how many there are.
+        chosen: how many compute a token.
+        width: of each.
+        layers: whether each layer has them.
+        router: what chooses them.
+        module: the module in the checkpoint that has them.
+        graph_module: the same in transformers' class.
+        names: an expert's matrices in the checkpoint: gate, up and down.
+        shared: an expert for every token; None: there is none.
+        has_biases: whether the experts' matrices have them.
+        clamp: how a gate multiplies; None: as SiLU.
+        fused: how a checkpoint may hold all experts in one.
+        beside: whether a layer has its MLP, too, and adds both.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    layers: tuple[bool, ...]
+    router: Router = Router()
+    module: str = "mlp"
+    graph_module: str = "mlp"
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared: SharedExpert | None = None
+    has_biases: bool = False
+    clamp: Clamp | None = None
+    fused: Fused = Fused()
+    beside: bool = False
+
+    def shapes(self, layer: str, hidden: int) -> Shapes:
+        """The name and the shape of every weight of a layer's experts."""
+        module, (gate, up, down) = f"{layer}.{self.module}", self.names
+        router, found = self.router, Shapes()
+        found[f"{module}.{router.module}.weight"] = (self.count, hidden)
+        if router.has_bias:
+            found[f"{module}.{router.module}.bias"] = (self.count,)
+        if router.correction is not None:
+            found[f"{module}.{router.correction}"] = (self.count,)
+        for expert in range(self.count):
+            one = f"{module}.experts.{expert}"
+            for name in (gate, up):
+                found[f"{one}.{name}.weight"] = (self.width, hidden)
+            found[f"{one}.{down}.weight"] = (hidden, self.width)
+            if self.has_biases:
+                biases = {gate: self.width, up: self.width, down: hidden}
+                found |= {f"{one}.{name}.bias": (size,) for name, size in biases.items()}
+        if self.shared is not None:
+            one = f"{module}.{self.shared.module}"
+            for name in ("gate_proj", "up_proj"):
+                found[f"{one}.{name}.weight"] = (self.shared.width, hidden)
+            found[f"{one}.down_proj.weight"] = (hidden, self.shared.width)
+            if self.shared.gate is not None:
+                found[f"{module}.{self.shared.gate}.weight"] = (1, hidden)
+        return found
+
+    def parts(self, layer: str) -> dict[str, tuple[str, ...]]:
+        """The weights of the modules that the graph has: gate and up are one product."""
+        module, (gate, up, down) = f"{layer}.{self.module}", self.names
+        ours = f"{layer}.{self.graph_module}"
+        router = self.router.module
+        found: dict[str, tuple[str, ...]] = {f"{ours}.{router}": (f"{module}.{router}.weight",)}
+        for expert in range(self.count):
+            one, product = f"{module}.experts.{expert}", f"{ours}.experts.products.{expert}"
+            found[f"{product}.0"] = (f"{one}.{gate}.weight", f"{one}.{up}.weight")
+            found[f"{product}.1"] = (f"{one}.{down}.weight",)
+        return found
