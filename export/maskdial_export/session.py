@@ -15,6 +15,7 @@ from maskdial.kernels.graph import AHEAD, NEW_TOKENS
 from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.cores import usable_cores
+from maskdial.runtime.host_limits import available_bytes as available_bytes
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -29,7 +29,7 @@ from maskdial import settings
 from maskdial.bundle.starters import starters
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
-from maskdial.model_cache import GGUF, bundle_folder, is_hub_file, is_hub_name
+from maskdial.model_cache import GGUF, HubSource
 from maskdial.runtime import providers
 
 
@@ -594,10 +594,8 @@ class Config(BaseModel):
                 name, path = Path(name).stem, name
             elif not equals and name in starters():
                 path = str(starters()[name])
-            elif not equals and is_hub_name(name):
-                path = str(bundle_folder(name))
-            elif not equals and is_hub_file(name):
-                name, path = name.partition(":")[0], str(bundle_folder(name))
+            elif not equals and (source := HubSource.named(name)) is not None:
+                name, path = source.repository, str(source.folder())
             elif not (name and equals and path):
                 raise ValueError(_model_fault(str(pair)))
             if name in models:

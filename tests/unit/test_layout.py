@@ -51,6 +51,8 @@ SERVER = (
         "config",
         "settings",
         "intake",
+        "progress",
+        "exporting",
         "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer"),
@@ -59,6 +61,7 @@ SERVER = (
 EXPORT = (
     *(
         "cli",
+        "intake",
         "route",
         "export",
         "adapting",
