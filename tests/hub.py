@@ -1,4 +1,4 @@
-"""A Hub of our own on this machine, for tests of downloads: huggingface_hub asks it as the real one.
+"""A Hub of our own on this machine, which huggingface_hub asks as it does the real one.
 
 What it says and how it refuses is described in huggingface_hub's sources (file_download.py,
 utils/_http.py): large files have their SHA-256 as ETag, and downloads resume by Range.

@@ -1,4 +1,4 @@
-"""``python -m maskdial_export.intake``: the export that `maskdial.intake` starts in a process apart.
+"""``python -m maskdial_export.intake``: the export that `maskdial.intake` starts apart.
 
 It prints JSON lines: phases with how far they are, lines of text, and an error, which is one
 sentence. It ends when its standard input does, as when the process that started it is killed.

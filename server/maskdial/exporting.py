@@ -122,9 +122,7 @@ def _run(
 
 def _signalled(number: int) -> str:
     name = signal.strsignal(number) or f"signal {number}"  # of mapped weights that were cut: SIGBUS
-    return (
-        f"the export's process was ended ({name}): memory ran out, or the file was cut meanwhile"
-    )
+    return f"the export's process was ended ({name}): memory ran out, or the file was cut meanwhile"
 
 
 def _read(line: bytes, show: Show, say: Callable[[str], None]) -> str | None:

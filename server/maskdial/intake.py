@@ -11,7 +11,6 @@ from maskdial.exporting import Show, export_apart
 from maskdial.model_cache import (
     GGUF,
     HubSource,
-    cache_folder,
     is_source,
     source_bundle,
     with_precision,
@@ -52,9 +51,12 @@ def take_in(
         of_hub = None
     if not (comes_from_path or of_hub):
         return path
-    is_gguf = path.suffix == GGUF or (of_hub is not None and of_hub.quantization is not None)
-    precision = None if is_gguf or _runs_on_cpu(provider) else "fp32"
-    folder = with_precision(source_bundle(path) if of_hub is None else path, precision)
+    if of_hub is not None:
+        precision = _precision(of_hub.quantization is not None, provider)
+        folder = hub_bundle(of_hub, provider)
+    else:
+        precision = _precision(path.suffix == GGUF, provider)
+        folder = with_precision(source_bundle(path), precision)
     if folder.exists():
         return folder
     source = str(path) if of_hub is None else of_hub.source
@@ -79,6 +81,16 @@ def take_in(
         shutil.rmtree(folder)
         raise ConfigError(f"{path} has changed while it was exported; wait until it is complete")
     return folder
+
+
+def hub_bundle(source: HubSource, provider: str) -> Path:
+    """Where the bundle of a model of the Hub is, or would be, with a setting of the provider."""
+    return with_precision(source.folder(), _precision(source.quantization is not None, provider))
+
+
+def _precision(is_gguf: bool, provider: str) -> str | None:
+    """The precision that the export is asked for; None for its own choice."""
+    return None if is_gguf or _runs_on_cpu(provider) else "fp32"
 
 
 def _runs_on_cpu(provider: str) -> bool:

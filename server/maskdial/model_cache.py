@@ -18,10 +18,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from maskdial.bundle.manifest import MANIFEST
+from maskdial.bundle.verified import VARIABLE as VARIABLE
+from maskdial.bundle.verified import find_cache
 from maskdial.errors import ConfigError, shortened
-
-VARIABLE = "MASKDIAL_CACHE"
-"""The environment variable that says where it is."""
 
 GGUF = ".gguf"
 """How the names of files end whose bundles are in the cache."""
@@ -57,13 +56,9 @@ def cache_folder() -> Path:
     Raises:
         ConfigError: the variable is empty.
     """
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        if not given:
-            raise ConfigError(f"{VARIABLE} is empty; set it to a folder, or unset it")
-        return Path(given)
-    caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "maskdial"
+    if os.environ.get(VARIABLE) == "":
+        raise ConfigError(f"{VARIABLE} is empty; set it to a folder, or unset it")
+    return find_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +106,15 @@ class HubSource:
         """As the export takes it, without the revision."""
         return ":".join(filter(None, (self.repository, self.quantization)))
 
+    @property
+    def served_name(self) -> str:
+        """What requests call it, without the revision."""
+        return self.source.replace(":", _OF_FILE)
+
     def folder(self) -> Path:
         """Where the bundle is or would be."""
-        name = self.source.replace(":", _OF_FILE)
         revision = "" if self.revision is None else f"@{quote(self.revision, safe='')}"
-        return cache_folder() / f"{name}{revision}"
+        return cache_folder() / f"{self.served_name}{revision}"
 
 
 def with_precision(folder: Path, precision: str | None) -> Path:

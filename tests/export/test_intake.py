@@ -1,5 +1,6 @@
 """`maskdial pull`: from a Hub of our own, and from files, through everything that can go wrong."""
 
+import itertools
 import json
 import os
 import resource
@@ -208,9 +209,7 @@ def test_a_file_that_is_cut_before(cache: Path, tmp_path: Path, content: bytes) 
     assert [*(cache / "files").iterdir()] == []
 
 
-def test_progress_and_giving_up(
-    hub: Hub, cache: Path, tmp_path: Path, content: bytes
-) -> None:
+def test_progress_and_giving_up(hub: Hub, cache: Path, tmp_path: Path, content: bytes) -> None:
     seen: list[Progress] = []
     export_apart([SOURCE], cache / "some", seen.append, lambda _: None)
     phases = list(dict.fromkeys(each.phase for each in seen))
@@ -220,7 +219,7 @@ def test_progress_and_giving_up(
     written = [each for each in seen if each.phase == "Writing" and each.total]
     size = (cache / "some" / "model.onnx.data").stat().st_size
     assert written[-1].done == size
-    assert all(a.done <= b.done for a, b in zip(written, written[1:], strict=False))
+    assert all(a.done <= b.done for a, b in itertools.pairwise(written))
 
     stopping = threading.Event()
     give_up: Callable[[Progress], None] = lambda _: stopping.set()  # noqa: E731

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 
 from maskdial_export.errors import ExportError, first_line, io_reason, is_full
 from maskdial_export.phase import BYTES, Progress, silent
@@ -52,13 +52,13 @@ def shown_by(progress: Progress) -> Iterator[None]:
         _show.pop()
 
 
-class _Bytes(tqdm):  # type: ignore[type-arg]
+class _Bytes(tqdm):
     """Counts for `shown_by`, and draws nothing."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         description = str(options.get("desc", ""))
         self._counts = options.get("unit") == "B" and "Reconstructing" in description
-        super().__init__(*args, **options | {"disable": True})
+        super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
     def update(self, n: float | None = 1) -> None:
         if self._counts and n:

@@ -5,7 +5,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import pydantic
 from rich.console import Console
 
 import maskdial
-from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.bundle import file_sha256, hash_files, write_manifest
 from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import GRAPH, Heads, KVLayout, Manifest
 from maskdial_export.checkpoint.files import (
@@ -52,6 +52,7 @@ from maskdial_export.session import Loaded, available_bytes, kernels_here
 DirectPrecision = Literal["fp32", "int8", "int4"]
 _WORKSPACE = 700 * 10**6
 """Bytes of memory that an export takes beside the bundle: modules, parts of matrices, passes."""
+_DATA = f"{GRAPH}.data"
 _TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "tokenizers")
 
 
@@ -133,10 +134,11 @@ def _write(
         chosen = _precision(checkpoint, precision, gate)
         described = _write_decoder(checkpoint, folder, chosen, gate, limit, tolerance, console)
     versions = {name: importlib.metadata.version(name) for name in _TOOLS}
+    if "source_sha256" not in described:
+        described["source_sha256"] = checkpoint.sha256()
     manifest = Manifest(
         **described,
         source=checkpoint.provenance,
-        source_sha256=checkpoint.sha256(),
         tool_versions={"maskdial": maskdial.__version__, **versions},
     )
     write_manifest(folder, manifest)
@@ -166,15 +168,20 @@ def _write_decoder(
     num_parameters = sum(int(np.prod(shape)) for shape in decoder.shapes().values())
     layout = KVLayout(layers=(Heads(decoder.num_kv_heads, decoder.head_dim),) * len(decoder.layers))
     with phase(console, "Writing") as show:
-        written = partial(show, total=num_bytes, things=BYTES)
-        model, rounded = _write_graph(checkpoint, decoder, folder, precision, console, written)
+        model, rounded = _write_graph(
+            *(checkpoint, decoder, folder, precision, console),
+            lambda done: show(done, max(done, num_bytes), BYTES),
+        )
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
     original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
     is_gated = rounded is not None and rounded.rounds_products
     if is_gated:
         original = Reference(checkpoint.config, checkpoint.weights)
-    with phase(console, "Checking"), onnxruntime_errors():
+    with phase(console, "Checking"), onnxruntime_errors(), ThreadPoolExecutor(2) as pool:
+        # Seconds for each gigabyte
+        source_sha256 = pool.submit(checkpoint.sha256)
+        data_sha256 = pool.submit(file_sha256, folder / _DATA)
         checked = check_graph(
             model,
             folder,
@@ -202,7 +209,7 @@ def _write_decoder(
             f"{precision} diverges by {checked.divergence:.2g} nats from float32 on the check's "
             "text; --trace measures it on several thousand tokens",
         )
-    names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
+    names = [GRAPH, *write_files(texts, folder)]
     return {
         "family": "causal",
         "task": "generate",
@@ -220,7 +227,8 @@ def _write_decoder(
         "parity": checked.parity,
         "quality": quality,
         "golden": checked.golden,
-        "files": hash_files(folder, names),
+        "source_sha256": source_sha256.result(),
+        "files": dict(sorted({_DATA: data_sha256.result(), **hash_files(folder, names)}.items())),
     }
 
 
@@ -305,7 +313,7 @@ def _write_graph(
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
     modules = Modules(tied=decoder.tied, parts=decoder.parts())
-    with DataFile(folder / f"{GRAPH}.data", written) as data:
+    with DataFile(folder / _DATA, written) as data:
         if precision == "fp32":
             floats = FloatProducts(modules, weights, nodes, data)
             model = GraphWriter(decoder, weights, floats, nodes, data).write()
