@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from maskdial.errors import MaskdialError
-from maskdial_export.phase import Progress, ReportingConsole
+from maskdial_export.phase import ReportingConsole
 from maskdial_export.route import export_any_way
 
 _BETWEEN = 0.2  # seconds from one report of a phase to the next
-
-Report = Callable[[dict[str, Any]], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,13 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no JSON
 
-    def report(event: dict[str, Any]) -> None:
+    def write(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=lines, flush=True)
 
+    report = _Reports(write)
     try:
         from maskdial_export.checkpoint.hub import shown_by
 
-        with shown_by(_now_and_then(report, "Downloading")):
+        def downloaded(done: int, total: int, things: str) -> None:
+            report({"phase": "Downloading", "done": done, "total": total, "things": things})
+
+        with shown_by(downloaded):
             export_any_way(
                 options.source,
                 options.dest,
@@ -60,17 +62,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _now_and_then(report: Report, phase: str) -> Progress:
-    reported_at = 0.0
+class _Reports:
+    """Passes events on: of those of a phase a few in a second, and the last one."""
 
-    def show(done: int, total: int, things: str) -> None:
-        nonlocal reported_at
+    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+        self._write = write
+        self._phase: object = None
+        self._written_at = 0.0
+        self._pending: dict[str, Any] | None = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
         now = time.monotonic()
-        if now - reported_at >= _BETWEEN or done == total:
-            reported_at = now
-            report({"phase": phase, "done": done, "total": total, "things": things})
-
-    return show
+        is_soon = event.get("phase") == self._phase and now - self._written_at < _BETWEEN
+        if "phase" in event and is_soon:
+            self._pending = event
+            return
+        if self._pending is not None and event.get("phase") != self._phase:
+            self._write(self._pending)
+        self._phase, self._written_at, self._pending = event.get("phase"), now, None
+        self._write(event)
 
 
 def _end_with_input(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """How far a download or an export is: one line of a terminal, or a line of a log now and then."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class ProgressLine:
         now = self._clock()
         if progress.phase != self._phase:
             self._phase, self._started, self._first = progress.phase, now, progress.done
-            self._shown = now - _REDRAW_SECONDS if self._redraws else now
+            self._shown = -math.inf if self._redraws else now
         between = _REDRAW_SECONDS if self._redraws else _LOG_SECONDS
         if now - self._shown < between:
             return

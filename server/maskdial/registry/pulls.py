@@ -95,7 +95,7 @@ class Pulls:
                     yield progress
                 taking.result()
             except ConfigError as error:
-                raise ValidationError(error.message, field="model") from error
+                raise ValidationError(error.message) from error
             finally:
                 stopping.set()
 
