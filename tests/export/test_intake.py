@@ -113,7 +113,10 @@ def test_interrupting_a_download_and_going_on(
     assert process.returncode == 0, error
     first, second = hub.ranges
     assert first is None
-    assert second == f"bytes={10 * MEBI}-"
+    assert second is not None  # what was not written yet, 10 MiB at most, comes again
+    start = int(second.removeprefix("bytes=").removesuffix("-"))
+    assert 0 < start <= 12 * MEBI
+    assert partial_sizes(hub_cache) == []
 
 
 def test_a_killed_one_leaves_nothing(hub: Hub, cache: Path) -> None:

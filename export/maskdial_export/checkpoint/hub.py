@@ -1,5 +1,6 @@
 """Checkpoints on the Hugging Face Hub: downloading one, or finding it in the cache."""
 
+import fcntl
 import hashlib
 import re
 import shutil
@@ -17,6 +18,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import http_get
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils.tqdm import tqdm
 
 from maskdial_export.errors import ExportError, first_line, io_reason, is_full
@@ -53,11 +57,13 @@ def shown_by(progress: Progress) -> Iterator[None]:
 
 
 class _Bytes(tqdm):
-    """Counts for `shown_by`, and draws nothing."""
+    """Counts for `shown_by`, and draws nothing. Of the bars of a snapshot, one counts bytes."""
+
+    bar = "Reconstructing"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         description = str(options.get("desc", ""))
-        self._counts = options.get("unit") == "B" and "Reconstructing" in description
+        self._counts = options.get("unit") == "B" and self.bar in description
         super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
 
     def update(self, n: float | None = 1) -> None:
@@ -67,6 +73,12 @@ class _Bytes(tqdm):
 
     def set_postfix_str(self, *_: object, **__: object) -> None:
         pass
+
+
+class _Rest(_Bytes):
+    """Counts for a download of one file."""
+
+    bar = ""
 
 
 def provenance(path: Path) -> str:
@@ -135,6 +147,7 @@ def _snapshot(name: str, revision: str | None, allowed: list[str], ignored: list
     blobs = _blobs(name)
     before = _names(blobs)
     try:
+        _resume(name, revision, blobs)
         folder = huggingface_hub.snapshot_download(
             name,
             revision=revision,
@@ -161,6 +174,45 @@ def _snapshot(name: str, revision: str | None, allowed: list[str], ignored: list
     for blob in sorted(_names(blobs) - before):
         _check_hash(name, blobs / blob)
     return Path(folder)
+
+
+def _resume(name: str, revision: str | None, blobs: Path) -> None:
+    """Gets the rest of large files of which an interrupted download has left the beginning.
+
+    huggingface_hub gives each download a file of its own, SHA256.RANDOM.incomplete, and does not
+    go on with those of others. Like it, this holds the lock of the file.
+    """
+    parts: dict[str, list[Path]] = {}
+    for each in blobs.glob("*.incomplete") if blobs.is_dir() else ():
+        if _SHA256.fullmatch(sha256 := each.name.partition(".")[0]):
+            parts.setdefault(sha256, []).append(each)
+    if not parts or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return
+    for entry in huggingface_hub.HfApi().list_repo_tree(name, recursive=True, revision=revision):
+        found = entry.lfs.sha256 if isinstance(entry, RepoFile) and entry.lfs else ""
+        if not isinstance(entry, RepoFile) or found not in parts:
+            continue
+        lock = blobs.parent.parent / ".locks" / blobs.parent.name / f"{found}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # another process downloads it
+                continue
+            *others, longest = sorted(parts[found], key=lambda part: part.stat().st_size)
+            for other in others:
+                other.unlink()
+            url = huggingface_hub.hf_hub_url(name, entry.path, revision=revision)
+            with longest.open("ab") as file:
+                http_get(
+                    url,
+                    file,
+                    resume_size=file.tell(),
+                    headers=build_hf_headers(),
+                    expected_size=entry.size,
+                    tqdm_class=_Rest,
+                )
+            longest.replace(blobs / found)
 
 
 def _blobs(name: str) -> Path:
