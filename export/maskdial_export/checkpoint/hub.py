@@ -20,7 +20,6 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils.tqdm import tqdm
 
 from maskdial_export.errors import ExportError, first_line, io_reason, is_full
@@ -188,6 +187,8 @@ def _resume(name: str, revision: str | None, blobs: Path) -> None:
             parts.setdefault(sha256, []).append(each)
     if not parts or huggingface_hub.constants.HF_HUB_OFFLINE:
         return
+    token = huggingface_hub.get_token()
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
     for entry in huggingface_hub.HfApi().list_repo_tree(name, recursive=True, revision=revision):
         found = entry.lfs.sha256 if isinstance(entry, RepoFile) and entry.lfs else ""
         if not isinstance(entry, RepoFile) or found not in parts:
@@ -208,7 +209,7 @@ def _resume(name: str, revision: str | None, blobs: Path) -> None:
                     url,
                     file,
                     resume_size=file.tell(),
-                    headers=build_hf_headers(),
+                    headers=headers,
                     expected_size=entry.size,
                     tqdm_class=_Rest,
                 )
