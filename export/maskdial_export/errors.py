@@ -47,9 +47,16 @@ def first_line(error: Exception) -> str:
 
 def io_reason(error: OSError) -> str:
     """Why a file could not be read or written."""
-    if error.errno in _FULL or (error.errno is None and _NUMPY.search(str(error))):
+    if is_full(error):
         return "the disk is full"
+    if error.errno == errno.EFBIG:
+        return "a file would be larger than is allowed here (ulimit -f)"
     return error.strerror or first_line(error)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk, or a share of it, has no more room."""
+    return error.errno in _FULL or (error.errno is None and bool(_NUMPY.search(str(error))))
 
 
 @contextmanager

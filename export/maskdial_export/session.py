@@ -15,9 +15,11 @@ from maskdial.kernels.graph import AHEAD, NEW_TOKENS
 from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
 from maskdial.runtime.cores import usable_cores
+from maskdial.runtime.host_limits import available_bytes as available_bytes
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+_IN_BLOCKS = b"MatMulNBits"
 _WEIGHTS = "session.model_external_initializers_file_folder_path"
 _ELEMENTS = {
     "tensor(float)": np.float32,
@@ -38,12 +40,14 @@ def load_session(
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU, with the graph optimizations that the server enables.
 
-    Without ``prepack``, matrices are read where the file is mapped, instead of from a copy in the
-    order that products like best. With ``kernels``, a graph file is rewritten for them, with the KV
-    cache that the server chooses, as far as they compute any of it.
+    Without ``prepack``, matrices of floats are read where the file is mapped, instead of from a
+    copy in the order that products like best. Those in blocks are packed all the same: each pass
+    would restore all of them to floats, which takes three times as long as all else. With
+    ``kernels``, a graph file is rewritten for them, with the KV cache that the server chooses, as
+    far as they compute any of it.
     """
     options = onnxruntime.SessionOptions()
-    if not prepack:
+    if not prepack and not (isinstance(graph, Path) and _IN_BLOCKS in graph.read_bytes()):
         options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 4  # errors are raised, and said in words of our own
     # Threads that spin while they wait take the time of others, torch's among them

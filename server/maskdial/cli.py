@@ -87,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MaskdialError as error:
         print(f"maskdial: {printable(error.message)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("maskdial: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print("; ".join(("maskdial: interrupted", *map(str, interrupt.args))), file=sys.stderr)
         return 130
 
 
@@ -167,8 +167,10 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     run.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="a text, unless it is a chat"
     )
-    models = add("models", "list the models of the Hub in the cache, or remove some", _models)
-    _add_models_arguments(models)
+    _add_pull_arguments(add("pull", "download a model and take it into the cache", _pull))
+    for name in ("models", "list"):
+        add(name, "list the models in the cache", _models).epilog = _CACHE
+    _add_rm_arguments(add("rm", "remove models from the cache", _rm))
     prefill = add("prefill", "have a server read a prompt before it is asked for", prefixes.prefill)
     prefixes.add_prefill_arguments(prefill)
     cache = add("cache", "list the prefixes that are on disk, or remove some", prefixes.cache)
@@ -346,33 +348,60 @@ def _as_setting(source: str) -> str:
     return f"{'model' if model_name_fault(name) else name}={source}"
 
 
-def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
+_CACHE = f"The cache is {VARIABLE}, or maskdial in the system's folder of caches."
+
+
+def _add_pull_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        f"The cache is {VARIABLE}, or maskdial in the system's folder of caches. 'maskdial serve "
-        "--model ORG/NAME' fills it."
+        f"{_CACHE} 'maskdial serve --model SOURCE' serves what is there, and takes in what is not."
     )
     parser.add_argument(
-        "--remove", action="append", default=[], metavar="ORG/NAME", help="remove this one"
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="ORG/NAME of the Hub or ORG/NAME:Q4_K_M, a GGUF file there, either with @REVISION; a "
+        "GGUF file, or a checkpoint's folder",
     )
 
 
-def _models(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
+def _pull(options: argparse.Namespace) -> int:
+    for source in options.sources:
+        config = load_config({"model": [_as_setting(source)]})
+        ((name, path),) = config.models.items()
+        folder = take_in(name, path, config.provider)
+        print(f"{source} is at {folder}")
+    return 0
 
+
+def _models(_: argparse.Namespace) -> int:
     from maskdial.bundle.bundle import read_manifests
 
-    for name in options.remove:
-        remove(name)
-    table = Table(show_header=False, box=None)
+    rows = [("name", "source", "precision", "task", "bytes")]
     found = cached_models()
     for model in found:
         manifests = read_manifests(model.name, model.folder)
-        kinds = [f"{each.task}, {each.precision}" for each in manifests]
-        table.add_row(model.name, f"{model.num_bytes / 1e6:,.1f} MB", "; ".join(kinds))
+        tasks = ", ".join(dict.fromkeys(each.task for each in manifests))
+        first = manifests[0]
+        rows.append((model.name, first.source, first.precision, tasks, f"{model.num_bytes:,}"))
     total = sum(model.num_bytes for model in found)
-    table.add_row(str(cache_folder()), f"{total / 1e6:,.1f} MB", style="dim")
-    Console(highlight=False).print(table)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *texts, size in rows if found else ():
+        cells = [printable(text).ljust(width) for text, width in zip(texts, widths, strict=False)]
+        print("  ".join([*cells, size.rjust(widths[-1])]))
+    print(f"{cache_folder()}: {total:,} bytes")
+    return 0
+
+
+def _add_rm_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = f"{_CACHE} What the Hub's own cache has of them stays there: hf cache ls."
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", help="as 'maskdial models' lists it, or as it was asked"
+    )
+
+
+def _rm(options: argparse.Namespace) -> int:
+    for name in options.names:
+        remove(name)
     return 0
 
 

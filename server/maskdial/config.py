@@ -29,7 +29,7 @@ from maskdial import settings
 from maskdial.bundle.starters import starters
 from maskdial.errors import ConfigError, shortened
 from maskdial.logs import LogFormat
-from maskdial.model_cache import GGUF, bundle_folder, is_hub_file, is_hub_name
+from maskdial.model_cache import GGUF, HubSource
 from maskdial.runtime import providers
 
 
@@ -227,6 +227,12 @@ class Config(BaseModel):
         None,
         description="folder of bundles to serve as well, each by its folder's name (NAME or "
         "ORG/NAME); they are loaded when they are first asked for",
+    )
+    allow_pull: Annotated[tuple[str, ...], Repeated("allow_pull", "ORG/NAME")] = Field(
+        (),
+        description="repository of the Hub that Ollama's /api/pull takes into the cache, with the "
+        "admin key; may have wildcards, 'unsloth/*'. The models of these that are in the cache are "
+        "served, too, as ORG/NAME or ORG/NAME--Q4_K_M, and /api/delete removes them",
     )
     models_autoload: Literal["on", "off"] = Field(
         "on",
@@ -575,11 +581,27 @@ class Config(BaseModel):
                 )
         return ",".join(names)
 
-    @field_validator("api_keys", "cors_allow_origins", "allowed_hosts", mode="before")
+    @field_validator("api_keys", "cors_allow_origins", "allowed_hosts", "allow_pull", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         """Accepts a comma-separated string (variables)."""
         return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("allow_pull")
+    @classmethod
+    def _check_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            if pattern != "*" and not re.fullmatch(r"[\w.*?\[\]!-]+/[\w.*?\[\]!-]+", pattern):
+                raise ValueError(
+                    f"{shortened(pattern)!r} is neither ORG/NAME, perhaps with wildcards, nor *"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _check_pulls(self) -> Self:
+        if self.allow_pull and self.admin_key is None:
+            raise ValueError("allow_pull: give admin_key as well, with which requests pull")
+        return self
 
     @field_validator("models", mode="before")
     @classmethod
@@ -599,10 +621,8 @@ class Config(BaseModel):
                 name, path = Path(name).stem, name
             elif not equals and name in starters():
                 path = str(starters()[name])
-            elif not equals and is_hub_name(name):
-                path = str(bundle_folder(name))
-            elif not equals and is_hub_file(name):
-                name, path = name.partition(":")[0], str(bundle_folder(name))
+            elif not equals and (source := HubSource.named(name)) is not None:
+                name, path = source.repository, str(source.folder())
             elif not (name and equals and path):
                 raise ValueError(_model_fault(str(pair)))
             if name in models:

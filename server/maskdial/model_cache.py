@@ -1,8 +1,9 @@
-"""The cache of bundles that were exported to be served.
+"""The cache of bundles that were exported to be served, by source, revision and precision.
 
 Those of the Hub's repositories are at ORG/NAME, of a repository's GGUF file at
 ORG/NAME--QUANTIZATION, those of GGUF files and of checkpoints' folders at
-files/NAME-DIGEST.
+files/NAME-DIGEST. A revision that was asked for follows as @REVISION, a precision other than the
+default as +PRECISION.
 
 It has the form of ``--model-dir``.
 """
@@ -14,12 +15,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 from maskdial.bundle.manifest import MANIFEST
+from maskdial.bundle.verified import VARIABLE as VARIABLE
+from maskdial.bundle.verified import find_cache
 from maskdial.errors import ConfigError, shortened
-
-VARIABLE = "MASKDIAL_CACHE"
-"""The environment variable that says where it is."""
 
 GGUF = ".gguf"
 """How the names of files end whose bundles are in the cache."""
@@ -28,8 +29,10 @@ _FILES = "files"
 _CONFIG = "config.json"
 _OF_FILE = "--"
 """In place of the colon, which paths cannot have everywhere; no repository's name has it."""
-_HUB_FILE = re.compile(r"[\w.-]+/[\w.-]+:\w+")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB = re.compile(
+    r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<quantization>\w+))?(?:@(?P<revision>[\w./-]+))?"
+)
+_HOSTS = ("hf.co/", "huggingface.co/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +56,70 @@ def cache_folder() -> Path:
     Raises:
         ConfigError: the variable is empty.
     """
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        if not given:
-            raise ConfigError(f"{VARIABLE} is empty; set it to a folder, or unset it")
-        return Path(given)
-    caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "maskdial"
+    if os.environ.get(VARIABLE) == "":
+        raise ConfigError(f"{VARIABLE} is empty; set it to a folder, or unset it")
+    return find_cache()
 
 
-def is_hub_name(text: str) -> bool:
-    """Whether a text may be a repository's name, and is not the path of a folder."""
-    parts = text.split("/")
-    named = _HUB_NAME.fullmatch(text) is not None and not {".", ".."}.intersection(parts)
-    return named and not Path(text).exists()
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """What the Hub has of a model: a repository's checkpoint, or its GGUF file of a quantization.
+
+    ``revision`` is a branch, a tag or a commit; None for the main branch.
+    """
+
+    repository: str
+    quantization: str | None = None
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "HubSource | None":
+        """``ORG/NAME[:QUANTIZATION][@REVISION]``, perhaps behind ``hf.co/``; None of another text.
+
+        Files of this machine are not looked at.
+        """
+        for host in _HOSTS:
+            text = text.removeprefix(host)
+        found = _HUB.fullmatch(text)
+        if found is None or {".", ".."}.intersection(found["repository"].split("/")):
+            return None
+        if _OF_FILE in found["repository"] or found["repository"].startswith(f"{_FILES}/"):
+            return None
+        return cls(**found.groupdict())
+
+    @classmethod
+    def named(cls, text: str) -> "HubSource | None":
+        """As `parse`; None as well of the path of a folder that is there."""
+        found = cls.parse(text)
+        return None if found is None or Path(found.repository).exists() else found
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "HubSource | None":
+        """What a folder of `folder` is the bundle of; None of another one."""
+        if folder.parent.parent != cache_folder():
+            return None
+        name = unquote(folder.name.partition("+")[0].replace(_OF_FILE, ":"))
+        return cls.parse(f"{folder.parent.name}/{name}")
+
+    @property
+    def source(self) -> str:
+        """As the export takes it, without the revision."""
+        return ":".join(filter(None, (self.repository, self.quantization)))
+
+    @property
+    def served_name(self) -> str:
+        """What requests call it, without the revision."""
+        return self.source.replace(":", _OF_FILE)
+
+    def folder(self) -> Path:
+        """Where the bundle is or would be."""
+        revision = "" if self.revision is None else f"@{quote(self.revision, safe='')}"
+        return cache_folder() / f"{self.served_name}{revision}"
 
 
-def is_hub_file(text: str) -> bool:
-    """Whether a text may name a GGUF file of a repository, ORG/NAME:QUANTIZATION."""
-    return _HUB_FILE.fullmatch(text) is not None and is_hub_name(text.partition(":")[0])
-
-
-def bundle_folder(name: str) -> Path:
-    """Where the bundle of a repository, or of one of its GGUF files, is or would be."""
-    return cache_folder() / name.replace(":", _OF_FILE)
-
-
-def hub_source(folder: Path) -> str | None:
-    """What of the Hub a folder of `bundle_folder` is the bundle of; None of another one."""
-    if folder.parent.parent != cache_folder() or folder.parent.name == _FILES:
-        return None
-    return f"{folder.parent.name}/{folder.name.replace(_OF_FILE, ':')}"
+def with_precision(folder: Path, precision: str | None) -> Path:
+    """Where the bundle of the same source in a precision is; None for the default."""
+    return folder if precision is None else folder.with_name(f"{folder.name}+{precision}")
 
 
 def is_source(path: Path) -> bool:
@@ -117,7 +153,7 @@ def cached_models() -> list[CachedModel]:
     """The bundles in the cache, by name."""
     return [
         CachedModel(f"{folder.parent.name}/{folder.name}", folder, sum(_sizes(folder)))
-        for folder in sorted(cache_folder().glob("*/*"))
+        for folder in sorted(cache_folder().glob("[!.]*/[!.]*"))
         if (folder / MANIFEST).is_file()
     ]
 
@@ -128,6 +164,9 @@ def remove(name: str) -> None:
     Raises:
         ConfigError: it is not there, or cannot be removed.
     """
+    named = HubSource.parse(name)
+    if named is not None:  # as it is asked for
+        name = str(named.folder().relative_to(cache_folder()))
     found = next((each for each in cached_models() if each.name == name), None)
     if found is None:
         raise ConfigError(

@@ -161,7 +161,10 @@ def test_a_gguf_file_by_its_quantization(hub: dict[str, bytes], tmp_path: Path) 
     hub.update(dict.fromkeys(others, b"GGUF"))
     console = Console(quiet=True)
     manifest = export_any_way("some/model:q4_k_m", tmp_path / "bundle", console=console)
-    assert (manifest.source, manifest.precision) == ("model-Q4_K_M.gguf", "int4")
+    assert (manifest.source, manifest.precision) == (
+        f"some/model/model-Q4_K_M.gguf@{COMMIT}",
+        "int4",
+    )
     with pytest.raises(ExportError, match=r"some/model has no GGUF file of Q9 \(a name that ends"):
         export_any_way("some/model:Q9", tmp_path / "other")
     with pytest.raises(ExportError, match=r"several files of Q5_0: a-Q5_0.gguf, b-Q5_0.gguf"):

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import shutil
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from maskdial.bundle.bundle import read_manifests, write_manifest
+from maskdial.errors import ConfigError
 from maskdial.registry import versions
 from maskdial.registry.catalog import STARTER_FOLDER
 from maskdial.registry.registry import Models
@@ -364,14 +364,13 @@ def test_a_file_in_the_folder_is_exported_by_its_first_request(
     monkeypatch.setenv("MASKDIAL_CACHE", str(tmp_path / "cache"))
     exported: list[str] = []
 
-    def run(command: list[str], *, check: bool) -> Any:
-        exported.append(command[-2])
-        if "bad" in command[-2]:
-            return subprocess.CompletedProcess(command, 1)
-        make_version(Path(command[-1]), "NO", "YES")
-        return subprocess.CompletedProcess(command, 0)
+    def export(options: list[str], folder: Path, *_: object) -> None:
+        exported.append(options[-1])
+        if "bad" in options[-1]:
+            raise ConfigError("it is bad")
+        make_version(folder, "NO", "YES")
 
-    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
+    monkeypatch.setattr("maskdial.intake.export_apart", export)
     root = tmp_path / "models"
     (root / "acme" / "folder").mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
@@ -392,7 +391,7 @@ def test_a_file_in_the_folder_is_exported_by_its_first_request(
             assert exported == [str(root / "taste-Q4_K_M.gguf"), str(root / "acme" / "folder")]
             refused = http.post("/classify", json={"inputs": TEXT, "model": "bad"})
             assert refused.status_code == 503
-            assert "its export failed" in refused.text
+            assert "model bad: it is bad" in refused.text
             assert states(http)["bad"] == "failed"
     finally:
         running.stop()

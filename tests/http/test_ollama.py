@@ -5,6 +5,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from pydantic import SecretStr
 
 from maskdial.causal.tools import ToolFormat
 from maskdial.dialects.ollama.errors import error_content, line
 from maskdial.dialects.ollama.messages import MessageBody, conversation
-from maskdial.errors import DeadlineError
+from maskdial.errors import ConfigError, DeadlineError
+from maskdial.exporting import Progress
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.held import held
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
@@ -414,8 +417,9 @@ def test_what_changes_models_is_refused_in_a_sentence(http: httpx.Client) -> Non
     for path in ("push", "create", "copy", "blobs/sha256:0"):
         told = refusal(http, f"/api/{path}", {"model": "chat"}, 403)
         assert "this server is maskdial" in told
-    reply = http.request("DELETE", "/api/delete", json={"model": "chat"})
-    assert (reply.status_code, reply.json().keys()) == (403, {"error"})
+    reply = http.request("DELETE", "/api/delete", json={"model": "chat"}, headers=ADMIN)
+    assert reply.status_code == 403
+    assert "its owner allows it with --allow-pull" in reply.json()["error"]
     assert http.post("/api/pull", json={"model": "chat"}).json() == {"status": "success"}
     assert "maskdial export" in refusal(http, "/api/pull", {"model": "none"}, 404)
 
@@ -449,3 +453,107 @@ def test_line_ends_of_unicode_do_not_end_lines() -> None:
     content = line(error_content(DeadlineError("a\u2028b\u0085c")))
     assert len(content.decode().splitlines()) == 1
     assert json.loads(content) == {"error": "a\u2028b\u0085c"}
+
+
+@pytest.fixture
+def pulling(
+    start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[httpx.Client]:
+    """A server that may pull, and makes every model of the one that ships."""
+    monkeypatch.setenv("MASKDIAL_CACHE", str(tmp_path / "cache"))
+
+    def export(
+        options: list[str], folder: Path, show: Callable[[Progress], None], *_: object
+    ) -> None:
+        if "bad" in options[-1]:
+            raise ConfigError("acme/bad is gated")
+        for done in (10, 20):
+            show(Progress("Downloading", done, 20, "bytes"))
+        show(Progress("Checking", 0, 0, ""))
+        shutil.copytree(STARTER_FOLDER / "hybrid", folder)
+
+    monkeypatch.setattr("maskdial.intake.export_apart", export)
+    running = start_server(
+        models={"own": STARTER_FOLDER / "hybrid"},
+        allow_pull=("acme/*",),
+        admin_key=SecretStr("root"),
+    )
+    with httpx.Client(base_url=running.url, timeout=60) as http:
+        yield http
+    running.stop()
+
+
+def test_pulling_and_deleting(pulling: httpx.Client, tmp_path: Path) -> None:
+    name, body = "hf.co/acme/tale:Q4_K_M", {"model": "hf.co/acme/tale:Q4_K_M"}
+    assert pulling.post("/api/pull", json=body).status_code == 401
+    reply = pulling.post("/api/pull", json=body, headers=ADMIN)
+    first, half, whole, checking, last = map(json.loads, reply.iter_lines())
+    assert (first, checking, last) == (
+        {"status": "pulling manifest"},
+        {"status": "checking"},
+        {"status": "success"},
+    )
+    digest = half.pop("digest")
+    assert half == {"status": "downloading", "total": 20, "completed": 10}
+    assert (whole["digest"], whole["completed"]) == (digest, 20)
+    folder = tmp_path / "cache" / "acme" / "tale--Q4_K_M"
+    assert folder.is_dir()
+    asked = {"prompt": "Once", "options": {"num_predict": 2}}
+    for each in (name, "acme/tale:Q4_K_M", "acme/tale--Q4_K_M:latest"):
+        assert ask(pulling, "/api/generate", asked | {"model": each})["done"]
+    listed = pulling.get("/api/tags").json()["models"]
+    assert "acme/tale--Q4_K_M:latest" in {each["name"] for each in listed}
+    # There already, which anybody may be told
+    assert pulling.post("/api/pull", json=body | {"stream": False}).json()["status"] == "success"
+
+    assert pulling.request("DELETE", "/api/delete", json=body).status_code == 401
+    pulling.request("DELETE", "/api/delete", json=body, headers=ADMIN).raise_for_status()
+    assert not folder.exists()
+    assert pulling.post("/api/show", json=body).status_code == 404
+    own = pulling.request("DELETE", "/api/delete", json={"model": "own"}, headers=ADMIN)
+    assert own.status_code == 403
+    assert (STARTER_FOLDER / "hybrid").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "why"),
+    [
+        ("acme2/tale", 403, "this server pulls no 'acme2/tale'; --allow-pull has acme/*"),
+        ("acme/bad", 400, "model acme/bad: acme/bad is gated"),
+        ("tale", 400, "'tale' is no name of the Hub: ORG/NAME"),
+        ("../../etc/passwd", 400, "is no name of the Hub"),
+        ("/etc/passwd", 400, "is no name of the Hub"),
+        ("acme/..", 400, "is no name of the Hub"),
+        ("http://127.0.0.1/acme/tale", 400, "is no name of the Hub"),
+        ("acme/tale@main", 400, "is no name of the Hub"),
+    ],
+)
+def test_what_is_not_pulled(
+    pulling: httpx.Client, tmp_path: Path, name: str, status: int, why: str
+) -> None:
+    body = {"model": name, "stream": False}
+    reply = pulling.post("/api/pull", json=body, headers=ADMIN)
+    assert reply.status_code == status
+    assert why in reply.json()["error"]
+    assert [each for each in (tmp_path / "cache").rglob("*") if each.is_file()] == []
+
+
+def test_a_client_that_leaves_gives_its_pull_up(
+    pulling: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def export(
+        _: list[str], __: Path, show: Callable[[Progress], None], ___: object, stop: threading.Event
+    ) -> None:
+        show(Progress("Downloading", 1, 20, "bytes"))
+        begun.set()
+        assert stop.wait(60)
+        given_up.set()
+        raise InterruptedError
+
+    monkeypatch.setattr("maskdial.intake.export_apart", export)
+    with pulling.stream("POST", "/api/pull", json={"model": "acme/a"}, headers=ADMIN) as reply:
+        assert next(reply.iter_lines())
+        assert begun.wait(60)
+    assert given_up.wait(60)

@@ -53,6 +53,8 @@ SERVER = (
         "config",
         "settings",
         "intake",
+        "progress",
+        "exporting",
         "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer"),
@@ -61,6 +63,7 @@ SERVER = (
 EXPORT = (
     *(
         "cli",
+        "intake",
         "route",
         "export",
         "adapting",

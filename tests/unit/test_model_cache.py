@@ -1,17 +1,18 @@
 """Models by their names on the Hub: exported once into the cache, listed and removed."""
 
+import os
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from maskdial import cli
+from maskdial.bundle.bundle import read_manifests
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
 from maskdial.extras import how_to_install
+from maskdial.model_cache import cached_models
 from maskdial.registry.catalog import STARTER_FOLDER
 
 NAME = "acme/taste"
@@ -47,14 +48,11 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names that were exported; the bundle is always the same."""
     names: list[str] = []
 
-    def run(command: list[str], *, check: bool) -> Any:
-        verb, *options, source, dest = command[3:]
-        assert verb == "export"
-        names.append(" ".join([*options, source]))
-        shutil.copytree(STARTER_FOLDER / "sentiment", dest)
-        return subprocess.CompletedProcess(command, 0)
+    def export(options: list[str], folder: Path, *_: object) -> None:
+        names.append(" ".join(options))
+        shutil.copytree(STARTER_FOLDER / "sentiment", folder)
 
-    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
+    monkeypatch.setattr("maskdial.intake.export_apart", export)
     return names
 
 
@@ -71,14 +69,17 @@ def test_a_name_of_the_hub_is_exported_once(
     assert f"exporting {NAME} to" in capsys.readouterr().err
 
     assert cli.main(["models"]) == 0
-    listed = capsys.readouterr().out
-    assert NAME in listed
-    assert "classify, int8" in listed
-    assert " MB" in listed
-    assert cli.main(["models", "--remove", NAME]) == 0
+    heads, row, total = capsys.readouterr().out.splitlines()
+    name, source, precision, task, size = row.split()
+    assert heads.split() == ["name", "source", "precision", "task", "bytes"]
+    assert (name, precision, task) == (NAME, "int8", "classify")
+    assert source == read_manifests(NAME, cache / NAME)[0].source
+    assert total == f"{cache}: {size} bytes"
+    assert cli.main(["rm", NAME]) == 0
+    assert cli.main(["list"]) == 0
     assert NAME not in capsys.readouterr().out
     assert not (cache / "acme" / "taste").exists()
-    assert cli.main(["models", "--remove", NAME]) == 1
+    assert cli.main(["rm", NAME]) == 1
     assert "there is no 'acme/taste' in the cache" in capsys.readouterr().err
 
 
@@ -91,21 +92,15 @@ def test_a_file_that_changes_meanwhile_is_not_kept(
 ) -> None:
     file = tmp_path / "some.gguf"
     file.write_bytes(b"GGUF")
-    status = 0
 
-    def run(command: list[str], *, check: bool) -> Any:
-        if not status:
-            shutil.copytree(STARTER_FOLDER / "sentiment", command[-1])
-            file.write_bytes(file.read_bytes() + b"more")  # a download goes on
-        return subprocess.CompletedProcess(command, status)
+    def export(options: list[str], folder: Path, *_: object) -> None:
+        shutil.copytree(STARTER_FOLDER / "sentiment", folder)
+        file.write_bytes(file.read_bytes() + b"more")  # a download goes on
 
-    monkeypatch.setattr("maskdial.intake.subprocess.run", run)
+    monkeypatch.setattr("maskdial.intake.export_apart", export)
     assert cli.main(["serve", "--model", str(file)]) == 1
     assert f"{file} has changed while it was exported; wait" in capsys.readouterr().err
     assert [*(cache / "files").iterdir()] == []
-    status = -signal.SIGBUS
-    assert cli.main(["serve", "--model", str(file)]) == 1
-    assert "its process was ended (Bus error): memory ran out, or" in capsys.readouterr().err
     assert served == []
 
 
@@ -116,17 +111,39 @@ def test_a_file_of_a_repository_is_exported_once(
         assert cli.main(["serve", "--model", f"{NAME}:Q4_K_M", "--provider", "cuda,cpu"]) == 0
     assert exported == [f"{NAME}:Q4_K_M"]
     assert served == [{NAME: cache / "acme" / "taste--Q4_K_M"}] * 2
+    assert cli.main(["rm", f"{NAME}:Q4_K_M"]) == 0
+    assert not (cache / "acme" / "taste--Q4_K_M").exists()
+
+
+def test_revisions_are_kept_apart(cache: Path, exported: list[str]) -> None:
+    for source in (NAME, f"{NAME}@v1.0", f"{NAME}@refs/pr/1", f"{NAME}:Q8_0@v1.0", NAME):
+        assert cli.main(["pull", source]) == 0
+    assert exported == [
+        NAME,
+        f"--revision v1.0 {NAME}",
+        f"--revision refs/pr/1 {NAME}",
+        f"--revision v1.0 {NAME}:Q8_0",
+    ]
+    names = {each.name for each in cached_models()}
+    own = ("taste", "taste@v1.0", "taste@refs%2Fpr%2F1", "taste--Q8_0@v1.0")
+    assert names == {f"acme/{each}" for each in own}
+    assert cli.main(["rm", f"{NAME}@refs/pr/1", "acme/taste--Q8_0@v1.0"]) == 0
+    assert len(cached_models()) == 2
 
 
 def test_other_providers_get_floats(
     cache: Path, served: list[dict[str, Path]], exported: list[str], tmp_path: Path
 ) -> None:
-    assert cli.main(["serve", "--model", NAME, "--provider", "cuda,cpu"]) == 0
-    assert exported == [f"--precision fp32 {NAME}"]
+    assert cli.main(["serve", "--model", NAME]) == 0
+    for _ in range(2):
+        assert cli.main(["serve", "--model", NAME, "--provider", "cuda,cpu"]) == 0
+    assert exported == [NAME, f"--precision fp32 {NAME}"]
+    folder = cache / "acme" / "taste"
+    assert [each[NAME] for each in served[1:]] == [folder.with_name("taste+fp32")] * 2
     file = tmp_path / "some.Q4_K_M.gguf"
     file.write_bytes(b"GGUF")
     assert cli.main(["serve", "--model", f"a={file}", "--provider", "cuda,cpu"]) == 0
-    assert exported[1:] == [str(file)]  # which keeps its integers
+    assert exported[2:] == [str(file)]  # which keeps its integers
 
 
 def test_without_the_extra_it_says_what_to_install(
@@ -137,7 +154,7 @@ def test_without_the_extra_it_says_what_to_install(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('there is none')", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     folder = tmp_path / "hub" / "models--acme--taste"
@@ -148,11 +165,12 @@ def test_without_the_extra_it_says_what_to_install(
     (snapshot / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     (snapshot / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     assert cli.main(["serve", "--model", NAME]) == 1
-    exporting, why, then = capfd.readouterr().err.splitlines()
+    exporting, why = capfd.readouterr().err.splitlines()
     assert exporting == f"maskdial: exporting {NAME} to {cache / NAME}"
+    assert why.startswith(f"maskdial: model {NAME}: ")
     assert "there is none" in why
     assert how_to_install("export") in why
-    assert f"model {NAME} is not in the cache {cache}, and its export failed" in then
+    assert [*(cache / "acme").iterdir()] == []
     assert served == []
 
 
@@ -226,7 +244,7 @@ def test_only_bundles_are_listed_and_removed(
     assert cli.main(["models"]) == 0
     assert "acme/other" not in capsys.readouterr().out
     for name in ("acme/other", "acme", "..", "../..", "/"):
-        assert cli.main(["models", "--remove", name]) == 1
+        assert cli.main(["rm", name]) == 1
     assert (cache / "acme" / "other").is_dir()
 
 
@@ -238,7 +256,7 @@ def test_what_a_link_leads_to_is_not_removed(
     shutil.copytree(STARTER_FOLDER / "sentiment", mine)
     (cache / linked).parent.mkdir(parents=True)
     (cache / linked).symlink_to(mine.parent if linked == "acme" else mine)
-    assert cli.main(["models", "--remove", NAME]) == 1
+    assert cli.main(["rm", NAME]) == 1
     assert "is a link to" in capsys.readouterr().err
     assert (mine / "maskdial.json").is_file()
 

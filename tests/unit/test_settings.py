@@ -93,6 +93,7 @@ def test_an_empty_value_of_several_starts_nothing(
         "api_key": SECRET,
         "cors_allow_origin": "*",
         "allowed_host": "*",
+        "allow_pull": "acme/*",
     }[name]
     for several in (",", f"{good},", f",{good}", f"{good},,{good}", f"{good}, "):
         code = given(name, several)

@@ -1,7 +1,13 @@
 """Checkpoints on the Hugging Face Hub: downloading one, or finding it in the cache."""
 
+import fcntl
+import hashlib
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import (
@@ -12,8 +18,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import http_get
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.tqdm import tqdm
 
-from maskdial_export.errors import ExportError, first_line
+from maskdial_export.errors import ExportError, first_line, io_reason, is_full
+from maskdial_export.phase import BYTES, Progress, silent
 
 _MODULES = "[0-9]*_*/model.safetensors"  # sentence-transformers' Dense and LayerNorm
 _ADAPTERS = "*/adapter_model.safetensors"
@@ -27,6 +37,62 @@ HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 """What stands beside the weights of a model with sparse weights and token vectors, BGE-M3."""
 _PICKLES = ("*.bin", *HYBRID_HEADS)
 _NOT_DOWNLOADED = ("*/*.bin", "*/*.txt", "*/*.model")
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_SNAPSHOTS = "snapshots"
+_show: list[Progress] = [silent]
+"""What downloads report to: tqdm's classes are all that huggingface_hub takes."""
+
+
+@contextmanager
+def shown_by(progress: Progress) -> Iterator[None]:
+    """Within the block, downloads report their bytes."""
+    _show.append(progress)
+    try:
+        yield
+    finally:
+        _show.pop()
+
+
+class _Bytes(tqdm):
+    """Counts for `shown_by`, and draws nothing. Of the bars of a snapshot, one counts bytes."""
+
+    bar = "Reconstructing"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        description = str(options.get("desc", ""))
+        self._counts = options.get("unit") == "B" and self.bar in description
+        super().__init__(*args, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+    def update(self, n: float | None = 1) -> None:
+        if self._counts and n:
+            self.n += n
+            _show[-1](int(self.n), int(self.total or 0), BYTES)
+
+    def set_postfix_str(self, *_: object, **__: object) -> None:
+        pass
+
+
+class _Rest(_Bytes):
+    """Counts for a download of one file."""
+
+    bar = ""
+
+
+def provenance(path: Path) -> str:
+    """What a manifest says of a file's origin: its name, and of the Hub's cache also where from.
+
+    The cache has ``models--ORG--NAME/snapshots/COMMIT/FILE``.
+    """
+    snapshot = path.parent
+    while snapshot.parent.name != _SNAPSHOTS and snapshot.parent != snapshot:
+        snapshot = snapshot.parent
+    repository = snapshot.parent.parent.name
+    if not repository.startswith("models--"):
+        return path.name
+    name = repository.removeprefix("models--").replace("--", "/", 1)
+    return f"{name}/{path.relative_to(snapshot).as_posix()}@{snapshot.name}"
 
 
 def download(name: str, revision: str | None, *, allow_pickle: bool) -> Path:
@@ -77,20 +143,109 @@ def download_gguf(name: str, quantization: str, revision: str | None) -> Path:
 
 
 def _snapshot(name: str, revision: str | None, allowed: list[str], ignored: list[str]) -> Path:
+    blobs = _blobs(name)
+    before = _names(blobs)
     try:
+        _resume(name, revision, blobs)
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored
+            name,
+            revision=revision,
+            allow_patterns=allowed,
+            ignore_patterns=ignored,
+            tqdm_class=_Bytes,
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ExportError(_reason(name, revision, error)) from error
-    except OSError:
-        raise
+    except OSError as error:
+        size = re.search("Consistency check failed", str(error))
+        if size is None and not is_full(error):
+            raise
+        why = "what came is not as long as the Hub says" if size else io_reason(error)
+        where = "" if size else f"make room in {huggingface_hub.constants.HF_HUB_CACHE}, and "
+        raise ExportError(
+            f"{name} cannot be downloaded: {why}; {where}run it again to go on where it stopped"
+        ) from error
     except Exception as error:  # of the HTTP client
         raise ExportError(
             f"{name} cannot be downloaded from the Hub: {first_line(error)}; run the export again "
             "to go on where it stopped"
         ) from error
+    for blob in sorted(_names(blobs) - before):
+        _check_hash(name, blobs / blob)
     return Path(folder)
+
+
+def _resume(name: str, revision: str | None, blobs: Path) -> None:
+    """Gets the rest of large files of which an interrupted download has left the beginning.
+
+    huggingface_hub gives each download a file of its own, SHA256.RANDOM.incomplete, and does not
+    go on with those of others. Like it, this holds the lock of the file.
+    """
+    parts: dict[str, list[Path]] = {}
+    for each in blobs.glob("*.incomplete") if blobs.is_dir() else ():
+        if _SHA256.fullmatch(sha256 := each.name.partition(".")[0]):
+            parts.setdefault(sha256, []).append(each)
+    if not parts or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return
+    token = huggingface_hub.get_token()
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    for entry in huggingface_hub.HfApi().list_repo_tree(name, recursive=True, revision=revision):
+        found = entry.lfs.sha256 if isinstance(entry, RepoFile) and entry.lfs else ""
+        if not isinstance(entry, RepoFile) or found not in parts:
+            continue
+        lock = blobs.parent.parent / ".locks" / blobs.parent.name / f"{found}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a") as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # another process downloads it
+                continue
+            *others, longest = sorted(parts[found], key=lambda part: part.stat().st_size)
+            for other in others:
+                other.unlink()
+            url = huggingface_hub.hf_hub_url(name, entry.path, revision=revision)
+            with longest.open("ab") as file:
+                http_get(
+                    url,
+                    file,
+                    resume_size=file.tell(),
+                    headers=headers,
+                    expected_size=entry.size,
+                    tqdm_class=_Rest,
+                )
+            longest.replace(blobs / found)
+
+
+def _blobs(name: str) -> Path:
+    return Path(
+        huggingface_hub.constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "blobs"
+    )
+
+
+def _names(folder: Path) -> set[str]:
+    """The complete files of a folder that are named by their SHA-256, as large ones are."""
+    if not folder.is_dir():
+        return set()
+    return {each.name for each in folder.iterdir() if _SHA256.fullmatch(each.name)}
+
+
+def _check_hash(name: str, blob: Path) -> None:
+    """Removes a file that is another one than its name says: the next download gets it anew.
+
+    Raises:
+        ExportError: it is another one.
+    """
+    with blob.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found == blob.name:
+        return
+    blob.unlink()
+    # Links to it would count as downloaded
+    shutil.rmtree(blob.parent.parent / _SNAPSHOTS, ignore_errors=True)
+    raise ExportError(
+        f"a file of {name} has arrived damaged: its SHA-256 is {found[:12]}..., and the Hub says "
+        f"{blob.name[:12]}...; it was removed, run it again to download it"
+    )
 
 
 def _reason(name: str, revision: str | None, error: Exception) -> str:

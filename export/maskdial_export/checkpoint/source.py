@@ -17,7 +17,7 @@ from maskdial_export.checkpoint.config import check_config
 from maskdial_export.checkpoint.files import files_sha256
 from maskdial_export.checkpoint.gguf.contents import gguf_files
 from maskdial_export.checkpoint.gguf.convert import convert
-from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
@@ -95,7 +95,7 @@ class Source:
         """For the manifest: Hub id and commit, or a local name; and the adapter's name."""
         path = self.gguf[0] if self.gguf else (self.finder or self.path).resolve()
         local = self.gguf or Path(self.name).is_dir()
-        name = path.name if local else f"{self.name}@{path.name}"
+        name = provenance(path) if local else f"{self.name}@{path.name}"
         return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
 
     def read_json(self, file_name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Family, TaskName
 from maskdial_export.checkpoint.files import files_sha256
 from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, write_settings
-from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct import encoders
@@ -104,7 +104,7 @@ def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoi
         read_json(restored / _CONFIG),
         GGUFWeights(parts[0].name, contents.weights),
         tuple(parts),
-        parts[0].name,
+        provenance(parts[0]),
         frozenset(bits),
     )
 

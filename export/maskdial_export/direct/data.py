@@ -1,7 +1,7 @@
 """A graph's weight file, written tensor by tensor."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +20,16 @@ _TYPES = {
 
 
 class DataFile:
-    """Writes initializers into a file beside the graph; none of them stays in memory."""
+    """Writes initializers into a file beside the graph; none of them stays in memory.
 
-    def __init__(self, path: Path) -> None:
+    ``show`` is told how many bytes there are after each of them.
+    """
+
+    def __init__(self, path: Path, show: Callable[[int], None] = lambda _: None) -> None:
         self._file = path.open("wb")
         self._name = path.name
         self._end = 0
+        self._show = show
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +54,7 @@ class DataFile:
         for part in parts:
             self._file.write(np.ascontiguousarray(part, dtype).data.cast("B"))
         assert self._file.tell() == self._end, f"{name} has other rows than its shape says"
+        self._show(self._end)
         return tensor
 
     def write_columns(
@@ -68,6 +73,7 @@ class DataFile:
             first += part.shape[1]
         assert first == shape[1], f"{name} has other columns than its shape says"
         self._file.seek(self._end)
+        self._show(self._end)
         return tensor
 
     def _reserve(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> onnx.TensorProto:

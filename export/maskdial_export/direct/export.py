@@ -4,6 +4,8 @@ import importlib.metadata
 import math
 import shutil
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -13,7 +15,7 @@ import pydantic
 from rich.console import Console
 
 import maskdial
-from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.bundle import file_sha256, hash_files, write_manifest
 from maskdial.bundle.infill import find_infill_tokens
 from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial_export.checkpoint.files import (
@@ -42,11 +44,14 @@ from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, Weights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.golden_check import TEXT
-from maskdial_export.phase import finding, phase
+from maskdial_export.phase import BYTES, finding, phase
 from maskdial_export.quantize.gate import Gate, check_choice
-from maskdial_export.session import Loaded, kernels_here
+from maskdial_export.session import Loaded, available_bytes, kernels_here
 
 DirectPrecision = Literal["fp32", "int8", "int4"]
+_WORKSPACE = 700 * 10**6
+"""Bytes of memory that an export takes beside the bundle: modules, parts of matrices, passes."""
+_DATA = f"{GRAPH}.data"
 _TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "tokenizers")
 
 
@@ -146,10 +151,11 @@ def _write(
         chosen = _precision(checkpoint, precision, gate)
         described = _write_decoder(checkpoint, decoder, folder, chosen, gate, tolerance, console)
     versions = {name: importlib.metadata.version(name) for name in _TOOLS}
+    if "source_sha256" not in described:
+        described["source_sha256"] = checkpoint.sha256()
     manifest = Manifest(
         **described,
         source=checkpoint.provenance,
-        source_sha256=checkpoint.sha256(),
         tool_versions={"maskdial": maskdial.__version__, **versions},
     )
     write_manifest(folder, manifest)
@@ -166,22 +172,30 @@ def _write_decoder(
     console: Console,
 ) -> dict[str, Any]:
     """Writes everything but the manifest; returns what that says of it."""
-    _check_disk(decoder, checkpoint.weights, precision, folder)
+    num_bytes = _size(decoder, checkpoint.weights, precision)
+    _check_memory(checkpoint.name, decoder, num_bytes, precision)
+    _check_disk(num_bytes, folder)
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
     config = SimpleNamespace(**token_ids(checkpoint.config))
     tokens = special_tokens(checkpoint, config, tokenizer)
     texts = read_files(checkpoint, tokenizer)
     layout = decoder.layout
-    with phase(console, "Writing"):
-        model, rounded = _write_graph(checkpoint, decoder, folder, precision, console)
+    with phase(console, "Writing") as show:
+        model, rounded = _write_graph(
+            *(checkpoint, decoder, folder, precision, console),
+            lambda done: show(done, max(done, num_bytes), BYTES),
+        )
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
     original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
     is_gated = rounded is not None and rounded.rounds_products
     if is_gated:
         original = Reference(checkpoint.config, checkpoint.weights)
-    with phase(console, "Checking"), onnxruntime_errors():
+    with phase(console, "Checking"), onnxruntime_errors(), ThreadPoolExecutor(2) as pool:
+        # Seconds for each gigabyte
+        source_sha256 = pool.submit(checkpoint.sha256)
+        data_sha256 = pool.submit(file_sha256, folder / _DATA)
         checked = check_graph(
             model,
             folder,
@@ -213,7 +227,7 @@ def _write_decoder(
     if part is not None:
         towers = ", ".join(path.rpartition(".")[2] for path in part.left_out)
         finding(console, f"the text part alone; left out: {towers}")
-    names = [GRAPH, f"{GRAPH}.data", *write_files(texts, folder)]
+    names = [GRAPH, *write_files(texts, folder)]
     return {
         "family": "causal",
         "task": "generate",
@@ -233,7 +247,8 @@ def _write_decoder(
         "parity": checked.parity,
         "quality": quality,
         "golden": checked.golden,
-        "files": hash_files(folder, names),
+        "source_sha256": source_sha256.result(),
+        "files": dict(sorted({_DATA: data_sha256.result(), **hash_files(folder, names)}.items())),
     }
 
 
@@ -261,20 +276,44 @@ def _precision(checkpoint: DirectCheckpoint, asked: str | None, gate: Gate) -> D
     )
 
 
-def _check_disk(
-    decoder: Decoder, weights: Weights, precision: DirectPrecision, folder: Path
-) -> None:
-    """Refuses a bundle that is too large for the disk, before the work.
-
-    Raises:
-        ExportError: at least so much room is missing.
-    """
+def _size(decoder: Decoder, weights: Weights, precision: DirectPrecision) -> int:
+    """About how many bytes the bundle's weights take, on disk and in memory."""
     needed = 0.0
     for name, shape in decoder.shapes().items():
         bits = 32
         if precision != "fp32" and len(shape) > 1:
             bits = 5 if precision == "int4" and weights.bits(name) == 4 else 9  # with their scales
         needed += math.prod(shape) * bits / 8
+    return int(needed)
+
+
+def _check_memory(name: str, decoder: Decoder, needed: int, precision: DirectPrecision) -> None:
+    """Refuses a model that does not fit into memory: the system would end the process.
+
+    The check loads the bundle as a server does. What else there is has a bounded size.
+
+    Raises:
+        ExportError: it does not fit.
+    """
+    free = available_bytes()
+    if free is None or needed + _WORKSPACE <= free:
+        return
+    smaller = "take a file of fewer bits, or a smaller model"
+    eight = sum(math.prod(shape) for shape in decoder.shapes().values()) * 9 // 8 + _WORKSPACE
+    if precision == "fp32" and eight <= free:
+        smaller = f"--precision int8 would need {eight / 1e9:.1f}"
+    raise ExportError(
+        f"{name} needs {(needed + _WORKSPACE) / 1e9:.1f} GB of memory, and {free / 1e9:.1f} are "
+        f"free; {smaller}"
+    )
+
+
+def _check_disk(needed: int, folder: Path) -> None:
+    """Refuses a bundle that is too large for the disk, before the work.
+
+    Raises:
+        ExportError: at least so much room is missing.
+    """
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ExportError(
@@ -289,11 +328,12 @@ def _write_graph(
     folder: Path,
     precision: DirectPrecision,
     console: Console,
+    written: Callable[[int], None],
 ) -> tuple[onnx.ModelProto, RoundedWeights | None]:
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
     modules = Modules(tied=decoder.tied, parts=decoder.parts())
-    with DataFile(folder / f"{GRAPH}.data") as data:
+    with DataFile(folder / _DATA, written) as data:
         if precision == "fp32":
             floats = FloatProducts(modules, weights, nodes, data)
             model = GraphWriter(decoder, weights, floats, nodes, data).write()

@@ -103,6 +103,7 @@ from maskdial.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
+from maskdial.bundle.verified import known_sha256
 from maskdial.errors import BundleError, io_reason
 
 # Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
@@ -343,7 +344,7 @@ class _Hashes:
         if file not in self._found:
             stamp = Stamp.of(file)  # before it is read: what is written later must be noticed
             if stamp.size >= _LARGE:
-                sha256 = self._pool.submit(file_sha256, file)
+                sha256 = self._pool.submit(known_sha256, file, file_sha256)
             else:
                 sha256 = Future()
                 sha256.set_result(file_sha256(file))

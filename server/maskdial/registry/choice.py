@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from maskdial.bundle.manifest import Manifest, Mask
 from maskdial.errors import NotFoundError, ValidationError, shortened
+from maskdial.model_cache import HubSource
 from maskdial.registry.entry import Entry
 from maskdial.registry.served import ServedModel, Task
 
@@ -84,6 +85,9 @@ class Chooser:
         Raises:
             NotFoundError: there is none; the message lists those that exist.
         """
+        source = None if name in entries else HubSource.parse(name)
+        if source is not None:  # as Ollama calls it, hf.co/ORG/NAME:Q4_K_M
+            name = source.served_name
         if name not in entries:
             raise NotFoundError(
                 f"no model {shortened(name)!r} here; served models: {_names(entries)}"

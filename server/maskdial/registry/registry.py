@@ -8,7 +8,8 @@ event loop only.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,16 +24,20 @@ from maskdial.errors import (
     BundleError,
     CheckError,
     ConfigError,
+    ForbiddenError,
     MaskdialError,
+    NotFoundError,
     UnavailableError,
     ValidationError,
 )
+from maskdial.exporting import Progress
 from maskdial.metrics import Metrics, UnloadReason
-from maskdial.model_cache import is_source, source_bundle
+from maskdial.model_cache import HubSource, is_source, source_bundle
 from maskdial.registry.adapters import Adapters
 from maskdial.registry.catalog import Catalog
-from maskdial.registry.choice import Chooser, ModelChoice
+from maskdial.registry.choice import LATEST, Chooser, ModelChoice
 from maskdial.registry.entry import Entry, Lease, LoadedAdapter, Loading, Version
+from maskdial.registry.pulls import Pulls
 from maskdial.registry.served import ServedModel, Task
 from maskdial.registry.versions import Start, Versions
 
@@ -65,6 +70,7 @@ class Models:
         self._entries: dict[str, Entry] = {}
         self._versions = Versions(config, metrics, start, self._evict)
         self._adapters = Adapters(config)
+        self.pulls, self._pulls_none = Pulls(config), not config.allow_pull
         self._configured_adapters = config.adapters
         self._scanned_at = -_SCAN_SECONDS
         self._sweeper: asyncio.TimerHandle | None = None
@@ -260,7 +266,7 @@ class Models:
         """
         self._scanned_at = time.monotonic()
         known = {name for name, entry in self._entries.items() if entry.manifests}
-        found, read = await in_thread(partial(_scan, self._catalog, known))
+        found, read = await in_thread(partial(_scan, self._catalog, self.pulls, known))
         for name, folder in found.items():
             entry = self._entries.get(name) or self._add(name, folder)
             if entry.base is not None:
@@ -471,6 +477,52 @@ class Models:
         await self._scan_quietly()
         return entry
 
+    def to_pull(self, name: str) -> HubSource | None:
+        """What has to be pulled so that a name is served; None if it is.
+
+        Raises:
+            NotFoundError: nothing of that name is served, and the server pulls none.
+            ValidationError, ForbiddenError: as `Pulls.source`.
+        """
+        try:
+            self.entry(ModelChoice.of(name).name or "")
+        except NotFoundError as error:
+            if self._pulls_none:
+                raise NotFoundError(
+                    f"{error.message}; it pulls none without --allow-pull: export a checkpoint "
+                    "with 'maskdial export' and serve it with --model NAME=FOLDER"
+                ) from error
+            return self.pulls.source(name)
+        return None
+
+    async def pull(self, source: HubSource | None) -> AsyncGenerator[Progress, None]:
+        """Takes a model of the Hub in, and serves it from then on; of None, nothing happens.
+
+        Raises:
+            ValidationError: that failed.
+        """
+        if source is not None:
+            async with aclosing(self.pulls.pull(source)) as steps:
+                async for progress in steps:
+                    yield progress
+            await self.scan()
+
+    async def remove(self, name: str) -> None:
+        """Unloads a model that was pulled, and removes its files.
+
+        Raises:
+            NotFoundError: there is no such name.
+            ForbiddenError: it is another one's, such as the operator's.
+            ValidationError: it cannot be removed.
+        """
+        entry = self.entry(name.removesuffix(LATEST))
+        bundles = await in_thread(self.pulls.bundles)
+        if entry.folder not in bundles.values() or entry.name in self._catalog.configured:
+            raise ForbiddenError(f"model {entry.name!r} was not pulled, and its files stay")
+        await self.unload(entry.name)
+        await self.pulls.remove(entry.folder)
+        await self.scan()
+
     async def close(self) -> None:
         """Stops everything at once, and what is being loaded as soon as it is."""
         self._closed = True
@@ -578,12 +630,12 @@ def _not_loaded(entry: Entry, cause: MaskdialError) -> UnavailableError:
 
 
 def _scan(
-    catalog: Catalog, known: set[str]
+    catalog: Catalog, pulls: Pulls, known: set[str]
 ) -> tuple[Mapping[str, Path], Mapping[str, tuple[Manifest, ...] | MaskdialError]]:
     """The bundles that there are, and what the manifests of those not ``known`` say; of what is no
     bundle yet, nothing.
     """
-    found = catalog.scan()
+    found = pulls.bundles() | catalog.scan()
     read: dict[str, tuple[Manifest, ...] | MaskdialError] = {}
     for name, folder in found.items():
         if name in known:

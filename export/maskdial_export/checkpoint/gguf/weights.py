@@ -7,8 +7,10 @@ a quantized row stays as it is.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -29,7 +31,7 @@ _EXPERTS = re.compile(r"_exps$")
 _QUERY, _KEY, _VALUE = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
 _GATES = "blk.{}.attn_gate"
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
-_AT_ONCE = 2**18
+_AT_ONCE = 2**17
 """Values that are restored at once: their intermediate results stay in the processor's cache."""
 # Tables that the configuration describes
 _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])\.weight$")
@@ -182,13 +184,26 @@ def read_values(tensor: StoredTensor) -> Floats:
     rows = tensor.rows()
     values = np.empty((len(rows), tensor.shape[-1]), np.float32)
     step = max(1, _AT_ONCE // tensor.shape[-1])
-    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
-        for start in range(0, len(rows), step):
-            # As one long row, or the package would take 16 at a time
-            part = rows[start : start + step].reshape(1, -1)
+
+    def read(start: int) -> None:
+        # As one long row, or the package would take 16 at a time
+        part = rows[start : start + step].reshape(1, -1)
+        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
             found = gguf.quants.dequantize(part, kind)
-            values[start : start + step] = found.reshape(-1, tensor.shape[-1])
+        values[start : start + step] = found.reshape(-1, tensor.shape[-1])
+
+    if len(rows) <= step:
+        read(0)
+    else:
+        with ThreadPoolExecutor(_threads()) as pool:
+            for _ in pool.map(read, range(0, len(rows), step)):
+                pass
     return values[0] if tensor.is_vector else values
+
+
+def _threads() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def match_weights(file: GGUFFile, model: Model) -> list[Weight]:

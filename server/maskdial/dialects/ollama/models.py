@@ -14,6 +14,7 @@ from typing import Any, Self
 from fastapi import Request, Response
 from pydantic import Field, model_validator
 
+from maskdial.bundle.bundle import num_bytes
 from maskdial.bundle.manifest import MANIFEST, Manifest
 from maskdial.causal.model import CausalModel
 from maskdial.config import Config
@@ -77,17 +78,10 @@ class Files:
     def of(cls, folder: Path, manifests: Iterable[Manifest]) -> "Files":
         """Reads the folder's entries; call it in a thread. Files that are gone have no size."""
         hashes = {name: digest for each in manifests for name, digest in each.files.items()}
-        size = sum(map(_size, (folder / name for name in hashes)))
+        size = sum(num_bytes(folder, each) for each in manifests)
         lines = "".join(f"{digest} {name}\n" for name, digest in sorted(hashes.items()))
         written = _modified(folder / MANIFEST)
         return cls(size, hashlib.sha256(lines.encode()).hexdigest(), timestamp(written))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _modified(path: Path) -> datetime:
@@ -115,7 +109,9 @@ async def tags(request: Request) -> Response:
         entry for entry in models.entries if entry.manifests and (entry.models or models.autoloads)
     ]
     found = zip(entries, await _files(entries), strict=True)
-    return json_reply({"models": [_listed(*each) | _written(each[1]) for each in found]})
+    return json_reply(
+        {"models": [_listed(*each) | {"modified_at": each[1].modified_at} for each in found]}
+    )
 
 
 async def running(request: Request) -> Response:
@@ -180,10 +176,6 @@ def _listed(entry: Entry, files: Files) -> dict[str, Any]:
         "digest": files.digest,
         "details": _details(entry),
     }
-
-
-def _written(files: Files) -> dict[str, str]:
-    return {"modified_at": files.modified_at}
 
 
 def _details(entry: Entry) -> Details:

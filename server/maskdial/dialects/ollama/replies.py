@@ -119,15 +119,18 @@ class Details(TypedDict):
     quantization_level: str
 
 
-class ListedModel(TypedDict):
-    """A model, loaded or not. Its size is that of its files, in bytes."""
-
+class _Model(TypedDict):
     name: str
     model: str
-    modified_at: str
     size: int
     digest: str
     details: Details
+
+
+class ListedModel(_Model):
+    """A model, loaded or not. Its size is that of its files, in bytes."""
+
+    modified_at: str
 
 
 class ListedModels(TypedDict):
@@ -136,14 +139,9 @@ class ListedModels(TypedDict):
     models: list[ListedModel]
 
 
-class RunningModel(TypedDict):
+class RunningModel(_Model):
     """A loaded model, and when it is unloaded unless it is used."""
 
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: Details
     expires_at: str
     size_vram: int
     context_length: int
@@ -168,6 +166,9 @@ class ShownModel(TypedDict):
 
 
 class Status(TypedDict):
-    """How a change of the models went."""
+    """How a change of the models goes, in bytes or other things."""
 
     status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]

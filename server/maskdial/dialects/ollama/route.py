@@ -39,10 +39,10 @@ ROUTES = (
             tags=["ollama"],
         )
         for path, endpoint in (
-            ("/api/push", changes.push),
-            ("/api/create", changes.create),
-            ("/api/copy", changes.copy),
-            ("/api/blobs/{digest}", changes.upload),
+            ("/api/push", changes.refusing("copy a bundle's folder instead of pushing it")),
+            ("/api/create", changes.refusing("make a model with 'maskdial export'")),
+            ("/api/copy", changes.refusing("serve it by another name with --model NAME=FOLDER")),
+            ("/api/blobs/{digest}", changes.refusing("make a model with 'maskdial export'")),
         )
     ),
     Route(

@@ -168,6 +168,7 @@ class BlockMatrix {
       }
       if (has_bias_) std::memcpy(to + its * sizeof(float), bias_.floats() + column, sizeof(float));
     }
+    forget_packed(first_panel, last_panel);
   }
 
   // Where they are from now on. The weight is not read again.
@@ -222,6 +223,7 @@ class BlockMatrix {
 
  private:
   static constexpr size_t kBiasBytes = kPanel4 * sizeof(float);
+  static constexpr size_t kForgotten = 8 * 1024 * 1024;  // finding a mapping takes 0.1 ms
   static constexpr uint8_t kMiddle = 8, kMiddle8 = 128;
   // The most that the largest of a group may be of its step: scales and minima of Q4_K and Q5_K have 6
   // bits, scales of Q6_K 8 with a sign.
@@ -275,6 +277,24 @@ class BlockMatrix {
   }
 
   // Writes the first `size` weights of a column's block.
+  // Gives back what some panels were packed of, a few megabytes at a time: otherwise all of a large
+  // matrix, such as an output layer, would be in memory twice.
+  void forget_packed(size_t first_panel, size_t last_panel) const {
+    const size_t row_bytes = weight_.size() / num_outputs_;
+    const size_t step = std::max<size_t>(kForgotten / (row_bytes * kPanel4), 1);
+    const size_t end = last_panel / step * step;
+    if (first_panel / step == last_panel / step) return;
+    const size_t first = (first_panel / step * step) * kPanel4;
+    const size_t rows = std::min(end * kPanel4, num_outputs_) - first;
+    const size_t scales = scale_.size() / num_outputs_ * sizeof(float);
+    const auto forget = [&](const void* data, size_t bytes) {
+      forget_file_pages(static_cast<const uint8_t*>(data) + first * bytes, rows * bytes);
+    };
+    forget(weight_.data, row_bytes);
+    forget(scale_.data, scales);
+    if (minimum_.data != nullptr) forget(minimum_.data, scales);
+  }
+
   void pack_weights(size_t column, size_t block, size_t size, uint8_t* to) const {
     const size_t block_bytes = chunks_per_block_ * chunk_size_ * kBits / 8;
     const auto* in = static_cast<const uint8_t*>(weight_.data) +
