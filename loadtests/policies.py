@@ -8,10 +8,12 @@ a classifier as DeBERTa-base.
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,7 +151,8 @@ class _Round:
 async def _measure(url: str, args: argparse.Namespace) -> Section:
     policies = (_NONE, "tagger", "classifier", "both")
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-        turns = {name: partial(_round, client, name, args) for name in policies}
+        seeds = itertools.count(args.seed * 1_000_000)  # verdicts on equal texts are kept
+        turns = {name: partial(_round, client, name, args, seeds) for name in policies}
         rounds = await take_turns(turns, args.seconds)
     rows = []
     for name in policies:
@@ -172,9 +175,11 @@ async def _measure(url: str, args: argparse.Namespace) -> Section:
     return Section("policies", question, len(rounds[_NONE]), tuple(rows), tuple(findings))
 
 
-async def _round(client: httpx.AsyncClient, policy: str, args: argparse.Namespace) -> _Round:
+async def _round(
+    client: httpx.AsyncClient, policy: str, args: argparse.Namespace, seeds: Iterator[int]
+) -> _Round:
     began = time.perf_counter()
-    streams = [_stream(client, policy, args, args.seed + index) for index in range(args.streams)]
+    streams = [_stream(client, policy, args, next(seeds)) for _ in range(args.streams)]
     told = await asyncio.gather(*streams)
     seconds = time.perf_counter() - began
     return _Round(

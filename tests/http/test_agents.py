@@ -439,7 +439,7 @@ class TestCustomTools:
         assert message == "tools[1]: custom: belongs to the type 'custom', and only to that"
         body = self.body("lark", self.GRAMMAR) | {"tool_choice": {"type": "custom"}}
         message = refused(http, "/v1/chat/completions", **body)
-        assert message == "tool_choice: custom: belongs to the type 'custom', and only to that"
+        assert message == "tool_choice: custom: this field is required"
 
 
 class TestChatInterfaces:

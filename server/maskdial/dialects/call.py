@@ -1,5 +1,6 @@
 """Call: one request to a task route, from its parsed body to its reply."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeVar
@@ -9,7 +10,6 @@ from pydantic import BaseModel
 
 from maskdial.ask.write import AnyGeneration, Writer, prepare, task_under, writing
 from maskdial.causal.chat.request import ChatRequest
-from maskdial.causal.model import CausalModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import SECONDS_PER_BYTE, BodyError, TaskBody, read_body, read_object
 from maskdial.engine.offload import offload
@@ -18,6 +18,7 @@ from maskdial.errors import MaskdialError, ValidationError
 from maskdial.http.context import server_context
 from maskdial.http.disconnect import unless_gone
 from maskdial.http.ignored import Ignored
+from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Endpoint, TaskRoute
 from maskdial.http.sse import EVENTS, Frames, StreamForm, stream_reply
 from maskdial.masked import run
@@ -137,12 +138,6 @@ class Call(Generic[BodyT]):
         assert isinstance(model, MaskedModel)
         return model
 
-    async def causal(self, task: Task) -> CausalModel:
-        """`model` of a task that only causal models do."""
-        model = await self.model(task)
-        assert isinstance(model, CausalModel)
-        return model
-
     async def writer(self) -> Writer:
         """The model that is meant to write, by whichever way it does under the mask that is asked
         for.
@@ -182,9 +177,11 @@ class Call(Generic[BodyT]):
         """Runs a task of the masked family; see `maskdial.masked.run.answer`."""
         return await run.answer(request, model, self.server.config, self.deadline)
 
-    async def generation(self, request: GenerationRequest, model: Writer) -> AnyGeneration:
-        """Admits a request to write, under the mask that is asked for and the policies that bind
-        it; see `maskdial.ask.write.prepare`.
+    async def generation(
+        self, asked: GenerationRequest | ChatRequest, model: Writer
+    ) -> AnyGeneration:
+        """Admits a request to write, or a conversation to answer, under the mask that is asked for
+        and the policies that bind it; see `maskdial.ask.write.prepare`.
 
         Raises:
             RefusedError: a policy refuses it.
@@ -192,34 +189,26 @@ class Call(Generic[BodyT]):
         """
         guarded = self._guarded(model)
         if guarded is None:
-            return await self._admitted(request, model)
-        request = await guarded.prompts(request, model)
-        generation = await self._admitted(request, model)
-        return GuardedGeneration(generation, guarded, model, request)
-
-    async def chat(self, chat: ChatRequest, model: Writer) -> AnyGeneration:
-        """Admits a conversation to answer; see `generation`."""
-        guarded = self._guarded(model)
-        if guarded is None:
-            return await self._admitted(chat.generation_for(model), model)
-        chat = await guarded.chat(chat)
-        generation = await self._admitted(chat.generation_for(model), model)
-        return GuardedGeneration(generation, guarded, model, chat.generation, chat)
+            return await self._admitted(asked, model)
+        asked = await guarded.read(asked, model)
+        return GuardedGeneration(await self._admitted(asked, model), guarded, model, asked)
 
     def _guarded(self, model: Writer) -> GuardedRequest | None:
         """The request under the policies that bind it, and those that it asks for."""
         policies, state = self.server.policies, self._request.state
-        asked = self._request.headers.get("x-policy", "")
+        names = self._request.headers.get("x-policy", "")
         if policies is None:
-            if asked:
+            if names:
                 raise ValidationError("this server has no policies (--policy)", field="x-policy")
             return None
-        guarded = policies.over(model.name, state.key, asked, self.deadline, state.request_id)
-        if guarded is not None:
-            state.policy = ", ".join(each.name for each in guarded.policies)
+        guarded = policies.over(model.name, state.key, names, self.deadline, state.request_id)
+        state.policy = "" if guarded is None else guarded.names
         return guarded
 
-    async def _admitted(self, request: GenerationRequest, model: Writer) -> AnyGeneration:
+    async def _admitted(
+        self, asked: GenerationRequest | ChatRequest, model: Writer
+    ) -> AnyGeneration:
+        request = asked.generation_for(model) if isinstance(asked, ChatRequest) else asked
         mask = self.choice().mask
         generation = await prepare(request, model, mask, self.server.config, self.deadline)
         if self.ignored is not None and request.is_limited:
@@ -262,6 +251,24 @@ async def respond(answer: Answerer[BodyT], call: Call[BodyT]) -> Response:
         return await answer(call)
     except ValidationError as error:
         raise call.located(error) from error
+
+
+async def tell(request: Request, task: Task, describe: Callable[[ServedModel], object]) -> Response:
+    """What a route that reads no body says of the model that does a task, or of the one that
+    `?model=` names; it is loaded first.
+    """
+    server = server_context(request)
+    choice = ModelChoice.of(request.query_params.get("model"))
+    try:
+        async with Deadline(None, server.config).enforced():
+            lease = await server.models.lease(choice, task)
+        try:
+            model = server.models.pick(lease, choice, task)
+            return json_reply(await asyncio.to_thread(describe, model))
+        finally:
+            lease.release()
+    except MaskdialError as error:
+        return error_reply(error)
 
 
 async def read_lenient(

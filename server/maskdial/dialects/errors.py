@@ -1,6 +1,6 @@
 """ErrorForm: how a dialect that is not ours writes errors, and the routes that write them so."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ class ErrorForm:
         schema: the type of that, for the documentation.
         prefix: routing errors have this form at this path and below it; empty for nowhere.
         stream_type: the media type of its streams.
-        statuses: of errors beside those of all tasks.
     """
 
     tag: str
@@ -31,7 +30,6 @@ class ErrorForm:
     schema: Any
     prefix: str = ""
     stream_type: str = EVENTS.media_type
-    statuses: Collection[int] = ()
 
     def reply(self, error: MaskdialError) -> Response:
         """An error as a response."""
@@ -50,6 +48,7 @@ class ErrorForm:
         reply: Any,
         *,
         streams: bool = False,
+        admin: bool = False,
     ) -> TaskRoute:
         """A task route whose errors have this form."""
         return task_route(
@@ -62,6 +61,6 @@ class ErrorForm:
             error=self.schema,
             error_reply=self.reply,
             invalid_status=400,
-            statuses=self.statuses,
             tags=[self.tag],
+            admin=admin,
         )

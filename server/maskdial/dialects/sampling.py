@@ -74,6 +74,20 @@ def _pairs_to_map(biases: object) -> object:
 
 
 Stops = Annotated[list[Annotated[str, Size(0, 1024, "characters")]], Size(0, 64, "texts")]
+AnySeed = Annotated[
+    int,
+    Range(-(2**63), 2**63 - 1),
+    pydantic.AfterValidator(lambda seed: None if seed == -1 else seed),
+]
+"""A seed, or -1 for a new one."""
+AnyStops = Annotated[
+    Stops,
+    pydantic.BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value,
+        json_schema_input_type=str | list[str],
+    ),
+]
+"""A text, or several."""
 _MAX_WORD = 1024  # characters
 Words = Annotated[list[Annotated[str, Size(1, _MAX_WORD, "characters")]], Size(0, 256, "texts")]
 Breakers = Annotated[list[Annotated[str, Size(1, 40, "characters")]], Size(0, 16, "texts")]

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from maskdial.errors import MaskdialError
 from maskdial.http.disconnect import ClientGoneError, cancel, disconnected
+from maskdial.http.replies import encode_json
 
 KEEP_ALIVE_SECONDS = 15.0
 
@@ -50,6 +52,11 @@ def escape_line_ends(content: bytes) -> bytes:
 def data_frame(content: bytes) -> bytes:
     """An event with nothing but data: JSON, which must be a single line, or a word."""
     return b"data: " + escape_line_ends(content) + b"\n\n"
+
+
+def event_frame(content: dict[str, Any]) -> bytes:
+    """A server-sent event of JSON, named after its ``type``."""
+    return named_frame(content["type"], encode_json(content))
 
 
 def named_frame(name: str, content: bytes) -> bytes:

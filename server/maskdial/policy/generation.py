@@ -25,8 +25,7 @@ class GuardedGeneration:
         generation: admitted; its prompts have been read by the rules.
         request: under its policies.
         model: writes.
-        asked: how to generate.
-        chat: the conversation that is answered; None for texts that are no replies.
+        asked: what to write; as the rules have left it.
 
     Raises:
         ValidationError: it would show what a pass unmasks before a rule has read it.
@@ -37,14 +36,15 @@ class GuardedGeneration:
         generation: AnyGeneration,
         request: GuardedRequest,
         model: WritingModel,
-        asked: GenerationRequest,
-        chat: ChatRequest | None = None,
+        asked: GenerationRequest | ChatRequest,
     ) -> None:
         if isinstance(generation, UnmaskedGeneration) and generation.shows_passes:
             raise ValidationError(
                 "a policy reads texts before they are shown, so that no pass can be; leave it out",
                 field="stream_unmasking",
             )
+        chat = asked if isinstance(asked, ChatRequest) else None
+        asked = asked.generation if isinstance(asked, ChatRequest) else asked
         self._generation = generation
         self._num_copies = asked.num_sequences
         fit = Fit(

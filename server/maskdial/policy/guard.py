@@ -287,6 +287,11 @@ class GuardedRequest:
         self.placeholders = Placeholders()
         self._model = model
 
+    @property
+    def names(self) -> str:
+        """Those of its policies, with commas."""
+        return ", ".join(each.name for each in self.policies)
+
     def rules(self, side: str) -> Iterator[tuple[Policy, Rule]]:
         """The rules for one side."""
         for policy in self.policies:
@@ -294,14 +299,21 @@ class GuardedRequest:
                 if rule.side == side:
                     yield policy, rule
 
-    async def chat(self, chat: ChatRequest) -> ChatRequest:
-        """A conversation as the rules leave it.
+    async def read(
+        self, asked: GenerationRequest | ChatRequest, model: WritingModel
+    ) -> GenerationRequest | ChatRequest:
+        """A conversation, or a request to continue prompts, as the rules leave it.
 
         Raises:
             RefusedError: a rule refuses it.
             Rerouted: a rule has another model answer.
             UnavailableError, OverloadedError: a rule could not be judged.
         """
+        if isinstance(asked, ChatRequest):
+            return await self._read_chat(asked)
+        return await self._read_prompts(asked, model)
+
+    async def _read_chat(self, chat: ChatRequest) -> ChatRequest:
         strings = [[Strings(call.arguments) for call in each.tool_calls] for each in chat.messages]
         places = []
         for i, (message, calls) in enumerate(zip(chat.messages, strings, strict=True)):
@@ -309,7 +321,7 @@ class GuardedRequest:
             places += [_Place(message.role, i, text) for text in texts]
         for i, document in enumerate(chat.documents):
             places.append(_Place("document", i, document["text"]))
-        new = iter(await self._read(places))
+        new = iter(await self._judged(places))
 
         def message_of(message: ChatMessage, calls: Sequence[Strings]) -> ChatMessage:
             content, reasoning = next(new), next(new)
@@ -328,12 +340,10 @@ class GuardedRequest:
         documents = [document_of({**each, "text": next(new)}) for each in chat.documents]
         return replace(chat, messages=messages, documents=documents)
 
-    async def prompts(self, request: GenerationRequest, model: WritingModel) -> GenerationRequest:
-        """A request to continue prompts as the rules leave it; prompts are the user's.
-
-        Raises:
-            As `chat`.
-        """
+    async def _read_prompts(
+        self, request: GenerationRequest, model: WritingModel
+    ) -> GenerationRequest:
+        """Prompts are the user's."""
 
         def text_of(prompt: TextOrIds) -> str:
             if isinstance(prompt, str):
@@ -346,7 +356,7 @@ class GuardedRequest:
         if infill is not None:
             others = [infill.suffix, infill.beginning, *(each.text for each in infill.snippets)]
             places += [_Place("user", 0, text) for text in others]
-        new = iter(await self._read(places))
+        new = iter(await self._judged(places))
 
         def prompt_of(prompt: TextOrIds, text: str) -> TextOrIds:
             changed_text = next(new)
@@ -366,7 +376,7 @@ class GuardedRequest:
             )
         return replace(request, prompts=prompts, infill=infill)
 
-    async def _read(self, places: Sequence[_Place]) -> list[str]:
+    async def _judged(self, places: Sequence[_Place]) -> list[str]:
         """The texts as the rules leave them."""
         self.placeholders = Placeholders(place.text for place in places)
         judged = await together(

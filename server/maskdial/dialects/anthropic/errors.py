@@ -1,7 +1,5 @@
 """How Anthropic's dialect writes errors."""
 
-from typing import Any
-
 from maskdial.dialects.anthropic.replies import AnthropicError
 from maskdial.dialects.errors import ErrorForm
 from maskdial.errors import (
@@ -28,11 +26,6 @@ _TYPES: tuple[tuple[type[MaskdialError], str], ...] = (
     (OverloadedError, "rate_limit_error"),
     (DeadlineError, "timeout_error"),
 )
-
-
-def event_frame(content: dict[str, Any]) -> bytes:
-    """A server-sent event, named after its type."""
-    return named_frame(content["type"], encode_json(content))
 
 
 def error_frame(error: MaskdialError) -> bytes:

@@ -13,13 +13,14 @@ from maskdial.causal.model import WritingModel
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.anthropic.blocks import Envelope, EventWriter, whole_message
 from maskdial.dialects.anthropic.body import CountBody, MessagesBody
-from maskdial.dialects.anthropic.errors import FORM, error_frame, event_frame
+from maskdial.dialects.anthropic.errors import FORM, error_frame
 from maskdial.dialects.anthropic.replies import AssistantMessage, TokenCount
 from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
 from maskdial.engine.offload import offload
 from maskdial.errors import MaskdialError
 from maskdial.http.replies import json_reply
+from maskdial.http.sse import event_frame
 
 
 async def messages(call: Call[MessagesBody]) -> Response:
@@ -27,7 +28,7 @@ async def messages(call: Call[MessagesBody]) -> Response:
     body = call.body
     model = await call.writer()
     chat = body.request(model)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     (prompt,) = generation.prompts
     envelope = Envelope(model.name, prompt, body.max_tokens, body.shows_thinking)
     renderer = MessageRenderer(envelope, ReplyReader(chat, prompt, model))

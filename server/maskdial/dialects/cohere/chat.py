@@ -160,7 +160,7 @@ async def cohere_chat(call: Call[CohereChatBody]) -> Response:
     body = call.body
     model = await call.writer()
     chat = body.request(model)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     (prompt,) = generation.prompts
     reader = ReplyReader(chat, prompt, model)
     speller = TokenSpeller(model.tokenizer, prompt.ids) if body.logprobs else None

@@ -1,14 +1,12 @@
 """How Cohere's dialect writes errors."""
 
 import uuid
-from typing import Any
 
 from typing_extensions import TypedDict
 
 from maskdial.dialects.errors import ErrorForm
 from maskdial.errors import MaskdialError
-from maskdial.http.replies import encode_json
-from maskdial.http.sse import named_frame
+from maskdial.http.sse import event_frame
 
 
 class CohereError(TypedDict):
@@ -16,11 +14,6 @@ class CohereError(TypedDict):
 
     id: str
     message: str
-
-
-def event_frame(content: dict[str, Any]) -> bytes:
-    """A server-sent event, named after its type."""
-    return named_frame(content["type"], encode_json(content))
 
 
 def error_frame(error: MaskdialError) -> bytes:

@@ -13,10 +13,10 @@ from maskdial.causal.events import TokenEvent, Verdict
 from maskdial.causal.generate import Completion
 from maskdial.causal.prompts import Prompt
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
-from maskdial.dialects.cohere.errors import error_frame, event_frame
+from maskdial.dialects.cohere.errors import error_frame
 from maskdial.dialects.flow import Renderer
 from maskdial.errors import MaskdialError
-from maskdial.http.sse import data_frame
+from maskdial.http.sse import data_frame, event_frame
 
 FinishReason = Literal["COMPLETE", "STOP_SEQUENCE", "MAX_TOKENS", "TOOL_CALL", "ERROR"]
 _REASONS: dict[ReplyFinish, FinishReason] = {

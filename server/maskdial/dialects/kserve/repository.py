@@ -1,6 +1,7 @@
 """KServe's and Triton's `/v2`: health, metadata, and the model repository."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from fastapi import Request, Response
 from pydantic import Field
@@ -197,21 +198,20 @@ async def index(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """Loads a model, or a new version of it, and replies when that takes the requests."""
-    content = await request.body()
-    if content:
-        await read_body(RepositoryLoadBody, content)
-    models = server_context(request).models
-    await unless_gone(request, models.load(request.path_params["name"]))
-    return json_reply({})
+    return await _change(request, RepositoryLoadBody, server_context(request).models.load)
 
 
 async def unload(request: Request) -> Response:
     """Unloads a model, and replies when it has finished its requests."""
-    content = await request.body()
-    if content:
-        await read_body(RepositoryUnloadBody, content)
-    models = server_context(request).models
-    await unless_gone(request, models.unload(request.path_params["name"]))
+    return await _change(request, RepositoryUnloadBody, server_context(request).models.unload)
+
+
+async def _change(
+    request: Request, body: type[Wire], change: Callable[[str], Coroutine[Any, Any, Entry]]
+) -> Response:
+    if content := await request.body():
+        await read_body(body, content)
+    await unless_gone(request, change(request.path_params["name"]))
     return json_reply({})
 
 

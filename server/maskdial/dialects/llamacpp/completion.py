@@ -18,9 +18,9 @@ from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.flow import write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.llamacpp.infill import AnyStops, CompletionRenderer, InfillReply
+from maskdial.dialects.llamacpp.infill import CompletionRenderer, InfillReply
 from maskdial.dialects.openai.tokens import PromptBody, render
-from maskdial.dialects.sampling import PENALTY_LAST_N, SamplingFields
+from maskdial.dialects.sampling import PENALTY_LAST_N, AnySeed, AnyStops, SamplingFields
 from maskdial.dialects.unsupported import Gbnf, Lora
 from maskdial.errors import ValidationError
 from maskdial.http.replies import json_reply
@@ -75,17 +75,12 @@ class CompletionBody(SamplingFields, GuidedFields, Lenient, TaskBody):
         None, description="Texts that end the text, and are not part of it."
     )
     penalty_last_n: LastN | None = PENALTY_LAST_N
+    seed: AnySeed | None = Field(None, description="Random seed. Default, and with -1: a new one.")
     stream: bool | None = Field(
         None, description="Reply with server-sent events, one per token. Default: false."
     )
     lora: Lora = None
     grammar: Gbnf = None
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _draw_seed(cls, body: object) -> object:
-        """-1 asks for a new seed."""
-        return {**body, "seed": None} if isinstance(body, dict) and body.get("seed") == -1 else body
 
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of a neutral request, where the names differ."""

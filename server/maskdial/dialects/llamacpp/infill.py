@@ -6,7 +6,6 @@ A causal model writes it if its tokenizer has fill-in-the-middle tokens; a maske
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
-import pydantic
 from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -23,7 +22,7 @@ from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.flow import Renderer, error_frame, write
 from maskdial.dialects.guided import GuidedFields
 from maskdial.dialects.lenient import Lenient
-from maskdial.dialects.sampling import SamplingFields, Stops
+from maskdial.dialects.sampling import AnyStops, SamplingFields
 from maskdial.dialects.unsupported import Lora
 from maskdial.errors import ValidationError
 from maskdial.http.replies import encode_json, json_reply, timing_headers
@@ -39,16 +38,6 @@ _CAUSAL = (
     *("stop", "stop_token_ids", "ignore_eos", "logit_bias"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
-
-
-AnyStops = Annotated[
-    Stops,
-    pydantic.BeforeValidator(
-        lambda value: [value] if isinstance(value, str) else value,
-        json_schema_input_type=str | list[str],
-    ),
-]
-"""A text, or several."""
 
 
 class InputExtra(Lenient):

@@ -10,14 +10,15 @@ from typing_extensions import TypedDict
 import maskdial
 from maskdial.ask.catalogue import WRITE
 from maskdial.causal.model import CausalModel
+from maskdial.dialects.call import tell
 from maskdial.engine.model import max_length
-from maskdial.engine.timing import Deadline
 from maskdial.errors import MaskdialError, NotFoundError
 from maskdial.http.context import ServerContext, server_context
 from maskdial.http.replies import error_reply, json_reply
 from maskdial.http.route import Route
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.entry import Entry
+from maskdial.registry.served import ServedModel
 
 _KINDS: dict[str, Literal["llm", "embeddings"]] = {"generate": "llm", "embed": "embeddings"}
 
@@ -116,7 +117,7 @@ async def props(request: Request) -> Response:
             "is_sleeping": False,
         }
 
-    return await _answer(request, describe)
+    return await tell(request, WRITE, lambda model: describe(_causal(model)))
 
 
 async def slots(request: Request) -> Response:
@@ -134,28 +135,13 @@ async def slots(request: Request) -> Response:
             for index in range(model.slots)
         ]
 
-    return await _answer(request, describe)
+    return await tell(request, WRITE, lambda model: describe(_causal(model)))
 
 
-async def _answer(request: Request, describe: Any) -> Response:
-    """What is said of the model that is meant; it is loaded first."""
-    server = server_context(request)
-    choice = ModelChoice.of(request.query_params.get("model"))
-    try:
-        async with Deadline(None, server.config).enforced():
-            lease = await server.models.lease(choice, WRITE)
-    except MaskdialError as error:
-        return error_reply(error)
-    try:
-        model = server.models.pick(lease, choice, WRITE)
-        if not isinstance(model, CausalModel):
-            message = f"model {model.name!r} has no slots; it writes whole canvases"
-            return error_reply(NotFoundError(message))
-        return json_reply(describe(model))
-    except MaskdialError as error:
-        return error_reply(error)
-    finally:
-        lease.release()
+def _causal(model: ServedModel) -> CausalModel:
+    if not isinstance(model, CausalModel):
+        raise NotFoundError(f"model {model.name!r} has no slots; it writes whole canvases")
+    return model
 
 
 async def list_models(request: Request) -> Response:

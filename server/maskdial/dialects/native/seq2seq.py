@@ -8,6 +8,7 @@ from fastapi import Response
 
 from maskdial.ask.catalogue import SUMMARIZE, TRANSLATE
 from maskdial.bundle.manifest import Manifest, TaskName
+from maskdial.causal.model import CausalModel
 from maskdial.dialects.call import Call, task_route
 from maskdial.dialects.native.replies import SummarizeReply, TranslateReply
 from maskdial.dialects.native.seq2seq_bodies import SummarizeBody, TranslateBody
@@ -69,7 +70,8 @@ class TextToTextRoute:
 
     async def answer(self, call: Call[SummarizeBody | TranslateBody]) -> Response:
         """Answers a body of the task: always with a list, as transformers does."""
-        model = await call.causal(self.task)
+        model = await call.model(self.task)
+        assert isinstance(model, CausalModel)
         generation = await call.generation(call.body.request(model.defaults), model)
         completions = await generation.complete()
         texts = [completion.texts[0].finish.generated_text for completion in completions]

@@ -66,7 +66,7 @@ async def chat(call: Call[OllamaChatBody]) -> Response:
     clock.load()
     body.note_context(call, model)
     request = body.chat(model)
-    generation = await call.chat(request, model)
+    generation = await call.generation(request, model)
     reader = ReplyReader(request, generation.prompts[0], model)
     return await answer(call, body, generation, model, reader.push, _message, clock)
 

@@ -20,6 +20,4 @@ def error_content(error: MaskdialError) -> OllamaError:
     return {"error": error.message}
 
 
-FORM = ErrorForm(
-    "ollama", error_content, OllamaError, prefix="/api/", stream_type=LINES, statuses=(403,)
-)
+FORM = ErrorForm("ollama", error_content, OllamaError, prefix="/api/", stream_type=LINES)

@@ -114,7 +114,7 @@ async def generate(call: Call[OllamaGenerateBody]) -> Response:
         request = replace(body.generation(model), prompts=[body.prompt], infill=infill)
         generation = await call.generation(request, model)
         return await answer(call, body, generation, model, _read, _response, clock)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     reader = ReplyReader(chat, generation.prompts[0], model)
     return await answer(call, body, generation, model, reader.push, _response, clock)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from maskdial.bounds import Range
 from maskdial.causal.model import WritingModel
@@ -11,8 +11,9 @@ from maskdial.causal.sampling.params import LastN, RepetitionPenalty
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.sampling import (
     PENALTY_LAST_N,
+    AnySeed,
+    AnyStops,
     SamplingFields,
-    Stops,
     parameter,
     rest_of_context,
 )
@@ -59,24 +60,10 @@ class Options(SamplingFields, Lenient):
     )
     repetition_penalty: RepetitionPenalty | None = parameter("repetition_penalty", "repeat_penalty")
     penalty_last_n: LastN | None = PENALTY_LAST_N
-    seed: (
-        Annotated[
-            int,
-            Range(-(2**63), 2**63 - 1),
-            AfterValidator(lambda seed: None if seed == -1 else seed),
-        ]
-        | None
-    ) = Field(None, description="Random seed. Default, and with -1: a new one.")
-    stop: (
-        Annotated[
-            Stops,
-            BeforeValidator(
-                lambda value: [value] if isinstance(value, str) else value,
-                json_schema_input_type=str | list[str],
-            ),
-        ]
-        | None
-    ) = Field(None, description="Texts that end the generation, and are not part of it.")
+    seed: AnySeed | None = Field(None, description="Random seed. Default, and with -1: a new one.")
+    stop: AnyStops | None = Field(
+        None, description="Texts that end the generation, and are not part of it."
+    )
     num_predict: Annotated[int, Range(-2)] | None = Field(
         None,
         description="Maximum number of tokens to generate. Default, and below 1: what the context "

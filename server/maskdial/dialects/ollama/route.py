@@ -35,7 +35,6 @@ ROUTES = (
             error=OllamaError,
             error_reply=FORM.reply,
             invalid_status=400,
-            statuses=(403,),
             tags=["ollama"],
         )
         for path, endpoint in (
@@ -51,7 +50,6 @@ ROUTES = (
         methods=["DELETE"],
         reply=Status,
         error=OllamaError,
-        statuses=(403,),
         tags=["ollama"],
     ),
     *(

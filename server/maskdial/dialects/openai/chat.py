@@ -375,7 +375,7 @@ async def chat_completions(call: Call[ChatBody]) -> Response:
     model = await call.writer()
     body = call.body
     chat = body.chat(model)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     renderer = ChatRenderer(body, chat, generation, model)
     return await write(call, generation, renderer, streams=bool(body.stream))
 

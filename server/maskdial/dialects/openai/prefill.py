@@ -11,11 +11,11 @@ from maskdial.causal.events import TokenEvent
 from maskdial.causal.generate import Completion
 from maskdial.causal.model import CausalModel
 from maskdial.dialects.body import example
-from maskdial.dialects.call import Call, task_route
+from maskdial.dialects.call import Call
 from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.openai.chat import ChatBody
 from maskdial.dialects.openai.errors import FORM
-from maskdial.dialects.openai.replies import OpenAIError, PrefillReply
+from maskdial.dialects.openai.replies import PrefillReply
 from maskdial.engine.fairness import current_usage
 from maskdial.errors import ValidationError
 
@@ -54,7 +54,7 @@ async def prefill(call: Call[PrefillBody]) -> Response:
         )
     current_usage().key = owner
     chat = call.body.model_copy(update=_LEAST).chat(model)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     return await write(call, generation, _Usage(model.bundle.name), streams=False)
 
 
@@ -79,17 +79,4 @@ class _Usage(Renderer):
         return b""
 
 
-ROUTES = (
-    task_route(
-        "/v1/prefill",
-        prefill,
-        PrefillBody,
-        PrefillReply,
-        error=OpenAIError,
-        error_reply=FORM.reply,
-        invalid_status=400,
-        statuses=(403,),
-        tags=["openai"],
-        admin=True,
-    ),
-)
+ROUTES = (FORM.route("/v1/prefill", prefill, PrefillBody, PrefillReply, admin=True),)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from maskdial.bounds import Range
 from maskdial.bundle.tokenizer import TextOrIds
@@ -19,7 +19,14 @@ from maskdial.dialects.body import FieldError
 from maskdial.dialects.guided import Choices, GuidedFields, Schema, given_grammars, one_of
 from maskdial.dialects.lenient import Lenient
 from maskdial.dialects.openai.base import OpenAIBody
-from maskdial.dialects.sampling import SamplingFields, Scheduling, Stops, parameter, rest_of_context
+from maskdial.dialects.sampling import (
+    AnySeed,
+    AnyStops,
+    SamplingFields,
+    Scheduling,
+    parameter,
+    rest_of_context,
+)
 from maskdial.dialects.unmasking import UnmaskingFields
 from maskdial.dialects.unsupported import Gbnf, Lora
 from maskdial.grammar.source import GrammarRequest
@@ -104,27 +111,13 @@ class SamplingBody(SamplingFields, Scheduling, OpenAIBody, ABC):
     top_k: Annotated[int, Range(-1), AfterValidator(lambda k: max(k, 0))] | None = Field(
         None, description="Sample from the k most likely tokens; 0 and -1 disable it. Default: 0."
     )
-    seed: (
-        Annotated[
-            int,
-            Range(-(2**63), 2**63 - 1),
-            AfterValidator(lambda seed: None if seed == -1 else seed),
-        ]
-        | None
-    ) = Field(
+    seed: AnySeed | None = Field(
         None,
         description="Random seed; text i has the seed plus i. Default, and with -1: a new one.",
     )
-    stop: (
-        Annotated[
-            Stops,
-            BeforeValidator(
-                lambda value: [value] if isinstance(value, str) else value,
-                json_schema_input_type=str | list[str],
-            ),
-        ]
-        | None
-    ) = Field(None, description="Texts that end the generation, and are not part of it.")
+    stop: AnyStops | None = Field(
+        None, description="Texts that end the generation, and are not part of it."
+    )
     min_new_tokens: Count | None = parameter("min_new_tokens", "min_tokens")
     include_stop: bool | None = Field(
         None,

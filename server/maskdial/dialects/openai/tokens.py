@@ -1,6 +1,5 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info` as vLLM has them."""
 
-import asyncio
 from typing import Annotated, Any, Self
 
 from fastapi import Request, Response
@@ -13,7 +12,7 @@ from maskdial.bundle.texts import check_ids, tokenizing_seconds
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.model import WritingModel
 from maskdial.dialects.body import MAX_MESSAGES, FieldError, TokenId, example
-from maskdial.dialects.call import Call, endpoint
+from maskdial.dialects.call import Call, endpoint, tell
 from maskdial.dialects.openai.base import OpenAIBody
 from maskdial.dialects.openai.messages import Message, check_opening
 from maskdial.dialects.openai.replies import (
@@ -26,13 +25,11 @@ from maskdial.dialects.openai.tools import Tools
 from maskdial.dialects.shared_routes import Sharer
 from maskdial.engine.limits import check_num_characters
 from maskdial.engine.offload import offload
-from maskdial.engine.timing import Deadline
-from maskdial.errors import MaskdialError, ValidationError, about
+from maskdial.errors import ValidationError, about
 from maskdial.http.context import server_context
-from maskdial.http.replies import error_reply, json_reply
+from maskdial.http.replies import json_reply
 from maskdial.http.route import Route
 from maskdial.masked.model import MaskedModel
-from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel
 
 _SECONDS_PER_TOKEN = 1e-6
@@ -178,19 +175,9 @@ async def tokenizer_info(request: Request) -> Response:
 
     `?model=` names the model. Default: the only one that generates, or the only one.
     """
-    server = server_context(request)
-    choice = ModelChoice.of(request.query_params.get("model"))
-    task = WRITE if choice.name is None and server.models.does(WRITE) else TOKENIZE
-    try:
-        async with Deadline(None, server.config).enforced():
-            lease = await server.models.lease(choice, task)
-    except MaskdialError as error:
-        return error_reply(error)
-    try:
-        model = server.models.pick(lease, choice, task)
-        return json_reply(await asyncio.to_thread(_describe, model))
-    finally:
-        lease.release()
+    writes = server_context(request).models.does(WRITE)
+    task = WRITE if writes and not request.query_params.get("model") else TOKENIZE
+    return await tell(request, task, _describe)
 
 
 def _describe(model: ServedModel) -> TokenizerInfo:

@@ -60,12 +60,14 @@ class CustomBody(Lenient):
 
 
 def _only(body: _Body, names: Mapping[str, str]) -> _Body:
-    """Refuses what belongs to another type than the body's.
+    """Refuses what belongs to another type than the body's, or lacks what belongs to it.
 
     ``names`` are the fields that belong to one, by that type.
     """
     for kind, name in names.items():
-        if (body.type == kind) != (getattr(body, name) is not None):
+        if body.type == kind and getattr(body, name) is None:
+            raise FieldError(name, "this field is required")
+        if body.type != kind and getattr(body, name) is not None:
             raise FieldError(name, f"belongs to the type {kind!r}, and only to that")
     return body
 
@@ -82,8 +84,6 @@ class ToolBody(Lenient):
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        if self.type == "function" and self.function is None:
-            raise FieldError("function", "this field is required")
         return _only(self, _KINDS)
 
     def to_tool(self) -> Tool:
@@ -200,8 +200,6 @@ class ToolCallBody(Lenient):
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        if self.type == "function" and self.function is None:
-            raise FieldError("function", "this field is required")
         return _only(self, _KINDS)
 
     def to_call(self) -> ToolCall:

@@ -150,7 +150,7 @@ async def compact_response(call: Call[CompactBody]) -> Response:
     items = [*await items_before(call, body.previous_response_id), *(body.input or ())]
     model = await call.writer()
     chat = body.chat_request(model, items)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     writer = CompactionWriter(chat, generation.prompts[0], model, items)
     return await write(call, generation, writer, streams=False)
 

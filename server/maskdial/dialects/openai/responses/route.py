@@ -160,7 +160,7 @@ async def create_response(call: Call[ResponsesBody]) -> Response:
         return await begin(call, turn)
     model = await call.writer()
     chat = body.chat_request(model, turn.before)
-    generation = await call.chat(chat, model)
+    generation = await call.generation(chat, model)
     (prompt,) = generation.prompts
     writer = ResponseWriter(body, chat, prompt, model, turn)
     return await write(call, generation, writer, streams=bool(body.stream))
