@@ -308,6 +308,8 @@ def test_a_request_is_refused(http: httpx.Client) -> None:
     assert RAGE not in json.dumps(error)
     assert post(http, "/v1/messages", 400, **body)["type"] == "error"
     assert post(http, "/generate", 422, model="kind", inputs=RAGE)["error_type"] == "content_filter"
+    chat = {"model": "kind", "messages": messages}
+    assert post(http, "/generate", 422, **chat)["error_type"] == "content_filter"
     # Not in a role that the rule does not read, and not of what is kind.
     system = {"role": "system", "content": RAGE}
     post(http, "/v1/chat/completions", **body | {"messages": [system, MESSAGES[0]]})
@@ -595,8 +597,11 @@ def test_no_route_goes_around(
 ) -> None:
     """Every kind of request, with and without a policy by which no text of a model goes out."""
     rule = POLICY[POLICY.index("[policies.refusing]") : POLICY.index("[policies.away]")]
+    rule = rule.replace("[policies.refusing]", '[policies.refusing]\nmodels = ["*"]')
     policy = tmp_path / "policy.toml"
-    policy.write_text(rule.replace("[policies.refusing]", '[policies.refusing]\nmodels = ["*"]'))
+    policy.write_text(rule)
+    of_input = tmp_path / "input.toml"
+    of_input.write_text(rule.replace('"output"', '"input"'))
     models = make_models(tmp_path_factory.mktemp("models"))
     kinds = [
         kind
@@ -607,7 +612,8 @@ def test_no_route_goes_around(
     settings = {"api_keys": [KEY], "admin_key": ADMIN_KEY, "max_queue": 1024}
     plain = start_server(models=models, **settings)
     bound = start_server(models=models, policy=policy, **settings)
-    num_told = 0
+    closed = start_server(models=models, policy=of_input, **settings)
+    num_told = num_closed = 0
     try:
         for number, kind in enumerate(kinds):
             assert kind.body is not None
@@ -619,16 +625,23 @@ def test_no_route_goes_around(
             with httpx.Client(timeout=60) as client:
                 free = client.post(plain.url + path, content=content, headers=sent)
                 held = client.post(bound.url + path, content=content, headers=sent)
+                shut = client.post(closed.url + path, content=content, headers=sent)
             given = content.decode(errors="replace")
             written = {each for each in told_by(free) if json.dumps(each)[1:-1] not in given}
             if "completion" in path or "chat" in path or "generate" in path:
                 num_told += bool(written)
             assert free.status_code == 200, (kind.name, free.text)
             assert not told_by(held) & written, kind.name
+            if "x-policy" in held.headers:  # it asks a model to write
+                assert shut.status_code in (400, 422), (kind.name, shut.text)
+                assert "policy 'refusing' refuses the request" in shut.text, kind.name
+                num_closed += 1
     finally:
         plain.stop()
         bound.stop()
+        closed.stop()
     assert num_told > 10
+    assert num_closed > 20
 
 
 @pytest.mark.parametrize(

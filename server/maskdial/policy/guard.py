@@ -43,7 +43,7 @@ from maskdial.policy.file import check_routes, read_policies
 from maskdial.policy.judge import Found, Judge
 from maskdial.policy.placeholders import Placeholders
 from maskdial.policy.redaction import Span, Strings, changed, changes
-from maskdial.policy.rules import UNCHECKED, Part, Policy, Rule, strongest
+from maskdial.policy.rules import INPUT_PARTS, UNCHECKED, Part, Policy, Rule, strongest
 from maskdial.registry.registry import Models
 from maskdial.registry.served import Task
 
@@ -343,7 +343,7 @@ class GuardedRequest:
     async def _read_prompts(
         self, request: GenerationRequest, model: WritingModel
     ) -> GenerationRequest:
-        """Prompts are the user's."""
+        """Prompts are the user's; a conversation may stand in their place."""
 
         def text_of(prompt: TextOrIds) -> str:
             if isinstance(prompt, str):
@@ -352,6 +352,11 @@ class GuardedRequest:
 
         texts = list(map(text_of, request.prompts))
         places = [_Place("user", i, text) for i, text in enumerate(texts)]
+        conversation = request.conversation
+        if conversation is not None:
+            for i, message in enumerate(conversation.messages):
+                part = next((each for each in INPUT_PARTS if each == message["role"]), "user")
+                places.append(_Place(part, i, message["content"]))
         infill = request.infill
         if infill is not None:
             others = [infill.suffix, infill.beginning, *(each.text for each in infill.snippets)]
@@ -367,6 +372,9 @@ class GuardedRequest:
             return model.tokenizer.encode(changed_text, add_special_tokens=False).ids
 
         prompts = [prompt_of(*each) for each in zip(request.prompts, texts, strict=True)]
+        if conversation is not None:
+            messages = [{**each, "content": next(new)} for each in conversation.messages]
+            conversation = replace(conversation, messages=messages)
         if infill is not None:
             infill = Infilling(
                 next(new),
@@ -374,7 +382,7 @@ class GuardedRequest:
                 [replace(each, text=next(new)) for each in infill.snippets],
                 infill.cut,
             )
-        return replace(request, prompts=prompts, infill=infill)
+        return replace(request, prompts=prompts, conversation=conversation, infill=infill)
 
     async def _judged(self, places: Sequence[_Place]) -> list[str]:
         """The texts as the rules leave them."""
