@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,7 @@ from maskdial.registry.served import Task
 
 _SEEN = (WRITE, UNMASK, SUMMARIZE, TRANSLATE, TOKENIZE, INFILL)
 """Tasks whose texts the rules read, and one that runs no model."""
+_BY_ROLE: Mapping[str, Part] = {part: part for part in INPUT_PARTS}
 _FILLING = (task_of(FillMaskRequest), INFILL)
 """Tasks by which a masked model writes."""
 
@@ -355,7 +356,7 @@ class GuardedRequest:
         conversation = request.conversation
         if conversation is not None:
             for i, message in enumerate(conversation.messages):
-                part = next((each for each in INPUT_PARTS if each == message["role"]), "user")
+                part = _BY_ROLE.get(message["role"], "user")
                 places.append(_Place(part, i, message["content"]))
         infill = request.infill
         if infill is not None:
