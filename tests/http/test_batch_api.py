@@ -503,7 +503,7 @@ def test_a_folder_belongs_to_one_server(
     assert "another server has the folder" in capsys.readouterr().err
     (tmp_path / "file").write_bytes(b"")
     assert cli.main([*arguments, str(tmp_path / "file" / "batches")]) == 1
-    assert "--batch-dir cannot be written: Not a directory" in capsys.readouterr().err
+    assert "--batch-dir cannot be written or locked: Not a directory" in capsys.readouterr().err
 
 
 @pytest.mark.slow
