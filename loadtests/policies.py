@@ -131,7 +131,7 @@ def main(args: argparse.Namespace) -> int:
         policy = Path(folder) / "policy.toml"
         text = _POLICY.format(label=manifest["labels"][0], context=args.context)
         policy.write_text(text, encoding="utf-8")
-        with running_server(models, policy=policy, max_queue=1024) as server:
+        with running_server(models, policy=policy, slots=args.streams) as server:
             section = asyncio.run(_measure(server.url, args))
     section.show(console)
     console.print(f"{machine()}, load {load_averages()}")

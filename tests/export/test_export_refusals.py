@@ -219,7 +219,7 @@ def test_file_system_that_takes_no_more(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))  # the weights are larger
     try:
-        assert_refused(folder, "File too large", late=True)
+        assert_refused(folder, "larger than is allowed here (ulimit -f)", late=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

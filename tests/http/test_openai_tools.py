@@ -531,7 +531,7 @@ HUGE = {"type": "object", "properties": {f"key_{i}": {"type": "string"} for i in
             "no tool is named 'sing'; the tools are weather, paint",
         ),
         ({"tool_choice": "sometimes"}, "tool_choice.type", "'auto'"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "belongs to the type"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "this field is required"),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
             "tool_choice.allowed_tools.tools",
