@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from loadtests.kinds import ADMIN_KEY, KEY, KINDS
+from maskdial import cli
 from maskdial.errors import ConfigError
 from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
@@ -647,6 +648,7 @@ def test_no_route_goes_around(
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
+        (('["guarded"]', '["gaurded"]'), "line 2: policy 'redacting' binds model 'gaurded', which"),
         (('model = "tagger"', 'model = "gone"'), "line 5: rule 'names': no model 'gone' is served"),
         (('model = "tagger"', 'model = "plain"'), "neither classifies texts nor finds entities"),
         (('model = "tagger"', 'model = "sentiment"'), "so nothing can be redacted by it"),
@@ -693,7 +695,7 @@ def test_sighup_reads_the_file_again(
 
 def test_a_server_does_not_start_with_a_model_that_is_not_served(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
-    policy.write_text(POLICY)
+    policy.write_text(POLICY.replace('["guarded"]', '["hybrid"]'))
     program = [sys.executable, "-m", "maskdial", "serve", "--port", "0", "--policy", str(policy)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
@@ -731,3 +733,23 @@ def test_a_guard_that_is_too_slow_refuses(http: httpx.Client, server: Any) -> No
             assert streamed.status_code == 503  # as nothing has gone out
     finally:
         judge._judge, policies._policies = asked, before
+
+
+def test_lines_of_a_file_do_not_go_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line is refused, also those after the first for the same model."""
+    policy, lines, results = tmp_path / "policy.toml", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    kind = POLICY[POLICY.index("[policies.kind]") : POLICY.index("[policies.stopping]")]
+    policy.write_text(kind.replace('["kind", "both"]', '["hybrid"]'))
+    monkeypatch.setenv("MASKDIAL_POLICY", str(policy))
+    for task, model in (("score", "hybrid"), ("fill-mask", "hybrid"), ("generate", "hybrid")):
+        text = "a [MASK]" if task == "fill-mask" else RAGE
+        line = json.dumps({"model": model, "inputs": text, "parameters": {}})
+        lines.write_text(f"{line}\n" * 70)
+        cli.main(["batch", str(lines), str(results), "--task", task, "--overwrite"])
+        assert results.read_text() == "", task
+        errors = Path(f"{results}.errors.jsonl").read_text().splitlines()
+        assert len(errors) == 70
+        assert all("policy 'kind'" in each for each in errors), (task, errors[-1])
+    capsys.readouterr()

@@ -23,6 +23,7 @@ from maskdial.dialects.native.fill_mask_bodies import ScoreBody
 from maskdial.engine.timing import Deadline
 from maskdial.errors import (
     ConfigError,
+    ForbiddenError,
     MaskdialError,
     UnavailableError,
     ValidationError,
@@ -222,9 +223,14 @@ class Answers:
         if choice not in self._models:
             models = self._context.models
             lease = await models.lease(choice, task)
-            model = self._models[choice] = models.pick(lease, choice, task)
-            if self._context.policies is not None:
-                self._context.policies.check_task(model.manifest, model.name, None, task)
+            model = models.pick(lease, choice, task)
+            try:
+                if self._context.policies is not None:
+                    self._context.policies.check_task(model.manifest, model.name, None, task)
+            except ForbiddenError:
+                lease.release()
+                raise
+            self._models[choice] = model
         return self._models[choice]
 
     def _located(self, error: MaskdialError, line: Line) -> MaskdialError:

@@ -104,7 +104,12 @@ class Requests:
         usage = ClientUsage(
             self._client, self._key, background=self._background, unlimited=not self._background
         )
-        state: dict[str, Any] = {"client": self._client, "usage": usage}
+        state: dict[str, Any] = {
+            "client": self._client,
+            "key": self._key,
+            "request_id": request_id,
+            "usage": usage,
+        }
         scope["state"] = state
         reply, parts = BatchReply(), []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ from maskdial.registry.served import Task
 
 _SEEN = (WRITE, UNMASK, SUMMARIZE, TRANSLATE, TOKENIZE, INFILL)
 """Tasks whose texts the rules read, and one that runs no model."""
+_WILD = re.compile(r"[*?\[]")
 _BY_ROLE: Mapping[str, Part] = {part: part for part in INPUT_PARTS}
 _FILLING = (task_of(FillMaskRequest), INFILL)
 """Tasks by which a masked model writes."""
@@ -92,7 +94,8 @@ class Policies:
         return self._policies
 
     def check(self) -> None:
-        """Whether the models of all rules are served and can do what the rules say.
+        """Whether the models that policies bind are served, and those of all rules can do what the
+        rules say.
 
         Raises:
             ConfigError: one is not, or cannot; with the line.
@@ -110,7 +113,14 @@ class Policies:
         self._policies = policies
 
     def _check(self, policies: Iterable[Policy]) -> None:
+        served = {entry.name for entry in self._models.entries}
         for policy in policies:
+            for name in policy.models:
+                if name not in served and not _WILD.search(name):  # it would bind nothing
+                    raise ConfigError(
+                        f"{self._path}, line {policy.line}: policy {policy.name!r} binds model "
+                        f"{name!r}, which is not served: {', '.join(sorted(served))}"
+                    )
             for rule in policy.rules:
                 try:
                     self.judge.check(rule)
