@@ -21,6 +21,7 @@ from maskdial.registry.catalog import STARTER_FOLDER
 from tests.http.chat_bundles import TEMPLATES, make_chat_bundle
 from tests.http.every_route import NEED_TORCH, TASKS, make_models
 from tests.page import bundles
+from tests.servers import wait_for
 
 POLICY = """
 [policies.redacting]
@@ -153,7 +154,13 @@ def server(
         "finder": bundles.make_finder(folder / "finder"),
     }
     policy, keys = files
-    running = start_server(models=models, policy=policy, api_key_file=keys, admin_key="root")
+    running = start_server(
+        models=models,
+        policy=policy,
+        api_key_file=keys,
+        admin_key="root",
+        responses_store=folder / "responses",
+    )
     yield running
     running.stop()
 
@@ -733,6 +740,19 @@ def test_a_guard_that_is_too_slow_refuses(http: httpx.Client, server: Any) -> No
             assert streamed.status_code == 503  # as nothing has gone out
     finally:
         judge._judge, policies._policies = asked, before
+
+
+def test_a_response_in_the_background_has_the_policy_that_was_asked_for(
+    http: httpx.Client,
+) -> None:
+    headers = {"x-policy": "refusing"}
+    body = {"model": "plain", "input": SAID, "max_output_tokens": 20, "temperature": 0}
+    queued = post(http, "/v1/responses", **body, background=True, headers=headers)
+    path = f"/v1/responses/{queued['id']}"
+    wait_for(lambda: http.get(path).json()["status"] not in ("queued", "in_progress"))
+    response = http.get(path).json()
+    assert response["incomplete_details"] == {"reason": "content_filter"}
+    assert not any(part["text"].strip() for item in response["output"] for part in item["content"])
 
 
 def test_lines_of_a_file_do_not_go_around(

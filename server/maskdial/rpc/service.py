@@ -26,7 +26,9 @@ from maskdial.rpc.infer import (
 )
 from maskdial.rpc.messages import DATA_TYPES, SERVICE, message
 
-_PASSED_ON = frozenset({"authorization", "x-api-key", "x-request-id", "traceparent", "tracestate"})
+_PASSED_ON = frozenset(
+    {"authorization", "x-api-key", "x-policy", "x-request-id", "traceparent", "tracestate"}
+)
 _LONGEST_TIMEOUT = 86_400.0  # seconds
 _SHORTEST_TIMEOUT = 0.001
 _SECONDS_PER_BYTE = 2e-7  # of a message of tiny tensors, the slowest to read

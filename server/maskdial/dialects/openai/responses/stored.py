@@ -31,7 +31,7 @@ NO_STORE = (
 )
 _NOT_HERE = "there is no response {name} here; it was not stored, or was deleted, or is too old"
 _FINISHED = ("completed", "incomplete")
-_PASSED_ON = ("authorization", "x-api-key", "traceparent")
+_PASSED_ON = ("authorization", "x-api-key", "traceparent", "x-policy")
 
 _log = logging.getLogger("maskdial.requests")
 
