@@ -248,6 +248,7 @@ class ServerInfo(TypedDict):
     phase: Literal["loading", "serving", "draining"]
     limits: Limits
     models: list[ModelDescription]
+    policies: list[str]
     prefix_disk: NotRequired[PrefixDiskInfo]
 
 

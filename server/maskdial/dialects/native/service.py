@@ -69,6 +69,7 @@ async def info(request: Request) -> Response:
                 "slots": max(slots, default=0),
             },
             "models": _describe_all(server),
+            "policies": server.policy_names,
             **_describe_disk(server),
         }
     )
