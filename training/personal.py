@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from training.data import read_definitions
-from training.personal_values import FILLERS, VALUES
+from training.personal_values import FILLERS, values_of
 from training.sentiment import pad
 from training.shipped import read_weights
 
@@ -75,6 +75,9 @@ class Writer:
         intents = (corpus / _INTENTS_FILE).read_text(encoding="utf-8").splitlines()
         self._plain = [each.rsplit("\t", 1)[0] for each in intents if each]
         self._plain += [each.strip() for each in read_definitions(corpus, 0.1, seed)]
+        words = {w for text in self._plain for w in re.findall(r"\b[a-z]{3,10}\b", text)}
+        self._words = sorted(words)
+        self._values = values_of(self._words)
 
     def texts(self) -> Iterator[Text]:
         """Texts without end."""
@@ -102,18 +105,29 @@ class Writer:
             text = text.upper()
         return Text(text, tuple(entities))
 
+    def _template(self) -> str:
+        """A sentence with slots; a third of them stand anywhere in a sentence of the corpus."""
+        chance = self._chance
+        if chance.random() > 0.35:
+            return chance.choice(self._templates)
+        words = re.sub(r"[{}]", "", chance.choice(self._plain)).split(" ")
+        at = chance.randint(0, len(words))
+        kind = chance.choice(("PERSON", "PERSON", "PERSON", *LABELS))
+        slot = chance.choice(("{%s}", "{%s}", "{%s},", "({%s})", "- {%s}", ": {%s}", '"{%s}"'))
+        return " ".join((*words[:at], slot % kind, *words[at:]))
+
     def _filled(self) -> Text:
         """A sentence whose slots have values."""
-        template = self._chance.choice(self._templates)
+        template = self._template()
         text, entities, behind = "", [], 0
         for slot in _SLOT.finditer(template):
             text += template[behind : slot.start()]
             behind = slot.end()
             kind = slot[1]
-            if kind not in VALUES:
+            if kind not in self._values:
                 text += FILLERS[kind](self._chance)
                 continue
-            value = VALUES[kind](self._chance)
+            value = self._values[kind](self._chance)
             label = _PARTS_OF_NAMES.get(kind, kind)
             entities.append(Entity(label, len(text), len(text) + len(value)))
             text += value
@@ -157,7 +171,10 @@ def build_model(config: ModernBertConfig, bundle: Path | None) -> ModernBertForT
     config.update(changes)
     model = ModernBertForTokenClassification(config)
     if bundle is not None:
-        weights = {k: v for k, v in read_weights(bundle).items() if k.startswith("model.")}
+        weights = read_weights(bundle)
+        own = model.state_dict()
+        if any(weights[name].shape != own[name].shape for name in weights):  # of another head
+            weights = {k: v for k, v in weights.items() if k.startswith("model.")}
         missing, unexpected = model.load_state_dict(weights, strict=False)
         assert not unexpected, unexpected
         assert not any(name.startswith("model.") for name in missing), missing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
 def _words(text: str) -> list[str]:
@@ -73,11 +73,17 @@ Crescent Terrace Square
 _ABROAD = (
     "{street}straße {n}",
     "{street}weg {n}",
+    "{street}gatan {n}",
+    "{street}laan {n}",
+    "{street}vej {n}",
+    "{street} gate {n}",
+    "{street} {n}",
     "Rue de {town} {n}",
     "{n} rue de la {street}",
+    "{n}, avenue {street}",
     "Via {street} {n}",
     "Calle {street} {n}",
-    "{street}gatan {n}",
+    "ul. {street} {n}",
 )
 _STATES = _words("""
 AL AZ CA CO CT FL GA IL IN KS KY MA MD MI MN MO NC NJ NM NY OH OR PA TN TX UT VA WA WI
@@ -147,73 +153,130 @@ def _invented(chance: random.Random) -> str:
     return "".join(chance.choices(_SYLLABLES, k=chance.choice((2, 2, 3))))
 
 
-def _first(chance: random.Random) -> str:
-    name = _invented(chance) if chance.random() < 0.2 else chance.choice(FIRST)
-    if chance.random() < 0.04:
-        name += "-" + chance.choice(FIRST).capitalize()
-    return name.capitalize()
+class Names:
+    """Names of people, places and domains: known ones, invented ones, and any words of a text, so
+    that a reader learns how they are written rather than a list.
 
+    Args:
+        words: lower-case, of the language.
+    """
 
-def _last(chance: random.Random) -> str:
-    name = _invented(chance) if chance.random() < 0.35 else chance.choice(LAST)
-    name = name.capitalize()
-    draw = chance.random()
-    if draw < 0.03:
-        return "O'" + name
-    if draw < 0.06:
-        return chance.choice(("van ", "de ", "von ", "van der ", "al-", "Mc", "Mac")) + name
-    return f"{name}-{chance.choice(LAST).capitalize()}" if draw < 0.09 else name
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
 
+    def _any(self, chance: random.Random, known: Sequence[str], share: float) -> str:
+        """A known name in a share of cases, or else an invented one or a word."""
+        draw = chance.random()
+        if draw < share:
+            return chance.choice(known)
+        return _invented(chance) if draw < (1 + share) / 2 else chance.choice(self._words)
 
-def _person(chance: random.Random) -> str:
-    first, last = _first(chance), _last(chance)
-    name = chance.choices(
-        (
-            f"{first} {last}",
-            first,
-            f"{first[0]}. {last}",
-            f"{first} {chance.choice(string.ascii_uppercase)}. {last}",
-            f"{first} {_first(chance)} {last}",
-            f"{last}, {first}",
-        ),
-        (60, 14, 8, 8, 6, 4),
-    )[0]
-    return (
-        name.lower() if chance.random() < 0.08 else name.upper() if chance.random() < 0.04 else name
-    )
+    def first(self, chance: random.Random) -> str:
+        """A first name."""
+        name = self._any(chance, FIRST, 0.65).capitalize()
+        return f"{name}-{chance.choice(FIRST).capitalize()}" if chance.random() < 0.04 else name
 
+    def last(self, chance: random.Random) -> str:
+        """A family name."""
+        name = self._any(chance, LAST, 0.4).capitalize()
+        draw = chance.random()
+        if draw < 0.03:
+            return "O'" + name
+        if draw < 0.07:
+            particle = chance.choice(("van", "de", "von", "van der", "al", "di", "del", "la"))
+            return f"{particle} {name}"
+        if draw < 0.1:
+            return f"{name}-{chance.choice(LAST).capitalize()}"
+        return f"{chance.choice(('Mc', 'Mac'))}{name}" if draw < 0.12 else name
 
-def _email(chance: random.Random) -> str:
-    first, last = chance.choice(FIRST), chance.choice(LAST)
-    user = chance.choice(
-        (
-            first,
-            last,
-            f"{first}.{last}",
-            f"{first[0]}{last}",
-            f"{first}_{last}",
-            f"{first}{last}",
-            f"{first}{chance.randrange(1, 2020)}",
-            chance.choice(_WORDS) + _digits(chance, 2),
-            f"{first}.{last}+{chance.choice(_WORDS)}",
-            f"{_invented(chance)}{last[0]}",
-            "info",
-            "support",
+    def person(self, chance: random.Random) -> str:
+        """A person's name in one of its forms."""
+        first, last = self.first(chance), self.last(chance)
+        initial = chance.choice(string.ascii_uppercase)
+        forms = {
+            f"{first} {last}": 60,
+            first: 14,
+            f"{first[0]}. {last}": 8,
+            f"{first} {initial}. {last}": 8,
+            f"{first} {self.first(chance)} {last}": 6,
+            f"{last}, {first}": 4,
+        }
+        name = chance.choices(list(forms), list(forms.values()))[0]
+        draw = chance.random()
+        return name.lower() if draw < 0.08 else name.upper() if draw < 0.12 else name
+
+    def email(self, chance: random.Random) -> str:
+        """An e-mail address."""
+        first, last, word = chance.choice(FIRST), chance.choice(LAST), chance.choice(self._words)
+        user = chance.choice(
+            (
+                first,
+                last,
+                word,
+                f"{first}.{last}",
+                f"{first[0]}{last}",
+                f"{first}_{last}",
+                f"{first}-{last}",
+                f"{first}{last}",
+                f"{first.capitalize()}{last.capitalize()}",
+                f"{first.capitalize()}{word[0].upper()}{last.capitalize()}",
+                f"{first}{chance.randrange(1, 2020)}",
+                word + _digits(chance, 2),
+                f"{first}.{last}+{word}",
+                f"{_invented(chance)}{last[0]}",
+                "info",
+                "support",
+            )
         )
-    )
-    domain = chance.choice(
-        (
-            *_DOMAINS,
-            last,
-            chance.choice(_WORDS),
-            f"{chance.choice(_WORDS)}-{chance.choice(_WORDS)}",
-            _invented(chance),
+        words = (chance.choice(self._words), chance.choice(self._words))
+        domain = chance.choice((*_DOMAINS, last, words[0], "-".join(words), "".join(words)))
+        if chance.random() < 0.1:
+            domain = f"{chance.choice(_WORDS)}.{domain}"
+        return f"{user}@{domain}.{chance.choice(_TLDS)}"
+
+    def street(self, chance: random.Random) -> str:
+        """A street with a number."""
+        name = self._any(chance, _STREETS, 0.25).capitalize()
+        if chance.random() < 0.2:
+            name += " " + self._any(chance, LAST, 0.3).capitalize()
+        number = str(chance.randrange(1, 10 ** chance.choice((1, 2, 3, 4))))
+        number += chance.choice(("", "", "", "", "", "a", "B", "-" + number))
+        draw = chance.random()
+        if draw < 0.3:
+            form = chance.choice(_ABROAD)
+            return form.format(street=name, n=number, town=self.town(chance))
+        if draw < 0.34:
+            return f"P.O. Box {number}"
+        return f"{number} {name} {chance.choice(_SUFFIXES)}"
+
+    def town(self, chance: random.Random) -> str:
+        """A town."""
+        return self._any(chance, _TOWNS, 0.4).capitalize()
+
+    def address(self, chance: random.Random) -> str:
+        """A street, perhaps with a town and a code."""
+        street, town = self.street(chance), self.town(chance)
+        if chance.random() < 0.1:
+            town = town.upper()
+        if chance.random() < 0.15:
+            unit = chance.choice((", Apt. {}", " Suite {}", ", Flat {}", " #{}"))
+            street += unit.format(chance.randrange(1, 999))
+        code = _filled(chance, chance.choice(("#####", "####", "@@# #@@", "@#@ #@#", "### ##")))
+        state = f"{chance.choice(_STATES)} {_digits(chance, 5)}"
+        return chance.choice(
+            (
+                street,
+                street,
+                f"{street}, {town}",
+                f"{street}, {town}, {state}",
+                f"{street}\n{town}, {state}",
+                f"{street}, {code} {town}",
+                f"{street}, {town} {code}",
+                f"{street} {town}",
+                f"{street}\n {town}\n {code}",
+                f"{street}\n{code}",
+            )
         )
-    )
-    if chance.random() < 0.1:
-        domain = f"{chance.choice(_WORDS)}.{domain}"
-    mail = f"{user}@{domain}.{chance.choice(_TLDS)}"
-    return mail.title() if chance.random() < 0.1 else mail
 
 
 def _phone(chance: random.Random) -> str:
@@ -309,50 +372,6 @@ def _ip(chance: random.Random) -> str:
     )
 
 
-def _street(chance: random.Random) -> str:
-    name = chance.choice((*_STREETS, chance.choice(LAST), _invented(chance))).capitalize()
-    number = str(chance.randrange(1, 10 ** chance.choice((2, 3, 4))))
-    if chance.random() < 0.12:
-        return chance.choice(_ABROAD).format(
-            street=name, n=number, town=chance.choice(_TOWNS).capitalize()
-        )
-    if chance.random() < 0.05:
-        return f"P.O. Box {number}"
-    return f"{number} {name} {chance.choice(_SUFFIXES)}"
-
-
-def _address(chance: random.Random) -> str:
-    street, town = _street(chance), chance.choice((*_TOWNS, _invented(chance) + "ton")).capitalize()
-    if chance.random() < 0.15:
-        street += chance.choice(
-            (
-                f", Apt. {chance.randrange(1, 99)}",
-                f" Suite {chance.randrange(1, 999)}",
-                f", Flat {chance.randrange(1, 30)}",
-            )
-        )
-    code = chance.choice(
-        (
-            _digits(chance, 5),
-            _filled(chance, "@@# #@@"),
-            _digits(chance, 4),
-            _filled(chance, "@#@ #@#"),
-        )
-    )
-    return chance.choice(
-        (
-            street,
-            f"{street}, {town}",
-            f"{street}, {town}, {chance.choice(_STATES)} {_digits(chance, 5)}",
-            f"{street}\n{town}, {chance.choice(_STATES)} {_digits(chance, 5)}",
-            f"{street}, {code} {town}",
-            f"{street}, {town} {code}",
-            f"{street} {town}",
-            f"{street}\n {town}\n {code}",
-        )
-    )
-
-
 def _id(chance: random.Random) -> str:
     return _filled(
         chance,
@@ -433,20 +452,27 @@ def _date(chance: random.Random) -> str:
     )
 
 
-VALUES: Mapping[str, Callable[[random.Random], str]] = {
-    "PERSON": _person,
-    "FIRST": _first,
-    "LAST": _last,
-    "EMAIL": _email,
-    "PHONE": _phone,
-    "CARD": _card,
-    "IBAN": _iban,
-    "IP": _ip,
-    "ADDRESS": _address,
-    "ID": _id,
-    "KEY": _key,
-}
-"""Personal data, by kind; ``FIRST`` and ``LAST`` are parts of a person's name."""
+def values_of(words: Sequence[str]) -> Mapping[str, Callable[[random.Random], str]]:
+    """Personal data, by kind; ``FIRST`` and ``LAST`` are parts of a person's name.
+
+    Args:
+        words: lower-case, of the language, of which some names are made.
+    """
+    names = Names(words)
+    return {
+        "PERSON": names.person,
+        "FIRST": names.first,
+        "LAST": names.last,
+        "EMAIL": names.email,
+        "PHONE": _phone,
+        "CARD": _card,
+        "IBAN": _iban,
+        "IP": _ip,
+        "ADDRESS": names.address,
+        "ID": _id,
+        "KEY": _key,
+    }
+
 
 FILLERS: Mapping[str, Callable[[random.Random], str]] = {
     "number": lambda chance: chance.choice(

@@ -60,7 +60,7 @@ PERSONAL_TEXTS = (
     "Charge 4111 1111 1111 1111 and send the receipt to marta@example.org.",
     "The shop opens at 9:30 and has 250 chairs in stock.",
 )
-NUM_TAGGED = 2000
+NUM_TAGGED = 500
 
 
 def train_masked(settings: Settings) -> Path:

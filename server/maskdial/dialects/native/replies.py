@@ -202,6 +202,7 @@ class ModelDescription(TypedDict):
     generation_defaults: DefaultSampling
     provider: str
     kernels: str
+    numerics: str
     kv_cache_dtype: str
     ready: bool
 
