@@ -37,13 +37,16 @@ RECIPES = {
     "hybrid": train_hybrid,
 }
 
+_FROM_TEXTS = ("masked", "sentiment", "causal", "hybrid")
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m training",
         description="Train the starter models and write Hugging Face checkpoints. `sentiment` "
-        "starts from the `masked` checkpoint in --out; `study` trains decoders of several sizes "
-        "for the card of `hybrid`; `unmasking` trains nothing and prints how well the hybrids in "
+        "starts from the `masked` checkpoint in --out, `personal` from a bundle; `study` trains "
+        "decoders of several sizes for the card of `hybrid`; `unmasking` trains nothing and "
+        "prints how well the hybrids in "
         "--start and --out fill gaps and write texts in several passes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -105,8 +108,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if options.model == "unmasking" and options.start is None:
-        parser.error("unmasking needs --start, the bundle to compare with")
+    if options.model in ("unmasking", "personal") and options.start is None:
+        parser.error(f"{options.model} needs --start, the bundle to compare with or to begin with")
     torch.set_num_threads(options.threads)
     device = options.device
     if device == "auto":
@@ -133,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.model == "unmasking":
         print(compare(settings))
         return
-    for model in RECIPES if options.model == "all" else (options.model,):
+    for model in _FROM_TEXTS if options.model == "all" else (options.model,):
         print(f"{model} is in {RECIPES[model](settings)}")
 
 

@@ -11,7 +11,6 @@ from maskdial.config import Config
 from maskdial.engine.questions import PromptWriter
 from maskdial.metrics import PassMetrics
 from maskdial.runtime.adapter import Adapter
-from maskdial.runtime.numerics import numerics_version
 from maskdial.runtime.providers import find_provider
 
 LEAST_CONTEXT = 4096
@@ -23,6 +22,8 @@ class Model:
     """A loaded model of either family.
 
     ``kernels`` is the instruction set of our own kernels, empty if the model does not use them.
+    ``numerics``: two servers that have the same one for a bundle answer with the same bits; empty:
+    this is not promised.
     ``prompts`` writes those of decisions; None if the model is not asked by prompts.
     ``auto_truncate``: whether texts that are too long are cut where a request does not say.
     ``projections`` are the layers that adapters may change; ``adapter`` is what this model's texts
@@ -34,6 +35,7 @@ class Model:
     metrics: PassMetrics
     provider: str
     kernels: str = field(default="", kw_only=True)
+    numerics: str = field(default="", kw_only=True)
     prompts: PromptWriter | None = field(default=None, kw_only=True)
     auto_truncate: bool = field(default=False, kw_only=True)
     projections: Mapping[str, Projection] = field(default_factory=dict, kw_only=True)
@@ -64,11 +66,6 @@ class Model:
             "does not name its layers, or was loaded without adapters; export it again, and serve "
             "it with --adapter or --adapters-memory"
         )
-
-    @property
-    def numerics(self) -> str:
-        """Two servers with the same one answer with the same bits; empty: this is not promised."""
-        return numerics_version(self.kernels)
 
     @property
     def batch_invariant(self) -> bool:

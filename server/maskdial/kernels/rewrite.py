@@ -70,6 +70,21 @@ LANES = 16
 _OTHER_PRODUCTS = frozenset(
     {"Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MoE", "QMoE", _PRODUCT, _BLOCKS_PRODUCT}
 )
+# Of ONNX Runtime, whose bits depend on the processor: it adds up 8 numbers at a time under AVX2 and
+# 16 under AVX-512, or has several kernels.
+_OF_PROCESSORS = frozenset(
+    {
+        "Attention",
+        "GroupQueryAttention",
+        "LogSoftmax",
+        "MoE",
+        "MultiHeadAttention",
+        "QMoE",
+        "Softmax",
+        _PRODUCT,
+        _BLOCKS_PRODUCT,
+    }
+)
 _ROW_INPUTS = ("seqlens_k", "total_sequence_length")
 _PAST_KEY = "past_key."
 _NUM_ATTENTION_OUTPUTS = 3
@@ -139,6 +154,7 @@ class Rewritten:
         num_left: the number of products of int8 weights that ONNX Runtime computes.
         is_exact: whether the kernels compute all products and all attention of a causal graph, so
             that a text gives the same bits token by token and in pieces of any size.
+        is_portable: whether no operator is left whose bits depend on the processor.
         kv_cache: element type of an integer KV cache; None without one.
         windows: by layer, how many tokens one sees, where that is not all.
         projections: the products that adapters may add to, by their layers' names.
@@ -148,6 +164,7 @@ class Rewritten:
     num_replaced: int
     num_left: int
     is_exact: bool
+    is_portable: bool
     kv_cache: CacheInteger | None
     windows: Mapping[int, int]
     projections: Mapping[str, Projection]
@@ -216,6 +233,7 @@ def rewrite(
         num_replaced,
         num_left,
         is_exact,
+        _OF_PROCESSORS.isdisjoint(graph.kinds),
         integer,
         dict(_windows(graph)),
         projections,

@@ -172,6 +172,7 @@ def make_causal(
         mask_token_id=mask_token_id,
         kernel_library=None if options.kernels is None else options.kernels.path,
         kernels=session.kernels,
+        numerics="" if encoder is not None else session.numerics,
         projections=session.projections,
         prompts=_decision_prompts(bundle, chat_template, tokenizer, runner.max_length),
         auto_truncate=config.truncates(bundle.name),

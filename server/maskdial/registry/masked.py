@@ -75,6 +75,7 @@ def make_masked(
         options.provider,
         engine,
         kernels=session.kernels,
+        numerics="" if extraction is not None or label_encoder is not None else session.numerics,
         projections=session.projections,
         prompts=prompts,
         auto_truncate=config.truncates(bundle.name),

@@ -17,6 +17,7 @@ from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError, exhaustion
 from maskdial.kernels.installed import Kernels
 from maskdial.runtime.cores import usable_cores
+from maskdial.runtime.numerics import numerics_version
 from maskdial.runtime.providers import find_provider
 from maskdial.runtime.providers.provider import Provider
 
@@ -88,6 +89,7 @@ class Session:
             saturating; also of a graph that a provider rewrote without products of integers.
         is_exact: whether they compute all products and all attention of a causal graph, so that a
             text gives the same bits token by token and in pieces of any size.
+        numerics: the version of its bits (`numerics_version`); empty if they depend on the machine.
         kv_cache: the integers of the graph's KV cache; None if it is one of floats.
         windows: by layer, how many tokens our kernels read, where that is not all.
         projections: the products that adapters may add to, by their layers' names.
@@ -122,6 +124,7 @@ class Session:
             settings.add_provider_for_devices(devices, provider_options)
             settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         self.kernels, self.multiplies_exactly, self.is_exact = "", False, False
+        self.numerics = ""
         self.kv_cache: CacheInteger | None = None
         self.windows: Mapping[int, int] = {}
         self.projections: Mapping[str, Projection] = {}
@@ -193,6 +196,8 @@ class Session:
         _find_external_data(settings, graph)
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.is_exact = rewritten.is_exact
+        if rewritten.is_portable:
+            self.numerics = numerics_version(self.kernels)
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
         self.projections = rewritten.projections
         return rewritten.model
