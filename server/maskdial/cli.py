@@ -186,6 +186,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     )
     if chosen == "calibrate":
         _add_calibrate_arguments(calibrate)
+    evaluate = add("eval", "measure bundles on tasks of lm-evaluation-harness", _evaluate)
+    if chosen == "eval":
+        _add_evaluate_arguments(evaluate)
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
@@ -531,6 +534,18 @@ def _calibrate(options: argparse.Namespace) -> int:
     )
     print(shown(report))
     return 0
+
+
+def _add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    import maskdial.offline.evaluate.command
+
+    maskdial.offline.evaluate.command.add_arguments(parser)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    import maskdial.offline.evaluate.command
+
+    return maskdial.offline.evaluate.command.run(options)
 
 
 def _add_batch_arguments(parser: argparse.ArgumentParser) -> None:

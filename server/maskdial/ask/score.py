@@ -201,18 +201,41 @@ def _read_one(
     return encoding, 0
 
 
-async def _score_causal(
-    model: CausalModel, encodings: Sequence[Encoding], num_truncated: int, deadline: Deadline
-) -> Timed[list[Score]]:
+async def log_probabilities(
+    texts: Sequence[Sequence[int]], model: CausalModel, deadline: Deadline
+) -> list[list[float]]:
+    """The natural log-probability of each token but the first, for texts as token ids.
+
+    Raises:
+        ValidationError: a text has more tokens than the model has room for.
+        OverloadedError: the queue has no room for them.
+        DeadlineError: the time is up.
+    """
+    longest = model.max_length - 1  # the engine needs room for one more token
+    for index, ids in enumerate(texts):
+        if not 0 < len(ids) <= longest:
+            raise ValidationError(f"text {index} has {len(ids)} tokens, not 1 to {longest}")
+    finishes = await _prefill(texts, model, deadline)
+    return [[each.logprob for each in finish.prompt_logprobs] for finish in finishes]
+
+
+async def _prefill(
+    texts: Sequence[Sequence[int]], model: CausalModel, deadline: Deadline
+) -> list[Finish]:
     """Each text is prefilled once, as a prompt that one token is generated for."""
     params = SamplingParams(max_new_tokens=1, prompt_logprobs=True)
-    sequences = [
-        CausalSequence(encoding.ids, params, adapter=model.adapter) for encoding in encodings
-    ]
+    sequences = [CausalSequence(ids, params, adapter=model.adapter) for ids in texts]
     async with model.engine.streams(sequences, deadline.remaining()) as streams:
         finishes: list[Finish] = []
         for stream in streams:
             finishes += [event.finish async for event in stream if event.finish is not None]
+    return finishes
+
+
+async def _score_causal(
+    model: CausalModel, encodings: Sequence[Encoding], num_truncated: int, deadline: Deadline
+) -> Timed[list[Score]]:
+    finishes = await _prefill([encoding.ids for encoding in encodings], model, deadline)
     scores = []
     for encoding, finish in zip(encodings, finishes, strict=True):
         # Nothing precedes the first token, so it has no probability.

@@ -8,6 +8,7 @@ import pydantic
 from pydantic import TypeAdapter
 
 from maskdial.ask.write import Writer, prepare
+from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import ChatRequest, Reply, read_reply
 from maskdial.causal.events import FinishReason
@@ -150,7 +151,7 @@ def grammar_of(
 
 
 async def complete(
-    prompts: Sequence[str],
+    prompts: Sequence[TextOrIds],
     model: Writer,
     config: Config,
     params: SamplingParams,

@@ -28,14 +28,16 @@ from maskdial.ask import score as scoring
 from maskdial.ask.catalogue import SCORE, task_of
 from maskdial.ask.write import Writer, task_under, writing
 from maskdial.bundle.manifest import Mask
+from maskdial.bundle.tokenizer import TextOrIds
 from maskdial.causal.chat.message import ChatMessage
 from maskdial.causal.chat.request import Reply
+from maskdial.causal.model import CausalModel
 from maskdial.causal.prefix_disk.store import DiskStore
 from maskdial.causal.tools import Tool, ToolChoice
 from maskdial.config import MAX_BATCH_INPUTS, Config, load_config
 from maskdial.engine.thread import in_thread
 from maskdial.engine.timing import Deadline
-from maskdial.errors import BundleError
+from maskdial.errors import BundleError, ValidationError
 from maskdial.local import generation
 from maskdial.local.generation import Generated, JsonSchema, Sampling
 from maskdial.local.loop import LoopThread
@@ -256,9 +258,25 @@ class AsyncModel:
 
         return await _pieces(answer, texts)
 
+    async def score_ids(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The natural log-probability of each token but the first, for texts as token ids.
+
+        Raises:
+            ValidationError: no causal model scores texts here, or one is too long for it.
+        """
+        model = self._pick(SCORE)
+        if not isinstance(model, CausalModel):
+            raise ValidationError("only causal models score token ids")
+
+        async def answer(texts: Sequence[Sequence[int]]) -> list[list[float]]:
+            deadline = Deadline(None, self._config)
+            return await scoring.log_probabilities(texts, model, deadline)
+
+        return await _pieces(answer, texts)
+
     async def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[TextOrIds],
         *,
         max_new_tokens: int | None = None,
         schema: JsonSchema | None = None,
@@ -271,7 +289,7 @@ class AsyncModel:
         given or the model's own files say otherwise.
 
         Args:
-            prompts: the texts.
+            prompts: the texts, or lists of token ids, which are used as they are.
             max_new_tokens: limit per text. None: the model's default, or 100.
             schema: a JSON schema that each text has to match.
             regex: a regular expression, likewise.
@@ -286,7 +304,7 @@ class AsyncModel:
         params = generation.params(model.defaults, sampling, model.defaults.do_sample)
         wanted = generation.grammar_of(schema, regex, grammar)
 
-        async def answer(prompts: Sequence[str]) -> list[Generated]:
+        async def answer(prompts: Sequence[TextOrIds]) -> list[Generated]:
             return await generation.complete(
                 prompts, model, self._config, params, wanted, max_new_tokens, seed
             )
@@ -359,6 +377,15 @@ class AsyncModel:
             return await self.answer(request(items))
 
         return await _pieces(answer, items)
+
+    @property
+    def writer(self) -> Writer:
+        """What writes texts.
+
+        Raises:
+            ValidationError: the model generates no text.
+        """
+        return self._writer()
 
     def _writer(self) -> Writer:
         mask = self._choice.mask

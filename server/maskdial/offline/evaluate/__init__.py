@@ -1,0 +1,1 @@
+"""``maskdial eval``: how well bundles do on tasks, as they are served."""

@@ -1,0 +1,93 @@
+"""The command ``maskdial eval``."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from maskdial.errors import ConfigError, io_reason
+from maskdial.local.model import AsyncModel
+from maskdial.offline.evaluate.answers import Asker, Outcome
+from maskdial.offline.evaluate.compare import Difference, Figure, difference, figure
+from maskdial.offline.evaluate.task import EvalTask, read_task
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of ``maskdial eval``."""
+    parser.add_argument("bundles", type=Path, nargs="+", metavar="BUNDLE", help="a bundle's folder")
+    parser.add_argument(
+        "--task",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a task of lm-evaluation-harness in YAML, over local files",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="ask the first N questions only")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Asks all models all tasks, prints a table, and returns 0.
+
+    Raises:
+        ConfigError: a task or a bundle cannot be used.
+    """
+    if options.limit is not None and options.limit < 1:
+        raise ConfigError("--limit takes a number from 1 on")
+    tasks = [read_task(path, options.limit) for path in options.task]
+    found = [asyncio.run(_ask(bundle, tasks)) for bundle in options.bundles]
+    report = []
+    for task, *outcomes in zip(tasks, *found, strict=True):
+        print(f"{task.name}: {len(task.items):,} questions")
+        for bundle, ours in zip(options.bundles, outcomes, strict=True):
+            figures = [figure(metric, ours) for metric in task.metrics]
+            compared = ours is not outcomes[0]
+            apart = [difference(m, ours, outcomes[0]) for m in task.metrics if compared]
+            print("\n".join(_lines(bundle, figures, apart)))
+            report.append(_entry(task, bundle, figures, apart))
+    if options.json is not None:
+        try:
+            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{options.json} cannot be written: {io_reason(error)}") from error
+    return 0
+
+
+async def _ask(bundle: Path, tasks: Sequence[EvalTask]) -> list[list[Outcome]]:
+    async with await AsyncModel.load(bundle) as model:
+        asker = Asker(model)
+        return [await asker.outcomes(task) for task in tasks]
+
+
+def _lines(bundle: Path, figures: Sequence[Figure], apart: Sequence[Difference]) -> list[str]:
+    lines = []
+    for each in figures:
+        error = "" if each.error is None else f" ± {each.error:.4f}"
+        lines.append(f"  {bundle.name:24} {each.metric:16} {each.value:.4f}{error}")
+    for each_apart in apart:
+        line = (
+            f"  {'':24} {each_apart.metric:16} {each_apart.value:+.4f} to the first, 95% of "
+            f"resamples {each_apart.low:+.4f} to {each_apart.high:+.4f}"
+        )
+        if each_apart.lost is not None:
+            line += (
+                f"; {each_apart.lost} lost, {each_apart.won} won (p = {each_apart.probability:.3f})"
+            )
+        lines.append(line)
+    return lines
+
+
+def _entry(
+    task: EvalTask, bundle: Path, figures: Sequence[Figure], apart: Sequence[Difference]
+) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "questions": len(task.items),
+        "bundle": str(bundle),
+        "figures": [asdict(each) for each in figures],
+        "differences_from_the_first": [asdict(each) for each in apart],
+    }
