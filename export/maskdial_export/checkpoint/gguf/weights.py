@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
-from maskdial_export.checkpoint.gguf.blocks import BITS, read_blocks
+from maskdial_export.checkpoint.gguf.blocks import BITS, block_kernels, read_blocks
 from maskdial_export.checkpoint.gguf.file import GGUFFile, StoredTensor
 from maskdial_export.checkpoint.gguf.model import Model
+from maskdial_export.checkpoint.gguf.types import TensorType
 from maskdial_export.errors import ExportError
 
 Rows = slice | NDArray[np.int64]
@@ -166,6 +167,8 @@ class Weight:
         if len(forms) > 1:
             return None
         minima = [each.minimum for each in found if each.minimum is not None]
+        if len(found) == 1:
+            return first
         return replace(
             first,
             values=np.concatenate([each.values for each in found]),
@@ -180,17 +183,15 @@ def read_values(tensor: StoredTensor) -> Floats:
     Raises:
         ExportError: the reference does not know the type.
     """
-    kind = gguf.GGMLQuantizationType(tensor.type.number)
-    rows = tensor.rows()
+    rows, kernels = tensor.rows(), block_kernels()
     values = np.empty((len(rows), tensor.shape[-1]), np.float32)
     step = max(1, _AT_ONCE // tensor.shape[-1])
 
     def read(start: int) -> None:
-        # As one long row, or the package would take 16 at a time
-        part = rows[start : start + step].reshape(1, -1)
-        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
-            found = gguf.quants.dequantize(part, kind)
-        values[start : start + step] = found.reshape(-1, tensor.shape[-1])
+        part, out = rows[start : start + step], values[start : start + step]
+        blocks = part.reshape(-1, tensor.type.num_bytes)
+        if kernels is None or not kernels.restore(tensor.type.number, blocks, out):
+            out[:] = dequantized(part, tensor.type)
 
     if len(rows) <= step:
         read(0)
@@ -199,6 +200,15 @@ def read_values(tensor: StoredTensor) -> Floats:
             for _ in pool.map(read, range(0, len(rows), step)):
                 pass
     return values[0] if tensor.is_vector else values
+
+
+def dequantized(rows: NDArray[np.uint8], of: TensorType) -> Floats:
+    """Rows of bytes in float32, by the package that the kernels are compared with."""
+    kind = gguf.GGMLQuantizationType(of.number)
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
+        # As one long row, or the package would take 16 at a time
+        found: Floats = gguf.quants.dequantize(rows.reshape(1, -1), kind)
+    return found.reshape(len(rows), -1)
 
 
 def _threads() -> int:
