@@ -20,8 +20,8 @@ from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
 
-_CHUNK = 2**24
-"""Weights of a part of a matrix: 64 MiB in float32."""
+_CHUNK = 2**22
+"""Weights of a part of a matrix: 16 MiB in float32, which the allocator and the cache keep."""
 _MAX_HEADER = 2**27
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
