@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from maskdial.bundle.bundle import UNWANTED_FUSIONS
+from maskdial.bundle.bundle import LARGE_GRAPH, UNWANTED_FUSIONS
 from maskdial.bundle.manifest import ENCODER_GRAPH, KVLayout
 from maskdial.kernels.graph import AHEAD, NEW_TOKENS
 from maskdial.kernels.installed import Kernels, find_kernels
@@ -52,7 +52,7 @@ def load_session(
     options.log_severity_level = 4  # errors are raised, and said in words of our own
     # Threads that spin while they wait take the time of others, torch's among them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    source = graph
+    source: Path | bytes = graph
     if kernels is not None and isinstance(graph, Path):
         rewritten = rewrite(graph, "auto")
         if rewritten.num_replaced:
@@ -62,6 +62,8 @@ def load_session(
             options.add_session_config_entry("maskdial.threads", str(threads))
             options.register_custom_ops_library(str(kernels.path))
             options.add_session_config_entry(_WEIGHTS, str(graph.parent))
+    size = source.stat().st_size if isinstance(source, Path) else len(source)
+    options.enable_mem_reuse = size < LARGE_GRAPH
     return onnxruntime.InferenceSession(
         source,
         options,

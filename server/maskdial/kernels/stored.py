@@ -49,9 +49,7 @@ class StoredBlockKernels:
         least = None if minimum is None else minimum.ctypes.data
         return self._all(
             blocks,
-            self._unpack(
-                self._processor, number, blocks.ctypes.data, len(blocks), *outputs, least
-            ),
+            self._unpack(self._processor, number, blocks.ctypes.data, len(blocks), *outputs, least),
         )
 
     def restore(self, number: int, blocks: NDArray[np.uint8], out: Floats) -> bool:
