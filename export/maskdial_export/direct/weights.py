@@ -78,7 +78,13 @@ class GGUFWeights:
     def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
         if not self._weights[name].has_blocks:
             return None
-        found = self._part(name, rows).blocks()
+        part = self._part(name, rows)
+        found = part.blocks()
+        if found is not None and not part.equals(found):
+            raise ExportError(
+                f"{name} of {self.name} is read as other numbers than the gguf package reads; this "
+                "is a fault of the exporter, please report it"
+            )
         if found is not None and not np.isfinite(found.scale).all():
             raise ExportError(
                 f"{name} of {self.name} is damaged: it has scales that are no numbers"

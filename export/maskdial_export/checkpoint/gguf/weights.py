@@ -34,6 +34,10 @@ _GATES = "blk.{}.attn_gate"
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
 _AT_ONCE = 2**17
 """Values that are restored at once: their intermediate results stay in the processor's cache."""
+_COMPARED = 2
+"""Rows at either end of a part of a matrix that the gguf package reads again: the kernels read a type
+for the graph and for the reference alike, so that those would agree on a fault of theirs.
+"""
 # Tables that the configuration describes
 _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])\.weight$")
 
@@ -146,6 +150,19 @@ class Weight:
             with np.errstate(invalid="ignore", divide="ignore"):
                 values = np.log(-values)
         return np.ascontiguousarray(values)
+
+    def equals(self, blocks: StoredBlocks) -> bool:
+        """Whether the first and the last rows of these integers are what the gguf package reads."""
+        num_rows = len(blocks.values)
+        for rows in (slice(_COMPARED), slice(max(num_rows - _COMPARED, 0), num_rows)):
+            some = self.part(rows.start or 0, min(rows.stop, num_rows))
+            expected = np.concatenate(
+                [dequantized(piece.stored().rows(), piece.tensor.type) for piece in some.pieces]
+            )
+            found = blocks.take(np.arange(num_rows)[rows]).dequantize()
+            if not np.array_equal(found, expected, equal_nan=True):
+                return False
+        return True
 
     @property
     def has_blocks(self) -> bool:
