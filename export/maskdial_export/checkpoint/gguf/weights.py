@@ -35,8 +35,8 @@ _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
 _AT_ONCE = 2**17
 """Values that are restored at once: their intermediate results stay in the processor's cache."""
 _COMPARED = 2
-"""Rows at either end of a part of a matrix that the gguf package reads again: the kernels read a type
-for the graph and for the reference alike, so that those would agree on a fault of theirs.
+"""Rows at either end of a part of a matrix that the gguf package reads again: the kernels read a
+type for the graph and for the reference alike, so that those would agree on a fault of theirs.
 """
 # Tables that the configuration describes
 _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])\.weight$")
