@@ -23,6 +23,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial.kernels.stored import StoredBlockKernels
 from maskdial_export import route
+from maskdial_export import session as session_module
 from maskdial_export.checkpoint.gguf.contents import read_contents, write_settings
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct import check as check_module
@@ -531,6 +532,20 @@ def test_gemma_3_says_little_of_its_text_part() -> None:
         text_part(whole | {"new_entry": 1})
     with pytest.raises(NotDirectError, match="around a text model 'llama' is not known"):
         text_part(whole | {"text_config": text | {"model_type": "llama"}})
+
+
+def test_graphs_whose_memory_is_not_planned_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write("qwen3-moe", path, quantize=TYPES)
+    manifest = direct(path, tmp_path / "bundle")
+    planned = logits(tmp_path / "bundle", manifest, kernels_here())
+    monkeypatch.setattr(session_module, "LARGE_GRAPH", 0)
+    for one, other in zip(
+        planned, logits(tmp_path / "bundle", manifest, kernels_here()), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:

@@ -138,10 +138,10 @@ class Session:
         elif (rewritten := provider.rewrite(graph)) is not None:
             model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
-        if options.provider == "cpu":
-            size = len(model) if isinstance(model, bytes) else graph.stat().st_size
-            settings.enable_mem_reuse = size < LARGE_GRAPH
         try:
+            if options.provider == "cpu":
+                size = len(model) if isinstance(model, bytes) else graph.stat().st_size
+                settings.enable_mem_reuse = size < LARGE_GRAPH
             create = partial(
                 ort.InferenceSession,
                 model,
