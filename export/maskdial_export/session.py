@@ -1,5 +1,6 @@
 """Runs exported graphs in ONNX Runtime the way the server does."""
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from maskdial.bundle.manifest import ENCODER_GRAPH, KVLayout
 from maskdial.kernels.graph import AHEAD, NEW_TOKENS
 from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
+from maskdial.kernels.stored import StoredBlockKernels
 from maskdial.runtime.cores import usable_cores
 from maskdial.runtime.host_limits import available_bytes as available_bytes
 
@@ -33,6 +35,13 @@ _ELEMENTS = {
 def kernels_here() -> Kernels | None:
     """The kernels with which a server on this machine computes quantized models."""
     return find_kernels("auto")
+
+
+@functools.cache
+def block_kernels() -> StoredBlockKernels | None:
+    """The kernels that read the blocks of GGUF files; None if they are not built."""
+    kernels = kernels_here()
+    return None if kernels is None else StoredBlockKernels(kernels.path)
 
 
 def load_session(

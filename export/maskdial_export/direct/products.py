@@ -502,5 +502,7 @@ def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Integers of 4 bits (..., size) as bytes (..., ceil(size / 2)), the first one low."""
     if integers.shape[-1] % 2:
         integers = np.pad(integers, [(0, 0)] * (integers.ndim - 1) + [(0, 1)])
-    both = np.ascontiguousarray(integers).view("<u2")  # the first one is the lower byte
-    return (both | both >> 4).astype(np.uint8)
+    # The first one of two is the lower byte
+    both: NDArray[np.uint16] = np.ascontiguousarray(integers).view("<u2")
+    pairs: NDArray[np.uint8] = (both | both >> 4).astype(np.uint8)
+    return pairs

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,8 @@ def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: b
 
     Nibbles with minima have zeros of 0. Bytes have zeros of 128.
     """
-    values, scale, minimum = stored.values, stored.scale, stored.minimum
+    scale, minimum = stored.scale, stored.minimum
+    values: NDArray[Any] = stored.values
     zero, times, center = stored.zero, stored.block_size // size, 0
     if bits == 8 and zero is not None:
         values = values.astype(np.int16) - np.repeat(zero, stored.block_size, axis=1)

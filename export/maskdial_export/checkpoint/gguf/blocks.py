@@ -7,7 +7,6 @@ the high ones; ``_K`` types have 256 values in blocks of 16 or 32, whose scales 
 one float16.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.kernels.installed import find_kernels
-from maskdial.kernels.stored import StoredBlockKernels
 from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
 from maskdial_export.checkpoint.gguf.file import StoredTensor
+from maskdial_export.session import block_kernels
 
 Bytes = NDArray[np.uint8]
 
@@ -64,13 +62,6 @@ def _read(tensor: StoredTensor, blocks: Bytes) -> StoredBlocks:
         if not kernels.unpack(tensor.type.number, blocks, values, scale, minimum):
             return read(blocks)
     return replace(first, values=values, scale=scale, minimum=minimum)
-
-
-@functools.cache
-def block_kernels() -> StoredBlockKernels | None:
-    """The kernels that read blocks; None if they are not built."""
-    kernels = find_kernels("auto")
-    return None if kernels is None else StoredBlockKernels(kernels.path)
 
 
 def _half(blocks: Bytes, place: int) -> Floats:

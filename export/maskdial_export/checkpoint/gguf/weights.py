@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
-from maskdial_export.checkpoint.gguf.blocks import BITS, block_kernels, read_blocks
+from maskdial_export.checkpoint.gguf.blocks import BITS, read_blocks
 from maskdial_export.checkpoint.gguf.file import GGUFFile, StoredTensor
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.types import TensorType
 from maskdial_export.errors import ExportError
+from maskdial_export.session import block_kernels
 
 Rows = slice | NDArray[np.int64]
 
