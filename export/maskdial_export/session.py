@@ -1,5 +1,6 @@
 """Runs exported graphs in ONNX Runtime the way the server does."""
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from maskdial.bundle.bundle import UNWANTED_FUSIONS
+from maskdial.bundle.bundle import LARGE_GRAPH, UNWANTED_FUSIONS
 from maskdial.bundle.manifest import ENCODER_GRAPH, KVLayout
 from maskdial.kernels.graph import AHEAD, NEW_TOKENS
 from maskdial.kernels.installed import Kernels, find_kernels
 from maskdial.kernels.rewrite import rewrite
+from maskdial.kernels.stored import StoredBlockKernels
 from maskdial.runtime.cores import usable_cores
 from maskdial.runtime.host_limits import available_bytes as available_bytes
 
@@ -35,6 +37,13 @@ def kernels_here() -> Kernels | None:
     return find_kernels("auto")
 
 
+@functools.cache
+def block_kernels() -> StoredBlockKernels | None:
+    """The kernels that read the blocks of GGUF files; None if they are not built."""
+    kernels = kernels_here()
+    return None if kernels is None else StoredBlockKernels(kernels.path)
+
+
 def load_session(
     graph: Path | bytes, *, prepack: bool = True, kernels: Kernels | None = None
 ) -> onnxruntime.InferenceSession:
@@ -52,7 +61,7 @@ def load_session(
     options.log_severity_level = 4  # errors are raised, and said in words of our own
     # Threads that spin while they wait take the time of others, torch's among them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    source = graph
+    source: Path | bytes = graph
     if kernels is not None and isinstance(graph, Path):
         rewritten = rewrite(graph, "auto")
         if rewritten.num_replaced:
@@ -62,6 +71,8 @@ def load_session(
             options.add_session_config_entry("maskdial.threads", str(threads))
             options.register_custom_ops_library(str(kernels.path))
             options.add_session_config_entry(_WEIGHTS, str(graph.parent))
+    size = source.stat().st_size if isinstance(source, Path) else len(source)
+    options.enable_mem_reuse = size < LARGE_GRAPH
     return onnxruntime.InferenceSession(
         source,
         options,

@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+from maskdial.bundle.bundle import remember_hashes
 from maskdial.errors import ConfigError
 from maskdial.exporting import Show, export_apart
 from maskdial.model_cache import (
@@ -80,6 +81,7 @@ def take_in(
     if comes_from_path and with_precision(source_bundle(path), precision) != folder:
         shutil.rmtree(folder)
         raise ConfigError(f"{path} has changed while it was exported; wait until it is complete")
+    remember_hashes(folder)
     return folder
 
 

@@ -5,7 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from maskdial.bundle.manifest import GRAPH, Manifest
+from maskdial.kernels.stored import StoredBlockKernels
 from maskdial_export import route
+from maskdial_export import session as session_module
 from maskdial_export.checkpoint.gguf.contents import read_contents, write_settings
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct import check as check_module
@@ -532,6 +534,20 @@ def test_gemma_3_says_little_of_its_text_part() -> None:
         text_part(whole | {"text_config": text | {"model_type": "llama"}})
 
 
+def test_graphs_whose_memory_is_not_planned_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write("qwen3-moe", path, quantize=TYPES)
+    manifest = direct(path, tmp_path / "bundle")
+    planned = logits(tmp_path / "bundle", manifest, kernels_here())
+    monkeypatch.setattr(session_module, "LARGE_GRAPH", 0)
+    for one, other in zip(
+        planned, logits(tmp_path / "bundle", manifest, kernels_here()), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
     """They are left out, but where the tracer, which exports them, could be asked."""
     folder = save_folder("qwen3.5", tmp_path / "folder")
@@ -602,6 +618,39 @@ class Exchanged:
         return self._weights.blocks(self._names.get(name, name), rows)
 
 
+class Damaged:
+    """Weights of which one has other values, by what ``change`` does to them."""
+
+    def __init__(self, weights: Weights, damaged: str, change: Callable[[Floats], Floats]) -> None:
+        self.name = weights.name
+        self._weights = weights
+        self._damaged = damaged
+        self._change = change
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._weights.shapes()
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        values = self._weights.values(name, rows)
+        return self._change(values.copy()) if name == self._damaged else values
+
+    def bits(self, name: str) -> int | None:
+        return self._weights.bits(name)
+
+    def blocks(self, name: str, rows: slice | None = None) -> Any:
+        return self._weights.blocks(name, rows)
+
+
+def exchanged_rows(values: Floats) -> Floats:
+    values[[3, 4]] = values[[4, 3]]
+    return values
+
+
+def scaled_block(values: Floats) -> Floats:
+    values[5, 32:64] *= np.float32(1.5)
+    return values
+
+
 L0, L1 = "model.layers.0", "model.layers.1"
 
 
@@ -629,6 +678,59 @@ def test_a_wrong_weight_does_not_pass(
     with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
         direct(path, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("change", [exchanged_rows, scaled_block])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{L1}.self_attn.q_proj.weight",
+        f"{L0}.self_attn.v_proj.weight",
+        f"{L1}.mlp.up_proj.weight",
+        f"{L1}.mlp.down_proj.weight",
+    ],
+)
+def test_a_wrong_row_or_block_does_not_pass(
+    name: str,
+    change: Callable[[Floats], Floats],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even one block of one row."""
+    path = tmp_path / "model.gguf"
+    write("llama-bias", path, quantize=TYPES)
+
+    def damaged(config: Mapping[str, Any], weights: Weights) -> Reference:
+        return Reference(config, Damaged(weights, name, change))
+
+    monkeypatch.setattr(direct_module, "Reference", damaged)
+    with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
+        direct(path, tmp_path / "bundle")
+
+
+@pytest.mark.skipif(kernels_here() is None, reason="the kernels are not built")
+def test_a_type_that_is_read_wrongly_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernels, which read it for the graph and for the reference."""
+    path = tmp_path / "model.gguf"
+    write("llama", path, quantize=TYPES)
+    unpack, restore = StoredBlockKernels.unpack, StoredBlockKernels.restore
+
+    def other_unpack(self: StoredBlockKernels, *arguments: Any) -> bool:
+        known = unpack(self, *arguments)
+        arguments[3][...] *= np.float32(1.001)
+        return known
+
+    def other_restore(self: StoredBlockKernels, *arguments: Any) -> bool:
+        known = restore(self, *arguments)
+        arguments[2][...] *= np.float32(1.001)
+        return known
+
+    monkeypatch.setattr(StoredBlockKernels, "unpack", other_unpack)
+    monkeypatch.setattr(StoredBlockKernels, "restore", other_restore)
+    with pytest.raises(ExportError, match="other numbers than the gguf package reads"):
+        direct(path, tmp_path / "bundle")
 
 
 @pytest.mark.parametrize(

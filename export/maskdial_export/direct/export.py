@@ -196,9 +196,11 @@ def _write_decoder(
         # Seconds for each gigabyte
         source_sha256 = pool.submit(checkpoint.sha256)
         data_sha256 = pool.submit(file_sha256, folder / _DATA)
+        served = Loaded(folder / GRAPH, kernels=kernels_here())
         checked = check_graph(
             model,
             folder,
+            served,
             layout,
             reference,
             original,
@@ -214,9 +216,8 @@ def _write_decoder(
             )
             most = limit_of(gate, keeps_integers=bool(checkpoint.bits))
             measure = QualityGate(evaluation, original, sample, decoder.num_parameters, most)
-            served = Loaded(folder / GRAPH, kernels=kernels_here())
             quality = measure.check(served, precision, decoder.vocab_size, console)
-            served.free()
+        served.free()
     if quality is None and checked.divergence is not None:
         finding(
             console,

@@ -500,6 +500,9 @@ def _head_of(modules: Modules) -> str:
 
 def _pairs(integers: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Integers of 4 bits (..., size) as bytes (..., ceil(size / 2)), the first one low."""
-    odd = [(0, 0)] * (integers.ndim - 1) + [(0, integers.shape[-1] % 2)]
-    padded = np.pad(integers, odd)
-    return (padded[..., 0::2] | padded[..., 1::2] << 4).astype(np.uint8)
+    if integers.shape[-1] % 2:
+        integers = np.pad(integers, [(0, 0)] * (integers.ndim - 1) + [(0, 1)])
+    # The first one of two is the lower byte
+    both: NDArray[np.uint16] = np.ascontiguousarray(integers).view("<u2")
+    pairs: NDArray[np.uint8] = (both | both >> 4).astype(np.uint8)
+    return pairs

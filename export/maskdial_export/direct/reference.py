@@ -71,9 +71,7 @@ class Reference:
         config = self._config
         tied = config.get("tie_word_embeddings", self._is_gemma or self._kind in _TIED)
         name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        shape = self._names[name]
-        parts = [hidden @ self._weights.values(name, rows).T for rows in row_chunks(*shape[:2])]
-        logits = np.concatenate(parts, axis=1)
+        logits = self._product(hidden, name)
         if self._is_granite:
             logits = logits / np.float32(config.get("logits_scaling", 1.0))
         cap = config.get("final_logit_softcapping", 30.0 if self._kind == "gemma2" else None)
@@ -118,10 +116,21 @@ class Reference:
         return normalized
 
     def _linear(self, values: Floats, name: str) -> Floats:
-        product = values @ self._weights.values(f"{name}.weight").T
+        product = self._product(values, f"{name}.weight")
         if f"{name}.bias" in self._names:
             product = product + self._weights.values(f"{name}.bias")
         return product
+
+    def _product(self, values: Floats, name: str) -> Floats:
+        """Rows times a matrix, of which a part is in memory at a time.
+
+        The few rows are the right factor, with which BLAS is twice as fast as with them as the
+        left one.
+        """
+        parts = row_chunks(*self._names[name][:2])
+        turned = np.ascontiguousarray(values.T)
+        product = np.concatenate([self._weights.values(name, rows) @ turned for rows in parts])
+        return np.ascontiguousarray(product.T)
 
     def _feed(self, prefix: str, values: Floats) -> Floats:
         """The MLP of a layer, or its mixture of experts, or both."""

@@ -20,8 +20,8 @@ from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
 
-_CHUNK = 2**24
-"""Weights of a part of a matrix: 64 MiB in float32."""
+_CHUNK = 2**22
+"""Weights of a part of a matrix: 16 MiB in float32, which the allocator and the cache keep."""
 _MAX_HEADER = 2**27
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
@@ -78,7 +78,13 @@ class GGUFWeights:
     def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
         if not self._weights[name].has_blocks:
             return None
-        found = self._part(name, rows).blocks()
+        part = self._part(name, rows)
+        found = part.blocks()
+        if found is not None and not part.equals(found):
+            raise ExportError(
+                f"{name} of {self.name} is read as other numbers than the gguf package reads; this "
+                "is a fault of the exporter, please report it"
+            )
         if found is not None and not np.isfinite(found.scale).all():
             raise ExportError(
                 f"{name} of {self.name} is damaged: it has scales that are no numbers"

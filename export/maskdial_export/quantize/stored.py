@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,8 @@ def joined(parts: Sequence[StoredBlocks], bits: Literal[4, 8]) -> Blocks | None:
     if size == 0 or any(part.block_size % size for part in parts):
         return None
     pieces = [as_blocks(part, 4 if nibbles else 8, size, minima=minima) for part in parts]
+    if len(pieces) == 1:
+        return pieces[0]
     return Blocks(
         np.concatenate([piece.integers for piece in pieces]),
         np.concatenate([piece.scale for piece in pieces]),
@@ -132,32 +134,39 @@ def as_blocks(stored: StoredBlocks, bits: Literal[4, 8], size: int, *, minima: b
 
     Nibbles with minima have zeros of 0. Bytes have zeros of 128.
     """
-    values, scale, minimum = stored.values.astype(np.int16), stored.scale, stored.minimum
-    zero = np.zeros(scale.shape, np.int16) if stored.zero is None else stored.zero.astype(np.int16)
-    times, center = stored.block_size // size, 0
+    scale, minimum = stored.scale, stored.minimum
+    values: NDArray[Any] = stored.values
+    zero, times, center = stored.zero, stored.block_size // size, 0
+    if bits == 8 and zero is not None:
+        values = values.astype(np.int16) - np.repeat(zero, stored.block_size, axis=1)
+    has_room = values.dtype == np.uint8 or values.min(initial=0) > -BYTE_ZERO
+    # What follows is right modulo 256, and that is what bytes hold
+    integers = values.astype(np.uint8, copy=False)
+    zero = np.zeros(scale.shape, np.uint8) if zero is None else zero
     if bits == 8:
         if minimum is not None and stored.values.dtype == np.uint8:
             center = 2 ** (stored.bits - 1)
-        values = values - np.repeat(zero, stored.block_size, axis=1)
-        if not minima and values.min(initial=0) > -BYTE_ZERO:
+        if not minima and has_room and (scale < 0).any():
             # The kernel finds scales that are multiples of a step if they have no sign.
-            signs = np.where(scale < 0, -1, 1).astype(np.int16)
-            values, scale = values * np.repeat(signs, stored.block_size, axis=1), np.abs(scale)
-        values, zero = values + BYTE_ZERO, np.full(scale.shape, BYTE_ZERO, np.int16)
+            signs = np.where(scale < 0, 255, 1).astype(np.uint8)
+            integers, scale = integers * np.repeat(signs, stored.block_size, axis=1), np.abs(scale)
+        integers, zero = integers + np.uint8(BYTE_ZERO), np.full(scale.shape, BYTE_ZERO, np.uint8)
     elif stored.values.dtype == np.int8:
-        values, zero = values + NIBBLE_CENTER, zero + NIBBLE_CENTER
+        integers, zero = integers + np.uint8(NIBBLE_CENTER), zero + np.uint8(NIBBLE_CENTER)
     if minima and minimum is None:
         minimum = np.zeros_like(scale)
     if minima and bits == 4 and minimum is not None:
         minimum = minimum + scale * zero  # of Q4_0, beside Q4_1
         zero = np.zeros_like(zero)
-    scale = np.repeat(scale, times, axis=1)
+    if times > 1:
+        scale, zero = np.repeat(scale, times, axis=1), np.repeat(zero, times, axis=1)
+        minimum = None if minimum is None else np.repeat(minimum, times, axis=1)
     return Blocks(
-        values.astype(np.uint8).reshape(*scale.shape, size),
+        integers.reshape(*scale.shape, size),
         scale,
-        np.repeat(zero, times, axis=1).astype(np.uint8),
-        values.shape[1],
-        None if minimum is None else np.repeat(minimum, times, axis=1),
+        zero,
+        integers.shape[1],
+        minimum,
         bits,
         np.full(len(scale), center, np.uint8) if minima and bits == 8 else None,
     )

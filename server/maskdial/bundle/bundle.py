@@ -103,12 +103,18 @@ from maskdial.bundle.manifest import (
     TOKENIZER,
     Manifest,
 )
-from maskdial.bundle.verified import known_sha256
+from maskdial.bundle.verified import known_sha256, remember_sha256
 from maskdial.errors import BundleError, io_reason
 
 # Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
 # six times as long as the Add and the LayerNormalization that it replaces.
 UNWANTED_FUSIONS = frozenset({"SkipLayerNormFusion"})
+
+LARGE_GRAPH = 400_000
+"""Bytes of a graph without its weights, some 3,000 nodes, from which ONNX Runtime is not to plan
+which values share memory: it compares the shape of each value with those of all before it, which
+takes minutes for 16 layers of 64 experts. What is not planned is freed after its last use.
+"""
 
 
 # A manifest with the labels and languages of the largest models has less than a tenth of this.
@@ -264,6 +270,18 @@ def write_manifest(folder: Path, manifest: Manifest, file_name: str = MANIFEST) 
         file.write(manifest.model_dump_json(indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def remember_hashes(path: Path) -> None:
+    """Remembers the hashes of a bundle that an export of this process has just written.
+
+    Raises:
+        BundleError: there is no manifest, or it is invalid.
+        OSError: a file is missing.
+    """
+    for file_name, sha256 in _read_manifest(path.name, path / MANIFEST).files.items():
+        if (path / file_name).stat().st_size >= _LARGE:
+            remember_sha256(path / file_name, sha256)
 
 
 def load_bundle(name: str, path: Path) -> Bundle:

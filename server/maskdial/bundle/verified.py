@@ -40,9 +40,7 @@ def known_sha256(file: Path, compute: Callable[[Path], str]) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    stamp = _stamp(file)
-    name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
-    path = find_cache() / _FOLDER / f"{name}.json"
+    stamp, path = _stamp(file), _record(file)
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         content = json.loads(path.read_bytes())
         if content["stamp"] == stamp:
@@ -50,9 +48,29 @@ def known_sha256(file: Path, compute: Callable[[Path], str]) -> str:
     began_ns = time.time_ns()
     sha256 = compute(file)
     if _stamp(file) == stamp and began_ns - stamp[-1] >= _TICK_NS:
-        with contextlib.suppress(OSError):  # where it cannot be kept, it is computed again
-            _write(path, json.dumps({"stamp": stamp, "sha256": sha256, "file": str(file)}))
+        _keep(file, sha256, stamp)
     return sha256
+
+
+def remember_sha256(file: Path, sha256: str) -> None:
+    """Remembers the hash of a file whose only writer computed it after its last write.
+
+    Raises:
+        OSError: the file is missing.
+    """
+    stamp = _stamp(file)
+    if time.time_ns() - stamp[-1] >= _TICK_NS:
+        _keep(file, sha256, stamp)
+
+
+def _record(file: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
+    return find_cache() / _FOLDER / f"{name}.json"
+
+
+def _keep(file: Path, sha256: str, stamp: list[int]) -> None:
+    with contextlib.suppress(OSError):  # where it cannot be kept, it is computed again
+        _write(_record(file), json.dumps({"stamp": stamp, "sha256": sha256, "file": str(file)}))
 
 
 def _stamp(file: Path) -> list[int]:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from maskdial.bundle.adapter import Projection
+from maskdial.bundle.bundle import LARGE_GRAPH
 from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError, exhaustion
 from maskdial.kernels.installed import Kernels
@@ -141,6 +142,9 @@ class Session:
             model, self.multiplies_exactly = rewritten, True
             _find_external_data(settings, graph)
         try:
+            if options.provider == "cpu":
+                size = len(model) if isinstance(model, bytes) else graph.stat().st_size
+                settings.enable_mem_reuse = size < LARGE_GRAPH
             create = partial(
                 ort.InferenceSession,
                 model,

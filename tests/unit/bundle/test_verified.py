@@ -10,7 +10,7 @@ import pytest
 from maskdial.bundle import bundle, verified
 from maskdial.bundle.bundle import file_sha256, load_bundle
 from maskdial.bundle.starters import STARTER_FOLDER
-from maskdial.bundle.verified import known_sha256
+from maskdial.bundle.verified import known_sha256, remember_sha256
 from maskdial.errors import BundleError
 
 Counted = Callable[[Path], str]
@@ -73,6 +73,28 @@ def test_what_was_just_written_is_not_remembered(
     assert sha256(file) == sha256(file)
     assert len(computed) == 2
     assert not (tmp_path / "cache").exists()
+
+
+def test_its_writer_may_have_hashed_it(
+    computed: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may be renamed meanwhile; the file may not be written to."""
+    folder, place = tmp_path / "new", tmp_path / "place"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"some weights")
+    found = file_sha256(folder / "weights")
+    folder.rename(place)
+    remember_sha256(place / "weights", found)
+    assert sha256(place / "weights") == found
+    assert not computed
+    with (place / "weights").open("r+b") as opened:
+        opened.write(b"S")
+    assert sha256(place / "weights") != found
+    assert len(computed) == 1
+    monkeypatch.setattr(verified, "_TICK_NS", 10**18)
+    (place / "weights").write_bytes(b"other weights")
+    remember_sha256(place / "weights", "not its hash")
+    assert sha256(place / "weights") == file_sha256(place / "weights")
 
 
 def test_a_file_that_is_written_to_while_it_is_hashed(computed: list[Path], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
+from maskdial.bundle.bundle import LARGE_GRAPH
 from maskdial.errors import BundleError, ConfigError
 from maskdial.runtime.session import Session, SessionOptions
 
@@ -69,6 +70,16 @@ def test_a_provider_that_does_not_start_is_an_error(
     monkeypatch.setattr(RecordingSession, "started", False)
     with pytest.raises(ConfigError, match="'cuda' did not start"):
         Session(Path("model.onnx"), SessionOptions("cuda"))
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_memory_of_large_graphs_is_not_planned(
+    is_large: bool, recorded: type[RecordingSession], tmp_path: Path
+) -> None:
+    graph = tmp_path / "model.onnx"
+    graph.write_bytes(bytes(LARGE_GRAPH if is_large else LARGE_GRAPH - 1))
+    Session(graph, SessionOptions())
+    assert recorded.made[0].options.enable_mem_reuse is not is_large
 
 
 def test_passes_are_captured_by_their_numbers_and_others_never(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
 from maskdial_export.checkpoint.gguf.file import StoredTensor
+from maskdial_export.session import block_kernels
 
 Bytes = NDArray[np.uint8]
 
@@ -32,10 +33,8 @@ def read_blocks(tensor: StoredTensor) -> StoredBlocks | None:
     """
     if tensor.type.name not in _READERS:
         return None
-    _, read = _READERS[tensor.type.name]
     rows = tensor.rows()
-    with np.errstate(invalid="ignore", over="ignore"):
-        made = read(rows.reshape(-1, tensor.type.num_bytes))
+    made = _read(tensor, rows.reshape(-1, tensor.type.num_bytes))
     shape = (len(rows), -1)
     minimum = None if made.minimum is None else made.minimum.reshape(shape)
     return replace(
@@ -44,6 +43,25 @@ def read_blocks(tensor: StoredTensor) -> StoredBlocks | None:
         scale=made.scale.reshape(shape),
         minimum=minimum,
     )
+
+
+def _read(tensor: StoredTensor, blocks: Bytes) -> StoredBlocks:
+    """All blocks of a tensor, by the kernels if those are built and know the type."""
+    _, read = _READERS[tensor.type.name]
+    kernels = block_kernels()
+    with np.errstate(invalid="ignore", over="ignore"):
+        if kernels is None:
+            return read(blocks)
+        first = read(blocks[:1])  # the form of all
+        values, scale, minimum = (
+            None if each is None else np.empty((len(blocks), each.size), each.dtype)
+            for each in (first.values, first.scale, first.minimum)
+        )
+        assert values is not None
+        assert scale is not None
+        if not kernels.unpack(tensor.type.number, blocks, values, scale, minimum):
+            return read(blocks)
+    return replace(first, values=values, scale=scale, minimum=minimum)
 
 
 def _half(blocks: Bytes, place: int) -> Floats:

@@ -22,7 +22,9 @@ from maskdial_export.checkpoint.blocks import Floats, StoredBlocks
 from maskdial_export.checkpoint.gguf.blocks import BITS, read_blocks
 from maskdial_export.checkpoint.gguf.file import GGUFFile, StoredTensor
 from maskdial_export.checkpoint.gguf.model import Model
+from maskdial_export.checkpoint.gguf.types import TensorType
 from maskdial_export.errors import ExportError
+from maskdial_export.session import block_kernels
 
 Rows = slice | NDArray[np.int64]
 
@@ -33,6 +35,10 @@ _GATES = "blk.{}.attn_gate"
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
 _AT_ONCE = 2**17
 """Values that are restored at once: their intermediate results stay in the processor's cache."""
+_COMPARED = 2
+"""Rows at either end of a part of a matrix that the gguf package reads again: the kernels read a
+type for the graph and for the reference alike, so that those would agree on a fault of theirs.
+"""
 # Tables that the configuration describes
 _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])\.weight$")
 
@@ -146,6 +152,19 @@ class Weight:
                 values = np.log(-values)
         return np.ascontiguousarray(values)
 
+    def equals(self, blocks: StoredBlocks) -> bool:
+        """Whether the first and the last rows of these integers are what the gguf package reads."""
+        num_rows = len(blocks.values)
+        for rows in (slice(_COMPARED), slice(max(num_rows - _COMPARED, 0), num_rows)):
+            some = self.part(rows.start or 0, min(rows.stop, num_rows))
+            expected = np.concatenate(
+                [dequantized(piece.stored().rows(), piece.tensor.type) for piece in some.pieces]
+            )
+            found = blocks.take(np.arange(num_rows)[rows]).dequantize()
+            if not np.array_equal(found, expected, equal_nan=True):
+                return False
+        return True
+
     @property
     def has_blocks(self) -> bool:
         """Whether `blocks` returns integers, by the first row of each piece."""
@@ -166,6 +185,8 @@ class Weight:
         if len(forms) > 1:
             return None
         minima = [each.minimum for each in found if each.minimum is not None]
+        if len(found) == 1:
+            return first
         return replace(
             first,
             values=np.concatenate([each.values for each in found]),
@@ -180,17 +201,15 @@ def read_values(tensor: StoredTensor) -> Floats:
     Raises:
         ExportError: the reference does not know the type.
     """
-    kind = gguf.GGMLQuantizationType(tensor.type.number)
-    rows = tensor.rows()
+    rows, kernels = tensor.rows(), block_kernels()
     values = np.empty((len(rows), tensor.shape[-1]), np.float32)
     step = max(1, _AT_ONCE // tensor.shape[-1])
 
     def read(start: int) -> None:
-        # As one long row, or the package would take 16 at a time
-        part = rows[start : start + step].reshape(1, -1)
-        with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
-            found = gguf.quants.dequantize(part, kind)
-        values[start : start + step] = found.reshape(-1, tensor.shape[-1])
+        part, out = rows[start : start + step], values[start : start + step]
+        blocks = part.reshape(-1, tensor.type.num_bytes)
+        if kernels is None or not kernels.restore(tensor.type.number, blocks, out):
+            out[:] = dequantized(part, tensor.type)
 
     if len(rows) <= step:
         read(0)
@@ -199,6 +218,15 @@ def read_values(tensor: StoredTensor) -> Floats:
             for _ in pool.map(read, range(0, len(rows), step)):
                 pass
     return values[0] if tensor.is_vector else values
+
+
+def dequantized(rows: NDArray[np.uint8], of: TensorType) -> Floats:
+    """Rows of bytes in float32, by the package that the kernels are compared with."""
+    kind = gguf.GGMLQuantizationType(of.number)
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales; found later
+        # As one long row, or the package would take 16 at a time
+        found: Floats = gguf.quants.dequantize(rows.reshape(1, -1), kind)
+    return found.reshape(len(rows), -1)
 
 
 def _threads() -> int:

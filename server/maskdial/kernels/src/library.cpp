@@ -45,6 +45,24 @@ EXPORTED int64_t maskdial_draw(const Processor* processor, const float* scores, 
   return draw(*processor, scores, size, how, weights, room);
 }
 
+// Reads `count` blocks of a type of GGUF's quantized tensors: as integers, scales and minima, or as floats.
+// Returns how many bytes that were; 0 for a type that is not known.
+EXPORTED size_t maskdial_unpack(const Processor* processor, uint32_t number, const uint8_t* stored, size_t count,
+                                uint8_t* values, float* scales, float* minima) {
+  const StoredType* type = processor->find_stored_type(number);
+  if (type == nullptr) return 0;
+  if (count != 0) type->unpack(stored, count, {values, scales, minima});
+  return count * type->num_bytes;
+}
+
+EXPORTED size_t maskdial_restore(const Processor* processor, uint32_t number, const uint8_t* stored, size_t count,
+                                 float* out) {
+  const StoredType* type = processor->find_stored_type(number);
+  if (type == nullptr) return 0;
+  if (count != 0) type->restore(stored, count, out);
+  return count * type->num_bytes;
+}
+
 // An adapter without matrices, to be released when no pass can use it any more.
 EXPORTED Adapter* maskdial_new_adapter() { return new Adapter; }
 

@@ -33,6 +33,12 @@
 
 namespace {
 
+// The nearest integer to a number of a magnitude below 2^22, where std::nearbyint is a call.
+inline float nearest(float number) {
+  constexpr float kShift = 0x1.8p23f;  // floats are integers there
+  return number + kShift - kShift;
+}
+
 // Writes up to kBlockGroup numbers, `stride` apart, as multiples up to 255 of a step; false if they are
 // none of a step that gives the largest of them up to `max_multiple`.
 bool find_step(const float* numbers, size_t stride, size_t count, int max_multiple, float& step,
@@ -43,12 +49,25 @@ bool find_step(const float* numbers, size_t stride, size_t count, int max_multip
     if (std::abs(number) > std::abs(largest)) largest = number;
   }
   if (!std::isfinite(largest)) return false;
+  // Shares of the largest rule most multiples out. Each of the roundings below is of less than 2^-23 of a number
+  // that is no multiple above 128, unless the step is subnormal, or the numbers are zeros.
+  constexpr float kOff = 0x1p-13f, kLeast = 0x1p-100f;
+  const bool rules_out = std::abs(largest) > kLeast;
+  float shares[kBlockGroup] = {};
+  for (size_t i = 0; i < count && rules_out; ++i) shares[i] = numbers[i * stride] / largest;
   for (int multiple = max_multiple; multiple > 0; --multiple) {
-    step = largest / static_cast<float>(multiple);
-    bool fits = step * static_cast<float>(multiple) == largest;
+    const auto factor = static_cast<float>(multiple);
+    bool fits = true;
+    for (size_t i = 0; i < count && fits; ++i) {
+      const float times = shares[i] * factor;
+      fits = std::abs(times - nearest(times)) <= kOff;
+    }
+    if (!fits) continue;
+    step = largest / factor;
+    fits = step * factor == largest;
     for (size_t i = 0; i < count && fits; ++i) {
       const float number = numbers[i * stride];
-      const float times = largest == 0 ? 0 : std::nearbyint(number / step);
+      const float times = largest == 0 ? 0 : nearest(number / step);
       fits = times >= 0 && times <= 255 && times * step == number;
       multiples[i] = fits ? static_cast<uint8_t>(times) : 0;
     }
@@ -276,7 +295,6 @@ class BlockMatrix {
     return true;
   }
 
-  // Writes the first `size` weights of a column's block.
   // Gives back what some panels were packed of, a few megabytes at a time: otherwise all of a large
   // matrix, such as an output layer, would be in memory twice.
   void forget_packed(size_t first_panel, size_t last_panel) const {
@@ -295,6 +313,13 @@ class BlockMatrix {
     if (minimum_.data != nullptr) forget(minimum_.data, scales);
   }
 
+  // Four nibbles, the lowest ones of a byte each.
+  static uint32_t spread(uint32_t pairs) {
+    const uint32_t apart = (pairs & 0xff) | (pairs & 0xff00) << 8;
+    return (apart & 0x000f000f) | (apart & 0x00f000f0) << 4;
+  }
+
+  // Writes the first `size` weights of a column's block.
   void pack_weights(size_t column, size_t block, size_t size, uint8_t* to) const {
     const size_t block_bytes = chunks_per_block_ * chunk_size_ * kBits / 8;
     const auto* in = static_cast<const uint8_t*>(weight_.data) +
@@ -303,12 +328,11 @@ class BlockMatrix {
     // Whole quads at a time, and of nibbles two, whose second one is the upper half
     if constexpr (kNibbles) {
       for (; i + 2 * kQuad <= size; i += 2 * kQuad) {
-        const uint8_t* pairs = in + i / 2;
-        uint8_t* octet = to + i / (2 * kQuad) * kPanel4 * kQuad;
-        octet[0] = static_cast<uint8_t>((pairs[0] & 15) | pairs[2] << 4);
-        octet[1] = static_cast<uint8_t>(pairs[0] >> 4 | (pairs[2] & 240));
-        octet[2] = static_cast<uint8_t>((pairs[1] & 15) | pairs[3] << 4);
-        octet[3] = static_cast<uint8_t>(pairs[1] >> 4 | (pairs[3] & 240));
+        uint16_t low, high;  // the pairs of either quad
+        std::memcpy(&low, in + i / 2, sizeof(low));
+        std::memcpy(&high, in + i / 2 + sizeof(low), sizeof(high));
+        const uint32_t octet = spread(low) | spread(high) << 4;
+        std::memcpy(to + i / (2 * kQuad) * kPanel4 * kQuad, &octet, sizeof(octet));
       }
     } else {
       for (; i + kQuad <= size; i += kQuad) {

@@ -14,6 +14,7 @@
 #include "recurrence.h"
 #include "row_scores.h"
 #include "softmax.h"
+#include "stored_blocks.h"
 #if defined(__AVX512VNNI__)
 #include "block_tiles.h"
 #include "tiles.h"
@@ -56,6 +57,7 @@ constexpr Processor kProcessor = {
     .sum_above = sum_above,
     .find_at_least = find_at_least,
     .find_between = find_between,
+    .find_stored_type = find_stored_type,
 };
 
 }  // namespace

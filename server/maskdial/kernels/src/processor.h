@@ -318,6 +318,21 @@ struct LogitsSummary {
 // Sums of floats are short: weights are added up in blocks of this many, and the blocks as doubles.
 constexpr size_t kSumBlock = 512;
 
+// Where the integers of stored blocks go, and what they are multiplied by and less; minima are null if there
+// are none.
+struct Unpacked {
+  uint8_t* values;
+  float *scales, *minima;
+};
+
+// A type of GGUF's quantized tensors, by its number in ggml.h. Both functions read `count` blocks.
+struct StoredType {
+  uint32_t number;
+  size_t num_bytes, num_values;  // of a block
+  void (*unpack)(const uint8_t* stored, size_t count, const Unpacked& out);
+  void (*restore)(const uint8_t* stored, size_t count, float* out);
+};
+
 struct Processor {
   const char* name;
 
@@ -408,6 +423,9 @@ struct Processor {
   // ceiling, ascending, and return how many those are. There is room for all.
   size_t (*find_at_least)(const float* scores, size_t size, float threshold, int64_t* out);
   size_t (*find_between)(const float* scores, size_t size, float floor, float ceiling, int64_t* out);
+
+  // Null for a type that is not known.
+  const StoredType* (*find_stored_type)(uint32_t number);
 };
 
 // The best instruction set of this machine, or the one named by MASKDIAL_KERNELS_ISA; null if this
