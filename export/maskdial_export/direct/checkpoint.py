@@ -11,8 +11,9 @@ from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, 
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
-from maskdial_export.direct import encoders
+from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
@@ -114,8 +115,6 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
     beside = [name for name in _BESIDE if (folder / name).exists()]
-    if (folder / MODULES).exists() and not encoders.knows(config):
-        beside.append(MODULES)
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
     files = sorted(folder.glob("*.safetensors"))
@@ -127,7 +126,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     weights, part = SafetensorsWeights(source, files), text_part(config)
     if part is not None:
         weights, config = text_weights(weights, part), dict(part.config)
-    return DirectCheckpoint(
+    found = DirectCheckpoint(
         source,
         folder,
         config,
@@ -136,3 +135,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         name if Path(source).is_dir() else f"{source}@{name}",
         part=part,
     )
+    known = part is None and one_pass_task(config, pools=pools(found)) is not None
+    if (folder / MODULES).exists() and not known:
+        raise NotDirectError(f"{MODULES} of {source} is not known to the direct path")
+    return found

@@ -83,9 +83,11 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What modules are called: the last norm within the model, the others within a layer."""
+    """What modules are called: the first ones by their full names, the others within a layer."""
 
-    last_norm: str = "norm"
+    table: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    last_norm: str = "model.norm"
     attention_output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
@@ -112,6 +114,7 @@ class Decoder:
         packed_attention: whether query, key and value are one matrix of the checkpoint.
         packed_mlp: whether gate and up are.
         apart: whether query, key and value are products of their own in any case.
+        reads_ahead: whether a token sees those behind it: such a decoder reads a text in one pass.
         gated_attention: whether each head's query is followed by a gate, whose sigmoid its result
             is multiplied by.
         sinks: whether each head has the score of one more key, without a value.
@@ -146,6 +149,7 @@ class Decoder:
     packed_attention: bool = False
     packed_mlp: bool = False
     apart: bool = False
+    reads_ahead: bool = False
     gated_attention: bool = False
     sinks: bool = False
     tied: bool = False
@@ -183,8 +187,8 @@ class Decoder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and the shape of every weight in the checkpoint; a tied head has none."""
         found: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, self.hidden_size),
-            f"model.{self.names.last_norm}.weight": (self.hidden_size,),
+            f"{self.names.table}.weight": (self.vocab_size, self.hidden_size),
+            f"{self.names.last_norm}.weight": (self.hidden_size,),
         }
         if not self.tied:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
@@ -196,7 +200,7 @@ class Decoder:
                 parts |= layer.shapes(self.hidden_size)
             if self.has_mlp(index):
                 parts |= self._mlp_shapes()
-            name = f"model.layers.{index}"
+            name = self.layer(index)
             found |= {f"{name}.{part}": shape for part, shape in parts.items()}
             if self.experts is not None and self.is_mixed(index):
                 found |= self.experts.shapes(name, self.hidden_size)
@@ -213,6 +217,10 @@ class Decoder:
             if other is None or not name.endswith(f".{other}")
         )
 
+    def layer(self, index: int) -> str:
+        """The module of a layer."""
+        return f"{self.names.layers}.{index}"
+
     def is_mixed(self, index: int) -> bool:
         """Whether a layer has experts."""
         return self.experts is not None and self.experts.layers[index]
@@ -226,7 +234,7 @@ class Decoder:
         found: dict[str, tuple[str, ...]] = {}
         for index in range(len(self.layers)):
             if self.experts is not None and self.is_mixed(index):
-                found |= self.experts.parts(f"model.layers.{index}")
+                found |= self.experts.parts(self.layer(index))
         return found
 
     def _norm_shapes(self) -> dict[str, tuple[int, ...]]:

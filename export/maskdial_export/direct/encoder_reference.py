@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import POOLINGS, SENTENCE_CONFIG, module_folders
+from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.weights import Weights
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 _BASES = {"camembert": "roberta", "xlm-roberta": "roberta", "modernbert": "model"}
+_ENCODERS = frozenset(
+    {
+        *("albert", "bert", "camembert", "distilbert", "electra", "modernbert", "mpnet"),
+        *("roberta", "xlm-roberta"),
+    }
+)
 _ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
@@ -38,6 +45,9 @@ class EncoderReference:
         self._class = str(config["architectures"][0])
         pools = any(kind == "Pooling" for kind, _ in module_folders(files))
         self._embeds = pools or self._class.endswith("Model")
+        self._decoder = None if self._kind in _ENCODERS else Reference(config, weights)
+        if self._decoder is not None:
+            return
         self._base = "" if self._embeds else f"{_BASES.get(self._kind, self._kind)}."
         self._modern = self._kind == "modernbert"
         key, usual = ("norm_eps", 1e-5) if self._modern else ("layer_norm_eps", 1e-12)
@@ -51,6 +61,11 @@ class EncoderReference:
         if self._embeds:
             return self._vector(hidden)
         kind = self._class.rpartition("For")[2]
+        if self._decoder is not None:
+            logits = self._linear(hidden, "score")
+            words = np.flatnonzero(ids != self._config["pad_token_id"])
+            last: Floats = logits[words[-1] if len(words) else 0]
+            return last if kind == "SequenceClassification" else logits
         if kind == "MaskedLM":
             return self._words(hidden)
         if kind == "SequenceClassification":
@@ -85,6 +100,8 @@ class EncoderReference:
         return _function(given or usual)(values)
 
     def _hidden(self, ids: Ids, types: Ids) -> Floats:
+        if self._decoder is not None:
+            return self._decoder.hidden(ids)
         states = self._embedded(ids, types)
         for index in range(self._count):
             layer = self._modern_layer if self._modern else self._layer

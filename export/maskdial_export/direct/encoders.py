@@ -200,7 +200,7 @@ def _head(
     pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
     if task == "embed":
         return Head("embed", (), ())
-    labels = _labels(config, values)
+    labels = read_labels(config, values)
     if task == "question-answering" and len(labels) != 2:
         config.refuse("num_labels")
     reads: tuple[str, ...] = ()
@@ -212,8 +212,12 @@ def _head(
     return Head(task, reads, steps, labels if classifies else (), problem)
 
 
-def _labels(config: Config, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """A classifier's labels; ``num_labels`` counts where it differs from their names."""
+def read_labels(config: Config, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """A classifier's labels; ``num_labels`` counts where it differs from their names.
+
+    Raises:
+        NotDirectError: they are not known.
+    """
     named, count = values.get("id2label"), values.get("num_labels")
     if isinstance(named, dict) and count in (None, len(named)):
         try:

@@ -27,7 +27,7 @@ from maskdial_export.checkpoint.files import (
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.destination import new_folder
-from maskdial_export.direct import encoders
+from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
@@ -121,10 +121,7 @@ def export_direct(
 
 def _check_task(checkpoint: DirectCheckpoint, asked: str) -> None:
     """Refuses a task that is not that of the checkpoint's class."""
-    config = checkpoint.config
-    own = "generate"
-    if encoders.knows(config):
-        own = encoders.task_of(config, pools=pools(checkpoint))
+    own = one_pass_task(checkpoint.config, pools=pools(checkpoint)) or "generate"
     if asked not in ("auto", own):
         raise NotDirectError(f"the direct path exports it for {own}, and --task asks for {asked}")
 
@@ -141,7 +138,7 @@ def _write(
     complete: bool,
 ) -> Manifest:
     """Writes the bundle of a checkpoint of either kind."""
-    if encoders.knows(checkpoint.config):
+    if one_pass_task(checkpoint.config, pools=pools(checkpoint)) is not None:
         described = write_encoder(checkpoint, folder, precision, gate, limit, tolerance, console)
     else:
         decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
@@ -332,7 +329,7 @@ def _write_graph(
 ) -> tuple[onnx.ModelProto, RoundedWeights | None]:
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
-    modules = Modules(tied=decoder.tied, parts=decoder.parts())
+    modules = Modules(decoder.names.table, tied=decoder.tied, parts=decoder.parts())
     with DataFile(folder / _DATA, written) as data:
         if precision == "fp32":
             floats = FloatProducts(modules, weights, nodes, data)

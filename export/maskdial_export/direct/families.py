@@ -19,7 +19,7 @@ class Family:
     """An entry of the table.
 
     Attributes:
-        architecture: transformers' class.
+        architecture: transformers' class, which writes.
         read: reads a configuration; its third argument is the limit of a text's tokens, if any.
         token_ids: the special tokens where a configuration names none.
     """
@@ -27,6 +27,17 @@ class Family:
     architecture: str
     read: Callable[[Config, str, int | None], Decoder]
     token_ids: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of its other classes."""
+        found = self.architecture.removesuffix("ForCausalLM")
+        return {"Gemma3": "Gemma3Text"}.get(found, found)
+
+
+def family_of(values: Mapping[str, Any]) -> Family | None:
+    """The family of a configuration; None if it is not known."""
+    return _FAMILIES.get(str(values.get("model_type")))
 
 
 def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None) -> Decoder:
@@ -42,7 +53,7 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
         ExportError: there are fewer positions than the limit.
     """
     kind = str(values.get("model_type"))
-    family = _FAMILIES.get(kind)
+    family = family_of(values)
     if family is None:
         raise NotDirectError(
             f"model_type {kind!r} is not known to the direct path (these are: "
@@ -52,6 +63,8 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
     if values.get("architectures") not in ([family.architecture], None):
         config.refuse("architectures")
     found = family.read(config, family.architecture, limit)
+    if found.reads_ahead:
+        config.refuse("use_bidirectional_attention")
     config.finish()
     if limit is not None and found.max_length < limit:
         raise ExportError(
@@ -67,7 +80,7 @@ def architectures() -> frozenset[str]:
 
 def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     """The special tokens that a configuration names, with those that its class has by default."""
-    family = _FAMILIES.get(str(values.get("model_type")))
+    family = family_of(values)
     return {**({} if family is None else family.token_ids), **values}
 
 

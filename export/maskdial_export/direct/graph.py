@@ -6,6 +6,7 @@ unless they have norms of their own, and rotation is the attention's.
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,17 @@ class GraphWriter:
     """Writes the graph of one decoder."""
 
     def __init__(
-        self, decoder: Decoder, weights: Weights, products: Products, nodes: Nodes, data: DataFile
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        products: Products,
+        nodes: Nodes,
+        data: DataFile,
+        window: Callable[[int], str] | None = None,
     ) -> None:
+        """``window`` gives what hides tokens so far away, of a decoder that reads a text in one
+        pass, without a cache; None: there is a cache."""
+        self._window = window
         self._decoder = decoder
         self._weights = weights
         self._products = products
@@ -48,14 +58,7 @@ class GraphWriter:
 
     def write(self) -> onnx.ModelProto:
         """The graph, whose initializers are in the weight file."""
-        decoder, nodes = self._decoder, self._nodes
-        self._stream = self._products.look_up()
-        if decoder.embedding_scale is not None:
-            scale = nodes.number("embedding.scale", decoder.embedding_scale)
-            self._stream = nodes.add("Mul", [self._stream, scale])
-        for index in range(len(decoder.layers)):
-            self._write_layer(index)
-        hidden = self._normalized(f"model.{decoder.names.last_norm}")
+        decoder, nodes, hidden = self._decoder, self._nodes, self.hidden()
         flat = nodes.constant("flat", np.array([-1, decoder.hidden_size]))
         minus = nodes.constant("minus_one", np.array([-1]))
         tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
@@ -64,9 +67,20 @@ class GraphWriter:
         self._write_head(chosen)
         return self._finish()
 
+    def hidden(self) -> str:
+        """Writes all but the head: the hidden states of tokens."""
+        decoder, nodes = self._decoder, self._nodes
+        self._stream = self._products.look_up()
+        if decoder.embedding_scale is not None:
+            scale = nodes.number("embedding.scale", decoder.embedding_scale)
+            self._stream = nodes.add("Mul", [self._stream, scale])
+        for index in range(len(decoder.layers)):
+            self._write_layer(index)
+        return self._normalized(decoder.names.last_norm)
+
     def _write_layer(self, index: int) -> None:
-        decoder, norms, layer = self._decoder, self._decoder.norms, f"model.layers.{index}"
-        biases = decoder.biases
+        decoder, norms = self._decoder, self._decoder.norms
+        layer, biases = decoder.layer(index), decoder.biases
         source = self._normalized(_within(layer, norms.before_attention))
         kind = decoder.layers[index]
         if isinstance(kind, Attends):
@@ -161,6 +175,8 @@ class GraphWriter:
 
     def _attend(self, layer: str, kind: Attends, source: str) -> str:
         decoder, nodes, index = self._decoder, self._nodes, self._attending
+        if decoder.reads_ahead:
+            return self._attend_both_ways(layer, kind, source)
         self._attending += 1
         attributes: dict[str, Any] = {
             "num_heads": decoder.num_heads,
@@ -179,6 +195,8 @@ class GraphWriter:
             tables += [""] * (4 - len(tables))  # the places of positions and of a bias are empty
             tables.append(self._vector(f"{layer}.self_attn.sinks"))
         past = [f"past_key.{index}", f"past_value.{index}"]
+        if self._window is not None:
+            past = ["", ""]
         *queries, gate = self._queries(layer, source)
         inputs = [*queries, *past, "seqlens_k", "total_sequence_length", *tables]
         output = f"{layer}.self_attn.output"
@@ -187,6 +205,28 @@ class GraphWriter:
         if not gate:
             return output
         return nodes.add("Mul", [output, nodes.add("Sigmoid", [gate])])
+
+    def _attend_both_ways(self, layer: str, kind: Attends, source: str) -> str:
+        decoder, nodes = self._decoder, self._nodes
+        assert self._window is not None, "a cache knows only what was before"
+        *parts, _ = self._queries(layer, source)
+        groups = decoder.num_heads // decoder.num_kv_heads
+        if kind.rotary is not None:
+            zero = nodes.constant("axes.0", np.array([0]))
+            tables = [zero, *self._rotary_tables(kind.rotary)]
+            for place, count in enumerate((decoder.num_heads, decoder.num_kv_heads)):
+                inputs = [parts[place], *tables]
+                parts[place] = nodes.add("RotaryEmbedding", inputs, num_heads=count)
+        for place in (1, 2) if groups > 1 else ():
+            heads = nodes.split_heads(parts[place], decoder.head_dim)
+            each = nodes.add("Unsqueeze", [heads, nodes.constant("axes.3", np.array([3]))])
+            shape = nodes.constant("groups", np.array([1, 1, 1, groups, 1]))
+            parts[place] = nodes.join_heads(nodes.add("Expand", [each, shape]))
+        inputs = [*parts, "", "lengths"]
+        if kind.window is not None:
+            inputs.append(self._window(kind.window))
+        scale = decoder.attention_scale
+        return nodes.add("MultiHeadAttention", inputs, num_heads=decoder.num_heads, scale=scale)
 
     def _queries(self, layer: str, source: str) -> tuple[str, str, str, str]:
         """Queries, keys, values and gates; without names of keys and values, all are in the first.
@@ -203,7 +243,7 @@ class GraphWriter:
                 packed = nodes.add("Add", [packed, self._vector(f"{module}.bias")])
             return *self._slices(packed), ""
         modules = [f"{attention}.{name}_proj" for name in "qkv"]
-        if decoder.head_norms is None and not decoder.apart:
+        if decoder.head_norms is None and not (decoder.apart or decoder.reads_ahead):
             packed = self._products.project(source, modules)
             if has_bias:
                 biases = self._vector(*(f"{module}.bias" for module in modules))
