@@ -31,6 +31,7 @@ from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.export import export_direct
 from maskdial_export.direct.families import read_decoder
+from maskdial_export.direct.layer_norm_reference import make_reference
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.rotary import read_rotary
 from maskdial_export.direct.text_parts import text_part
@@ -44,6 +45,7 @@ from tests.export.gguf_files import make_model
 from tests.export.test_gguf_models import (
     DELTA_NET,
     DIRECT_MODELS,
+    GPT2,
     LLAMA3,
     LONGROPE,
     MAMBA_2,
@@ -79,8 +81,9 @@ FAMILIES = [
     *("phi3", "granite", "smollm3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe"),
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-    *("olmo3", "glm4", "glm4-moe", "ministral3"),
+    *("olmo3", "glm4", "glm4-moe", "ministral3", "gpt2", "starcoder2"),
 ]
+PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
     "mistral": ("MistralForCausalLM", SHAPE | {"sliding_window": 16, "head_dim": 32}),
@@ -120,6 +123,16 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         )
     },
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
+    "gpt2": ("GPT2LMHeadModel", GPT2 | {"scale_attn_weights": False}),
+    "phi": ("PhiForCausalLM", PHI),
+    "starcoder2": ("Starcoder2ForCausalLM", SHAPE | {"sliding_window": 16}),
+    "cohere": ("CohereForCausalLM", SHAPE | {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        SHAPE
+        | {"num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.3}
+        | {"tie_word_embeddings": False},
+    ),
     "granite-hybrid-rope": (
         "GraniteMoeHybridForCausalLM",
         SHAPE
@@ -623,9 +636,9 @@ def test_a_wrong_weight_does_not_pass(
     write("llama-bias", path, quantize=TYPES)
 
     def exchanged(config: Mapping[str, Any], weights: Weights) -> Reference:
-        return Reference(config, Exchanged(weights, left, right))
+        return make_reference(config, Exchanged(weights, left, right))
 
-    monkeypatch.setattr(direct_module, "Reference", exchanged)
+    monkeypatch.setattr(direct_module, "make_reference", exchanged)
     with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
         direct(path, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
@@ -660,9 +673,9 @@ def test_a_wrong_setting_does_not_pass(
     write(name, path)
 
     def other(config: Mapping[str, Any], weights: Weights) -> Reference:
-        return Reference({**config, **entry}, weights)
+        return make_reference({**config, **entry}, weights)
 
-    monkeypatch.setattr(direct_module, "Reference", other)
+    monkeypatch.setattr(direct_module, "make_reference", other)
     with pytest.raises(ExportError, match="the graph and the reference disagree"):
         direct(path, tmp_path / "bundle", precision="fp32")
 
@@ -686,9 +699,9 @@ def test_a_wrong_output_layer_does_not_pass_where_logits_are_rounded(
     assert right.precision == ("int4" if quantize else "int8")
 
     def other(config: Mapping[str, Any], weights: Weights) -> Reference:
-        return Reference({**config, **entry}, weights)
+        return make_reference({**config, **entry}, weights)
 
-    monkeypatch.setattr(direct_module, "Reference", other)
+    monkeypatch.setattr(direct_module, "make_reference", other)
     with pytest.raises(NotDirectError, match=r"disagree on the scale of the logits: .* as large"):
         direct(path, tmp_path / "wrong", gate=gate)
 

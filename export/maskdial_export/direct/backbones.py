@@ -144,7 +144,8 @@ def _head(config: Config, values: Mapping[str, Any], task: TaskName, width: int)
 
 def _check_layers(config: Config, decoder: Decoder) -> None:
     """Refuses layers that a trace of one pass has otherwise, or that were not compared with one."""
-    if decoder.experts is not None or not all(isinstance(each, Attends) for each in decoder.layers):
+    attend = all(isinstance(each, Attends) for each in decoder.layers)
+    if decoder.experts is not None or not attend or decoder.norm_kind != "rms":
         config.refuse("architectures")
     if not decoder.reads_ahead:
         return

@@ -20,6 +20,7 @@ from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weig
 from maskdial_export.errors import ExportError
 
 _CONFIG = "config.json"
+_WRITERS = ("ForCausalLM", "LMHeadModel")
 # What a model that writes may bring beside its weights, and only the tracer exports
 _BESIDE = (DECISION_TEMPLATE, "decision.json", "gliner_config.json", *HYBRID_HEADS)
 
@@ -58,8 +59,12 @@ class DirectCheckpoint:
         """The same with each of the decoder's weights by its own name, where files hold several."""
         if not isinstance(self.weights, SafetensorsWeights):
             return self
-        views = find_views(decoder, self.weights.shapes())
-        weights = self.weights.with_views(views)
+        weights, table = self.weights, f"{decoder.names.table}.weight"
+        base, _, rest = table.partition(".")
+        if rest in weights.shapes():  # of a class without the output layer
+            weights = weights.renamed(lambda name: f"{base}.{name}")
+        views = find_views(decoder, weights.shapes())
+        weights = weights.with_views(views)
         found = {weights.bits(name) for name in views} - {None}
         return replace(self, weights=weights, bits=frozenset(each for each in found if each))
 
@@ -95,7 +100,7 @@ def open_checkpoint(source: str, revision: str | None, restored: Path) -> Direct
 def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoint:
     contents = read_contents(parts)
     model = contents.model
-    if model.pooling is not None or not model.architecture.endswith("ForCausalLM"):
+    if model.pooling is not None or not model.architecture.endswith(_WRITERS):
         raise NotDirectError(f"{model.architecture} is not known to the direct path")
     write_settings(contents, restored)
     bits = {each.bits for each in contents.weights if each.bits is not None}
@@ -103,7 +108,8 @@ def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoi
         source,
         restored,
         read_json(restored / _CONFIG),
-        GGUFWeights(parts[0].name, contents.weights),
+        # Matrices are (outputs, inputs) here, also where transformers' class has them otherwise
+        GGUFWeights(parts[0].name, [replace(each, transposed=False) for each in contents.weights]),
         tuple(parts),
         provenance(parts[0]),
         frozenset(bits),

@@ -36,10 +36,10 @@ from maskdial_export.direct.encoder_export import write_encoder
 from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
+from maskdial_export.direct.layer_norm_reference import make_reference
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import BlockProducts, FloatProducts, Modules
 from maskdial_export.direct.quality import QualityGate, limit_of
-from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, Weights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
@@ -185,10 +185,10 @@ def _write_decoder(
         )
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
-    original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
+    original = reference = make_reference(checkpoint.config, rounded or checkpoint.weights)
     is_gated = rounded is not None and rounded.rounds_products
     if is_gated:
-        original = Reference(checkpoint.config, checkpoint.weights)
+        original = make_reference(checkpoint.config, checkpoint.weights)
     with phase(console, "Checking"), onnxruntime_errors(), ThreadPoolExecutor(2) as pool:
         # Seconds for each gigabyte
         source_sha256 = pool.submit(checkpoint.sha256)

@@ -10,7 +10,7 @@ from typing import Any
 
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Decoder, NotDirectError
-from maskdial_export.direct.describe import gemma, hybrids, mixtures, plain
+from maskdial_export.direct.describe import gemma, hybrids, layer_norms, mixtures, plain
 from maskdial_export.errors import ExportError
 
 
@@ -92,13 +92,18 @@ _GLM_IDS: Mapping[str, Any] = {
 }
 _OLMO_IDS = {"pad_token_id": 1, "eos_token_id": 50279}
 _LFM_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_COHERE_IDS = {"pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 255001}
+_GPT_IDS = {"bos_token_id": 50256, "eos_token_id": 50256}
 _FAMILIES: Mapping[str, Family] = {
+    "cohere": Family("CohereForCausalLM", layer_norms.cohere, _COHERE_IDS),
+    "cohere2": Family("Cohere2ForCausalLM", layer_norms.cohere2, _COHERE_IDS),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
     "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS),
     "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),
     "glm4_moe": Family("Glm4MoeForCausalLM", mixtures.glm4_moe),
+    "gpt2": Family("GPT2LMHeadModel", layer_norms.gpt2, _GPT_IDS),
     "gpt_oss": Family("GptOssForCausalLM", mixtures.gpt_oss),
     "granite": Family("GraniteForCausalLM", plain.granite, _LLAMA_IDS),
     "granitemoe": Family("GraniteMoeForCausalLM", mixtures.granite_moe, _LLAMA_IDS),
@@ -116,6 +121,7 @@ _FAMILIES: Mapping[str, Family] = {
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),
     "olmo3": Family("Olmo3ForCausalLM", plain.olmo3, _OLMO_IDS),
     "olmoe": Family("OlmoeForCausalLM", mixtures.olmoe, _OLMO_IDS),
+    "phi": Family("PhiForCausalLM", layer_norms.phi, _LLAMA_IDS),
     "phi3": Family(
         "Phi3ForCausalLM",
         plain.phi3,
@@ -133,6 +139,7 @@ _FAMILIES: Mapping[str, Family] = {
         plain.seed_oss,
         {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     ),
+    "starcoder2": Family("Starcoder2ForCausalLM", layer_norms.starcoder2, _GPT_IDS),
     "smollm3": Family(
         "SmolLM3ForCausalLM",
         plain.smollm3,

@@ -1,7 +1,6 @@
 """Writes what models have in common that read a text in one pass: their inputs, and their heads."""
 
 import abc
-import math
 from typing import Any
 
 import numpy as np
@@ -96,14 +95,8 @@ class OnePassWriter(abc.ABC):
         if function == "gelu":
             return nodes.add("Gelu", [source], approximate="none")
         if function == "silu":
-            return nodes.add("Mul", [source, nodes.add("Sigmoid", [source])])
-        half = nodes.add("Mul", [source, nodes.number("half", 0.5)])
-        cube = nodes.add("Pow", [source, nodes.number("three", 3.0)])
-        share = nodes.add("Mul", [cube, nodes.number("gelu.cube", 0.044715)])
-        inner = nodes.add("Add", [source, share])
-        root = nodes.number("gelu.root", math.sqrt(2 / math.pi))
-        bent = nodes.add("Tanh", [nodes.add("Mul", [inner, root])])
-        return nodes.add("Mul", [half, nodes.add("Add", [bent, nodes.number("one", 1.0)])])
+            return nodes.silu(source)
+        return nodes.gelu_new(source)
 
     def _norm(self, source: str, norm: Norm | None) -> str:
         if norm is None:

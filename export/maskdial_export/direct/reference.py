@@ -60,6 +60,9 @@ class Reference:
         tokens, places = np.unique(np.concatenate(texts), return_inverse=True)
         rows = [self._weights.values(table, slice(each, each + 1)) for each in tokens.tolist()]
         states = np.concatenate(rows)[places]
+        if "model.embed_positions.weight" in self._names:
+            learned = self._weights.values("model.embed_positions.weight")
+            states = states + np.concatenate([learned[: len(text)] for text in texts])
         if self._is_gemma:
             states = states * np.float32(math.sqrt(self._hidden_size))
         if self._is_granite:
@@ -280,7 +283,7 @@ class Reference:
         if self._kind == "olmo3" and slides and not config.get("rope_parameters"):
             found = {}
         part = 0.25 if self._kind in _QWEN_HYBRIDS else 1.0
-        part = 0.5 if self._kind in ("glm4", "glm4_moe") else part
+        part = 0.5 if self._kind in ("glm4", "glm4_moe", "phi") else part
         return {
             "rope_theta": config.get("rope_theta") or _THETAS.get(self._kind, 1e4),
             "partial_rotary_factor": config.get("partial_rotary_factor") or part,
@@ -317,7 +320,7 @@ class Reference:
         cos, sin = (
             (times * each).astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles))
         )
-        if self._kind == "glm4":  # neighbors are pairs
+        if self._kind in ("cohere", "cohere2", "glm4"):  # neighbors are pairs
             first, second = heads[..., :size:2], heads[..., 1:size:2]
             pairs = [first * cos - second * sin, second * cos + first * sin]
             turned = np.stack(pairs, axis=-1).reshape(*heads.shape[:-1], size)
@@ -341,7 +344,7 @@ _TIED = ("smollm3", *_LFM2)
 _THETAS = {
     **dict.fromkeys(("gemma3_text", "mixtral", *_LFM2), 1e6),
     "gpt_oss": 150_000.0,
-    "olmo3": 5e5,
+    **dict.fromkeys(("cohere", "olmo3"), 5e5),
     "smollm3": 2e6,
 }
 

@@ -25,7 +25,9 @@ _CHUNK = 2**24
 _MAX_HEADER = 2**27
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
-_UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
+_UNUSED = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias)$"
+)
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -192,7 +194,7 @@ class SafetensorsWeights:
         fits = len(shapes[0]) >= 2
         if view.is_packed:
             fits = shapes[0] == (*shapes[1], MXFP4_BYTES) and len(shapes[1]) == 3
-        if not fits or view.index >= shapes[0][0]:
+        if not fits or (view.index is not None and view.index >= shapes[0][0]):
             raise ExportError(
                 f"{view.sources[0]} of {self.name} has the shape {shapes[0]}, which does not fit "
                 "its configuration"
