@@ -37,7 +37,7 @@ from maskdial_export.session import Loaded, MaskedSession, kernels_here
 from tests.export.conftest import VOCABULARY, add_json, make_tokenizer
 from tests.export.test_direct import Exchanged, run_blocked
 from tests.export.test_sentence_transformers import save_encoder
-from tests.export.zoo import DISTILLED, GROUPED, LOCAL_GLOBAL, MODERN, ROBERTA, SHAPE
+from tests.export.zoo import DEBERTA_V2, DISTILLED, GROUPED, LOCAL_GLOBAL, MODERN, ROBERTA, SHAPE
 
 Floats = NDArray[np.float32]
 
@@ -80,6 +80,20 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
         MODERN | {"classifier_pooling": "mean"},
     ),
     "modernbert-tag": ("ModernBertForTokenClassification", MODERN),
+    "nomic": ("NomicBertForMaskedLM", SHAPE | {"num_attention_heads": 2}),
+    "nomic-embed": ("NomicBertModel", SHAPE | {"num_attention_heads": 2}),
+    "nomic-classify": (
+        "NomicBertForSequenceClassification",
+        SMALL | LABELS | {"num_attention_heads": 2},
+    ),
+    "gte": ("GteForMaskedLM", SHAPE | {"num_attention_heads": 2}),
+    "gte-embed": ("GteModel", SHAPE | {"num_attention_heads": 2}),
+    "gte-tag": ("GteForTokenClassification", SMALL | {"num_attention_heads": 2}),
+    "deberta": ("DebertaV2ForMaskedLM", DEBERTA_V2),
+    "deberta-embed": ("DebertaV2Model", DEBERTA_V2 | {"pos_att_type": "c2p|p2c"}),
+    "deberta-classify": ("DebertaV2ForSequenceClassification", DEBERTA_V2 | LABELS),
+    "deberta-tag": ("DebertaV2ForTokenClassification", DEBERTA_V2 | LABELS),
+    "deberta-answer": ("DebertaV2ForQuestionAnswering", DEBERTA_V2),
     # Decoders
     "qwen3-embed": ("Qwen3Model", GROUPED),
     "qwen2-both": ("Qwen2Model", GROUPED | {"is_causal": False}),
@@ -97,6 +111,7 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 INT8 = (
     *("bert", "bert-embed", "bert-many", "albert", "modernbert", "distilbert-classify"),
+    *("nomic-embed", "gte", "deberta", "deberta-classify"),
     *("mpnet-embed", "qwen3-embed", "gemma3-both", "mistral-embed", "gemma2-classify"),
 )
 
@@ -470,6 +485,10 @@ class _Edited:
         ("modernbert", {"local_attention": 6}),
         ("modernbert", {"layer_types": ["full_attention"] * 3}),
         ("modernbert-classify", {"classifier_pooling": "cls"}),
+        ("deberta", {"position_buckets": 4}),
+        ("deberta", {"max_relative_positions": 9}),
+        ("nomic", {"rope_parameters": {"rope_theta": 10.0}}),
+        ("gte", {"hidden_act": "silu"}),
         ("gemma3-both", {"sliding_window": 12}),
         ("gemma3-both", {"use_bidirectional_attention": False}),
         ("qwen2-both", {"is_causal": True}),

@@ -134,6 +134,24 @@ def qwen2(writer: Writer, config: Any) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
 
 
+def olmoe(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def qwen3_vl(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_rope_dimension_sections([6, 5, 5, 0])
+    writer.add_num_deepstack_layers(3)
+
+
+def qwen3_vl_moe(writer: Writer, config: Any) -> None:
+    experts(writer, config)
+    writer.add_rope_dimension_sections([6, 5, 5, 0])
+    writer.add_num_deepstack_layers(3)
+
+
 def granite(writer: Writer, config: Any) -> None:
     qwen2(writer, config)
     writer.add_attention_scale(config.attention_multiplier)
@@ -450,6 +468,27 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         },
         olmo3,
         plain,
+    ),
+    "olmoe": (
+        "olmoe",
+        "OlmoeForCausalLM",
+        SHAPE | {"num_experts": 4, "num_experts_per_tok": 2},
+        olmoe,
+        as_experts,
+    ),
+    "qwen3-vl": (
+        "qwen3vl",
+        "Qwen3ForCausalLM",
+        SHAPE | {"head_dim": 32},
+        qwen3_vl,
+        plain,
+    ),
+    "qwen3-vl-moe": (
+        "qwen3vlmoe",
+        "Qwen3MoeForCausalLM",
+        SHAPE | MOE | {"head_dim": 32, "norm_topk_prob": True},
+        qwen3_vl_moe,
+        as_experts,
     ),
     "glm4": ("glm4", "Glm4ForCausalLM", SHAPE | {"head_dim": 32}, glm4, plain),
     "glm4-moe": (

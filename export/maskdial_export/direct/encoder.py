@@ -156,6 +156,23 @@ class Relative:
     buckets: int
 
 
+@dataclass(frozen=True, slots=True)
+class Disentangled:
+    """A table of distances whose rows queries and keys are multiplied by, as in DeBERTa.
+
+    Attributes:
+        module: the table, with ``2 * buckets`` rows.
+        norm: of its rows.
+        buckets: near distances have one each, and far ones share them by their logarithm.
+        farthest: the distance beyond which all share the last one.
+    """
+
+    module: str
+    norm: Norm
+    buckets: int
+    farthest: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnePass(abc.ABC):
     """A model that reads a text in one pass.
@@ -216,7 +233,9 @@ class Encoder(OnePass):
         final_norm: behind the last layer, with ``norm_first``.
         gated: whether the MLP has a gate.
         attention_bias: whether attention's linear layers have biases; likewise the others.
+        up_bias: whether those into the MLP have, if that is not as of the one out of it.
         relative: distances of tokens that count beside positions.
+        disentangled: distances that are multiplied by queries and keys.
     """
 
     embedding_size: int
@@ -235,8 +254,10 @@ class Encoder(OnePass):
     gated: bool = False
     attention_bias: bool = True
     mlp_bias: bool = True
+    up_bias: bool | None = None
     norm_bias: bool = True
     relative: Relative | None = None
+    disentangled: Disentangled | None = None
 
     @property
     def epsilon(self) -> float:
@@ -264,9 +285,9 @@ class Encoder(OnePass):
     def up(self, layer: str) -> tuple[Dense, ...]:
         """Into the MLP: with a gate that is one module, as wide as two."""
         outputs = self.width * (2 if self.gated and len(self.names.up) == 1 else 1)
+        has_bias = self.mlp_bias if self.up_bias is None else self.up_bias
         return tuple(
-            Dense(f"{layer}.{each}", self.hidden_size, outputs, self.mlp_bias)
-            for each in self.names.up
+            Dense(f"{layer}.{each}", self.hidden_size, outputs, has_bias) for each in self.names.up
         )
 
     def down(self, layer: str) -> Dense:
@@ -289,6 +310,10 @@ class Encoder(OnePass):
             found[f"{self.types}.weight"] = (self.num_types, self.embedding_size)
         if self.relative is not None:
             found[f"{self.relative.module}.weight"] = (self.relative.buckets, self.num_heads)
+        if self.disentangled is not None:
+            rows = 2 * self.disentangled.buckets
+            found[f"{self.disentangled.module}.weight"] = (rows, self.hidden_size)
+            found |= self.disentangled.norm.shapes()
         for part in self._parts():
             found |= part.shapes()
         return found

@@ -27,6 +27,7 @@ from maskdial_export.direct.backbones import Backbone, knows, read_backbone, tok
 from maskdial_export.direct.checkpoint import DirectCheckpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.direct.disentangled_graph import DisentangledWriter
 from maskdial_export.direct.encoder import Encoder, OnePass
 from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
 from maskdial_export.direct.encoder_graph import EncoderWriter
@@ -43,6 +44,7 @@ from maskdial_export.direct.products import (
     RowProducts,
 )
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
+from maskdial_export.direct.views import View
 from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_one_pass_weights
 from maskdial_export.errors import ExportError, QualityError, onnxruntime_errors
 from maskdial_export.phase import finding, phase
@@ -159,12 +161,36 @@ def _with_head(
     if encoder.head.task != "embed":
         check_modules(checkpoint)
         check_no_modules(checkpoint)
-        return encoder, weights
+        return encoder, _renamed(weights, family)
     head, parts = read_head(checkpoint, encoder.hidden_size)
     assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
     if f"{family.base}.{encoder.words}.weight" in weights.shapes():  # saved with a head
         weights = weights.within(f"{family.base}.")
-    return replace(encoder, head=head), weights.with_parts(parts)
+    return replace(encoder, head=head), _renamed(weights.with_parts(parts), family)
+
+
+def _renamed(weights: Weights, family: Family) -> Weights:
+    """The weights by the names that transformers has for them."""
+    if not family.stored:
+        return weights
+    assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
+    views: dict[str, View] = {}
+
+    def rename(name: str) -> str:
+        for stored, names in family.stored.items():
+            name = name.replace(stored, names[0]) if len(names) == 1 else name
+        return name
+
+    weights = weights.renamed(rename)
+    for name, shape in weights.shapes().items():
+        for stored, names in family.stored.items():
+            if stored in name and len(names) > 1:
+                size = shape[0] // len(names)
+                views |= {
+                    name.replace(stored, part): View(name, None, slice(start, start + size))
+                    for part, start in zip(names, range(0, shape[0], size), strict=True)
+                }
+    return weights.with_views(views)
 
 
 def _max_length(checkpoint: DirectCheckpoint, encoder: OnePass, limit: int | None) -> int:
@@ -198,7 +224,8 @@ def _write_graph(
             model = BackboneWriter(encoder, *parts).write()
         else:
             assert isinstance(encoder, Encoder), "there are two kinds"
-            model = EncoderWriter(encoder, *parts).write()
+            writer = EncoderWriter if encoder.disentangled is None else DisentangledWriter
+            model = writer(encoder, *parts).write()
     path.write_bytes(model.SerializeToString())
 
 

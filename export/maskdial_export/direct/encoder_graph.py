@@ -109,12 +109,13 @@ class EncoderWriter(OnePassWriter):
             packed = self._dense(source, parts[0])
             values = [f"{parts[0].module}.{name}" for name in ("query", "key", "value")]
             nodes.add_all("Split", [packed], values, axis=2, num_outputs=3)
+        elif attends.rotary is not None:
+            values = [self._dense(source, part) for part in parts]
         else:
             values = [self._products.project(source, [part.module]) for part in parts]
             if encoder.attention_bias:
                 bias = self._vectors(*(f"{part.module}.bias" for part in parts))
         if attends.rotary is not None:
-            assert not bias, "biases are added before queries and keys turn"
             zero = self._axes(0)
             for index in range(2):
                 inputs = [values[index], zero, *self._rotary(attends.rotary)]

@@ -191,7 +191,7 @@ class SafetensorsWeights:
     def _shape(self, view: View) -> tuple[int, ...]:
         """Of a part. Raises: ExportError: its tensors are of other shapes than those of parts."""
         shapes = [self._shapes[name] for name in view.sources]
-        fits = len(shapes[0]) >= 2
+        fits = len(shapes[0]) >= (1 if view.index is None else 2)
         if view.is_packed:
             fits = shapes[0] == (*shapes[1], MXFP4_BYTES) and len(shapes[1]) == 3
         if not fits or (view.index is not None and view.index >= shapes[0][0]):

@@ -55,6 +55,7 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "modern-bert": encoders.modernbert,
     "nomic-bert": encoders.nomic_bert,
     "olmo2": decoders.olmo2,
+    "olmoe": decoders.olmoe,
     "phi3": decoders.phi3,
     "qwen2": decoders.qwen2,
     "qwen2moe": decoders.qwen2_moe,

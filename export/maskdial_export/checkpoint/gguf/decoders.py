@@ -192,6 +192,21 @@ def qwen3_moe(settings: Settings) -> Model:
     return Model("Qwen3MoeForCausalLM", config, names)
 
 
+def olmoe(settings: Settings) -> Model:
+    """OLMoE."""
+    config = shared(
+        settings,
+        model_type="olmoe",
+        intermediate_size=settings.number(".expert_feed_forward_length", width(settings)),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        num_experts=settings.number(".expert_count"),
+        num_experts_per_tok=settings.number(".expert_used_count"),
+        norm_topk_prob=False,
+    )
+    return Model("OlmoeForCausalLM", config, {**DECODER, **QK_NORMS, **QWEN_EXPERTS})
+
+
 def phi3(settings: Settings) -> Model:
     """Phi-3, Phi-3.5 and Phi-4."""
     size = settings.number(".embedding_length") // num_heads(settings)
