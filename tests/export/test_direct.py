@@ -82,7 +82,7 @@ FAMILIES = [
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
-    *("olmoe", "qwen3-vl", "qwen3-vl-moe"),
+    *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -312,6 +312,24 @@ def gpt2(writer: Writer, config: Any) -> None:
     writer.add_layer_norm_eps(config.layer_norm_epsilon)
 
 
+def phi2(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads // 2)
+
+
+def cohere(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def cohere2(writer: Writer, config: Any) -> None:
+    cohere(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+
+
 def encoder(writer: Writer, config: Any) -> None:
     basics(writer, config)
     writer.add_causal_attention(False)
@@ -472,7 +490,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
     "olmoe": (
         "olmoe",
         "OlmoeForCausalLM",
-        SHAPE | {"num_experts": 4, "num_experts_per_tok": 2},
+        SHAPE | {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4},
         olmoe,
         as_experts,
     ),
@@ -619,6 +637,21 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         plain,
     ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2, gpt2, as_gpt2),
+    "phi": (
+        "phi2",
+        "PhiForCausalLM",
+        SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2},
+        phi2,
+        plain,
+    ),
+    "cohere": ("command-r", "CohereForCausalLM", SHAPE | {"logit_scale": 0.3}, cohere, plain),
+    "cohere2": (
+        "cohere2",
+        "Cohere2ForCausalLM",
+        SHAPE | {"num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.3},
+        cohere2,
+        plain,
+    ),
     "bert": ("bert", "BertModel", ENCODER, encoder, plain),
     "roberta": (
         "bert",

@@ -47,7 +47,14 @@ def knows(values: Mapping[str, Any], *, pools: bool) -> bool:
     ``pools``: whether a module behind it pools its hidden states.
     """
     family = families.family_of(values)
-    return family is not None and (pools or _kind(values, family.prefix) in _TASKS)
+    return (
+        family is not None and family.embeds and (pools or _kind(values, family.prefix) in _TASKS)
+    )
+
+
+def architectures() -> frozenset[str]:
+    """transformers' classes that are known."""
+    return frozenset(f"{prefix}{rest}" for prefix in families.prefixes() for rest in _TASKS)
 
 
 def one_pass_task(values: Mapping[str, Any], *, pools: bool) -> TaskName | None:
@@ -83,7 +90,7 @@ def read_backbone(values: Mapping[str, Any], *, limit: int | None, pools: bool) 
         pools: whether a module behind it pools its hidden states.
 
     Raises:
-        NotDirectError: an entry is not known, or its layers are more than attention and an MLP.
+        NotDirectError: an entry is not known.
     """
     family = families.family_of(values)
     assert family is not None, "it is known"
@@ -143,16 +150,12 @@ def _head(config: Config, values: Mapping[str, Any], task: TaskName, width: int)
 
 
 def _check_layers(config: Config, decoder: Decoder) -> None:
-    """Refuses layers that a trace of one pass has otherwise, or that were not compared with one."""
-    attend = all(isinstance(each, Attends) for each in decoder.layers)
-    if decoder.experts is not None or not attend or decoder.norm_kind != "rms":
-        config.refuse("architectures")
+    """Refuses what the operator of attention both ways does not compute."""
     if not decoder.reads_ahead:
         return
-    if decoder.attention_softcap is not None or decoder.sinks or decoder.packed_attention:
-        config.refuse("architectures")
+    if decoder.attention_softcap is not None:
+        config.refuse("attn_logit_softcapping")
     for each in decoder.layers:
-        assert isinstance(each, Attends), "others are refused"
-        turns = each.rotary
-        if turns is None or turns.interleaved or 2 * len(turns.frequencies) != decoder.head_dim:
-            config.refuse("architectures")
+        turns = each.rotary if isinstance(each, Attends) else None
+        if turns is None or 2 * len(turns.frequencies) != decoder.head_dim:
+            config.refuse("is_causal")

@@ -22,11 +22,13 @@ class Family:
         architecture: transformers' class, which writes.
         read: reads a configuration; its third argument is the limit of a text's tokens, if any.
         token_ids: the special tokens where a configuration names none.
+        embeds: whether its classes without the output layer are known, too.
     """
 
     architecture: str
     read: Callable[[Config, str, int | None], Decoder]
     token_ids: Mapping[str, Any] = field(default_factory=dict)
+    embeds: bool = False
 
     @property
     def prefix(self) -> str:
@@ -74,8 +76,13 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
 
 
 def architectures() -> frozenset[str]:
-    """transformers' classes that are known."""
+    """transformers' classes that are known and write."""
     return frozenset(family.architecture for family in _FAMILIES.values())
+
+
+def prefixes() -> frozenset[str]:
+    """How the names of classes without the output layer begin that are known."""
+    return frozenset(family.prefix for family in _FAMILIES.values() if family.embeds)
 
 
 def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,8 +106,8 @@ _FAMILIES: Mapping[str, Family] = {
     "cohere2": Family("Cohere2ForCausalLM", layer_norms.cohere2, _COHERE_IDS),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
     "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
-    "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS),
-    "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS),
+    "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS, embeds=True),
+    "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS, embeds=True),
     "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),
     "glm4_moe": Family("Glm4MoeForCausalLM", mixtures.glm4_moe),
     "gpt2": Family("GPT2LMHeadModel", layer_norms.gpt2, _GPT_IDS),
@@ -110,13 +117,13 @@ _FAMILIES: Mapping[str, Family] = {
     "granitemoehybrid": Family("GraniteMoeHybridForCausalLM", hybrids.granite_hybrid, _LLAMA_IDS),
     "lfm2": Family("Lfm2ForCausalLM", hybrids.lfm2, _LFM_IDS),
     "lfm2_moe": Family("Lfm2MoeForCausalLM", hybrids.lfm2_moe, _LFM_IDS),
-    "llama": Family("LlamaForCausalLM", plain.llama, _LLAMA_IDS),
+    "llama": Family("LlamaForCausalLM", plain.llama, _LLAMA_IDS, embeds=True),
     "ministral3": Family(
         "Ministral3ForCausalLM",
         plain.ministral3,
         {"pad_token_id": 11, "bos_token_id": 1, "eos_token_id": 2},
     ),
-    "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS),
+    "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS, embeds=True),
     "mixtral": Family("MixtralForCausalLM", mixtures.mixtral, _LLAMA_IDS),
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),
     "olmo3": Family("Olmo3ForCausalLM", plain.olmo3, _OLMO_IDS),
@@ -127,9 +134,9 @@ _FAMILIES: Mapping[str, Family] = {
         plain.phi3,
         {"bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000},
     ),
-    "qwen2": Family("Qwen2ForCausalLM", plain.qwen2),
+    "qwen2": Family("Qwen2ForCausalLM", plain.qwen2, embeds=True),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", mixtures.qwen2_moe),
-    "qwen3": Family("Qwen3ForCausalLM", plain.qwen3),
+    "qwen3": Family("Qwen3ForCausalLM", plain.qwen3, embeds=True),
     "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", hybrids.qwen3_5_moe),
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", hybrids.qwen3_5),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", mixtures.qwen3_moe),
