@@ -333,6 +333,21 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
         assert abs(written.quality.figures[figure] - value) <= tolerance, figure
 
 
+def test_layer_norms_give_what_transformers_computes(tmp_path: Path) -> None:
+    """Learned positions, attention and MLP side by side in both ways, layers without positions."""
+    ids = np.arange(40) * 7 % 258
+    for name in ("gpt2", "phi", "cohere2"):
+        folder = save_folder(name, tmp_path / name)
+        manifest = direct(folder, tmp_path / f"{name}-bundle", precision="fp32")
+        assert manifest.kv is not None
+        graph = Loaded(tmp_path / f"{name}-bundle" / GRAPH)
+        found = CausalSession(graph, manifest.kv, slots=1, room=64).run(0, [ids])[0]
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", DIRECT_MODELS)
 def test_files_that_cannot_be_traced_give_the_bits_of_their_checkpoint(
     name: str, tmp_path: Path

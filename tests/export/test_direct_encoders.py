@@ -207,6 +207,21 @@ def test_encoders_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
+def test_encoders_give_what_transformers_computes(tmp_path: Path) -> None:
+    """Positions in three ways, matrices that files have joined, and attention both ways."""
+    ids = np.arange(40) * 7 % 90 + 5
+    for name in ("deberta-tag", "gte-tag", "modernbert-tag", "gemma3-both"):
+        source = make(name, tmp_path / name)
+        direct(source, tmp_path / f"{name}-bundle")
+        session = MaskedSession(Loaded(tmp_path / f"{name}-bundle" / GRAPH))
+        found = session.run([ids], [np.zeros_like(ids)])[0]
+        model = getattr(transformers, ENCODERS[name][0]).from_pretrained(source)
+        with torch.no_grad():
+            output = model(torch.from_numpy(ids)[None])[0][0].numpy()
+        expected = output.mean(axis=0) if found.ndim == 1 else output
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("name", INT8)
 def test_both_forms_of_int8_give_the_bits_of_a_trace(
