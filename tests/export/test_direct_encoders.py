@@ -222,6 +222,19 @@ def test_encoders_give_what_transformers_computes(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
+def test_settings_of_debertas_tokenizer(tmp_path: Path) -> None:
+    """Those that a file has anyway, as DeBERTa v3's, and others."""
+    source = make("deberta-tag", tmp_path / "checkpoint")
+    make_unigram().save(str(source / "tokenizer.json"))
+    said = {"do_lower_case": False, "split_by_punct": False, "vocab_type": "spm"}
+    add_json(source / "tokenizer_config.json", tokenizer_class="DebertaV2Tokenizer", **said)
+    assert direct(source, tmp_path / "bundle").task == "token-classify"
+    for key in ("do_lower_case", "split_by_punct"):
+        add_json(source / "tokenizer_config.json", **said | {key: True})
+        with pytest.raises(NotDirectError, match=f"{key} True in"):
+            direct(source, tmp_path / "other")
+
+
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("name", INT8)
 def test_both_forms_of_int8_give_the_bits_of_a_trace(
