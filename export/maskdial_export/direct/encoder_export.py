@@ -1,4 +1,5 @@
-"""Writes the bundle of an encoder straight from a checkpoint's folder, without torch.
+"""Writes the bundle of an encoder, or of a decoder that embeds or classifies, straight from a
+checkpoint's folder, without torch.
 
 int8 goes through the quality gate: what it loses is measured on the sample that the tracer measures
 on, as no part of that needs torch.

@@ -68,7 +68,7 @@ def export_direct(
     complete: bool = False,
     console: Console,
 ) -> Manifest:
-    """Exports a causal model or an encoder to the new or empty folder ``dest``.
+    """Exports a causal model, or one that reads in one pass, to the new or empty folder ``dest``.
 
     Args:
         source: a GGUF file, a folder of safetensors, or a Hub id.

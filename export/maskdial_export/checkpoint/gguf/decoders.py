@@ -1,4 +1,4 @@
-"""Models that generate: Llama, Qwen, Phi-3, StarCoder 2, GPT-2."""
+"""Models that generate: Llama, Qwen, Phi, StarCoder 2, GPT-2, Cohere and others."""
 
 from collections.abc import Mapping
 from typing import Any
