@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from maskdial_export.direct import encoders, families, text_parts
+from maskdial_export.direct import backbones, encoders, families, text_parts
 from tests.export.zoo import ZOO, Specimen
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "supported-models.md"
@@ -25,7 +25,9 @@ _INTRODUCTION = (
     "[What is checked](export.md#what-is-checked). Those that are written "
     "[directly](export.md#two-ways), without torch, are marked so; all can be traced.\n"
 )
-_DIRECT = encoders.architectures() | families.architectures() | text_parts.architectures()
+_DIRECT = frozenset[str]().union(
+    *(each.architectures() for each in (backbones, encoders, families, text_parts))
+)
 
 
 # The zoo has none of them: it is exported in a way of its own, or no architecture of transformers.

@@ -33,6 +33,7 @@ from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.export import export_direct
 from maskdial_export.direct.families import read_decoder
+from maskdial_export.direct.layer_norm_reference import make_reference
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.rotary import read_rotary
 from maskdial_export.direct.text_parts import text_part
@@ -46,6 +47,7 @@ from tests.export.gguf_files import make_model
 from tests.export.test_gguf_models import (
     DELTA_NET,
     DIRECT_MODELS,
+    GPT2,
     LLAMA3,
     LONGROPE,
     MAMBA_2,
@@ -81,8 +83,10 @@ FAMILIES = [
     *("phi3", "granite", "smollm3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe"),
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-    *("olmo3", "glm4", "glm4-moe", "ministral3"),
+    *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
+    *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
 ]
+PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", SHAPE | {"rope_parameters": LLAMA3, "head_dim": 32}),
     "mistral": ("MistralForCausalLM", SHAPE | {"sliding_window": 16, "head_dim": 32}),
@@ -122,6 +126,16 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         )
     },
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
+    "gpt2": ("GPT2LMHeadModel", GPT2 | {"scale_attn_weights": False}),
+    "phi": ("PhiForCausalLM", PHI),
+    "starcoder2": ("Starcoder2ForCausalLM", SHAPE | {"sliding_window": 16}),
+    "cohere": ("CohereForCausalLM", SHAPE | {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        SHAPE
+        | {"num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.3}
+        | {"tie_word_embeddings": False},
+    ),
     "granite-hybrid-rope": (
         "GraniteMoeHybridForCausalLM",
         SHAPE
@@ -253,6 +267,33 @@ def test_files_of_one_type_in_other_precisions(kind: str, precision: str, tmp_pa
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
+def test_integers_of_gpt2_are_kept(tmp_path: Path) -> None:
+    """A trace rounds them anew, as torch has their matrices the other way round. In float32 both
+    are what the integers stand for."""
+    path = tmp_path / "model.gguf"
+    write("gpt2", path, quantize=TYPES)
+    with (tmp_path / "said").open("w") as file:
+        written = export_direct(
+            str(path), tmp_path / "a", tolerance=TOLERANCE, console=Console(file=file, width=200)
+        )
+    assert written.precision == "int4"
+    assert "9 of 9 layers keep the integers of the file" in (tmp_path / "said").read_text()
+    direct(path, tmp_path / "direct", precision="fp32")
+    traced(path, tmp_path / "traced", precision="fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_a_checkpoint_of_the_class_without_an_output_layer(tmp_path: Path) -> None:
+    """As GPT-2's own, which has its causal masks, too."""
+    folder = save_folder("gpt2", tmp_path / "checkpoint")
+    plain = direct(folder, tmp_path / "plain", precision="fp32")
+    file = folder / "model.safetensors"
+    inner = {name.removeprefix("transformer."): each for name, each in load_file(file).items()}
+    inner["h.0.attn.bias"] = np.ones((1, 1, 128, 128), np.float32)
+    save_file(inner, file)
+    assert direct(folder, tmp_path / "inner", precision="fp32").golden == plain.golden
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 def test_a_table_of_nibbles_is_looked_up(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
@@ -292,6 +333,21 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
     for figure, value in other.quality.figures.items():
         tolerance = 2e-3 if figure == "top1_agreement" else 1e-3 * value + 1e-7  # float32
         assert abs(written.quality.figures[figure] - value) <= tolerance, figure
+
+
+def test_layer_norms_give_what_transformers_computes(tmp_path: Path) -> None:
+    """Learned positions, attention and MLP side by side in both ways, layers without positions."""
+    ids = np.arange(40) * 7 % 258
+    for name in ("gpt2", "phi", "cohere2"):
+        folder = save_folder(name, tmp_path / name)
+        manifest = direct(folder, tmp_path / f"{name}-bundle", precision="fp32")
+        assert manifest.kv is not None
+        graph = Loaded(tmp_path / f"{name}-bundle" / GRAPH)
+        found = CausalSession(graph, manifest.kv, slots=1, room=64).run(0, [ids])[0]
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", DIRECT_MODELS)
@@ -424,10 +480,10 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     save_folder("mistral", tmp_path / "folder")
     done = run_blocked("export", tmp_path / "folder", tmp_path / "other", "--precision", "int8")
     assert done.returncode == 0, done.stderr
-    write("starcoder2", path)
+    write("bert", path)
     done = run_blocked("export", path, tmp_path / "third")
     assert done.returncode == 1
-    assert "model_type 'starcoder2' is not known to the direct path" in done.stderr
+    assert "BertModel is not known to the direct path" in done.stderr
     assert "install torch and transformers: " in done.stderr
     assert "pip install" in done.stderr
     assert not (tmp_path / "third").exists()
@@ -456,6 +512,12 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
         ("gemma3", {"hidden_activation": "gelu"}),
         ("gemma3", {"attn_logit_softcapping": -1.0}),
         ("phi3", {"model_type": "phi4"}),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+        ("gpt2", {"activation_function": "relu"}),
+        ("phi", {"qk_layernorm": True}),
+        ("cohere", {"use_qk_norm": True}),
+        ("cohere2", {"layer_switch": 3}),
+        ("cohere2", {"use_parallel_block": False}),
     ],
 )
 def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None:
@@ -672,9 +734,9 @@ def test_a_wrong_weight_does_not_pass(
     write("llama-bias", path, quantize=TYPES)
 
     def exchanged(config: Mapping[str, Any], weights: Weights) -> Reference:
-        return Reference(config, Exchanged(weights, left, right))
+        return make_reference(config, Exchanged(weights, left, right))
 
-    monkeypatch.setattr(direct_module, "Reference", exchanged)
+    monkeypatch.setattr(direct_module, "make_reference", exchanged)
     with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
         direct(path, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
@@ -753,6 +815,9 @@ def test_a_type_that_is_read_wrongly_does_not_pass(
         ("granite-hybrid", {"time_step_limit": [0.0, 0.5]}),
         ("glm4-moe", {"routed_scaling_factor": 1.0}),
         ("olmo3", {"sliding_window": 8}),
+        ("gpt2", {"layer_norm_epsilon": 1e-2}),
+        ("gpt2", {"scale_attn_weights": False}),
+        ("starcoder2", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),
     ],
 )
 def test_a_wrong_setting_does_not_pass(
@@ -762,9 +827,9 @@ def test_a_wrong_setting_does_not_pass(
     write(name, path)
 
     def other(config: Mapping[str, Any], weights: Weights) -> Reference:
-        return Reference({**config, **entry}, weights)
+        return make_reference({**config, **entry}, weights)
 
-    monkeypatch.setattr(direct_module, "Reference", other)
+    monkeypatch.setattr(direct_module, "make_reference", other)
     with pytest.raises(ExportError, match="the graph and the reference disagree"):
         direct(path, tmp_path / "bundle", precision="fp32")
 
@@ -788,9 +853,9 @@ def test_a_wrong_output_layer_does_not_pass_where_logits_are_rounded(
     assert right.precision == ("int4" if quantize else "int8")
 
     def other(config: Mapping[str, Any], weights: Weights) -> Reference:
-        return Reference({**config, **entry}, weights)
+        return make_reference({**config, **entry}, weights)
 
-    monkeypatch.setattr(direct_module, "Reference", other)
+    monkeypatch.setattr(direct_module, "make_reference", other)
     with pytest.raises(NotDirectError, match=r"disagree on the scale of the logits: .* as large"):
         direct(path, tmp_path / "wrong", gate=gate)
 
@@ -948,7 +1013,7 @@ def test_the_route_is_the_direct_one_where_it_can_be(
     for options in asked:
         assert export_any_way(str(path), tmp_path / "b", **options) is manifest
     assert calls == [str(path)] * 6
-    write("starcoder2", path)
+    write("bert", path)
     assert export_any_way(str(path), tmp_path / "b") is manifest
     assert len(calls) == 7
     folder, floats = str(save_folder("llama", tmp_path / "folder")), tmp_path / "floats.gguf"
@@ -959,5 +1024,5 @@ def test_the_route_is_the_direct_one_where_it_can_be(
         assert found.quality is not None
         assert 0 < found.quality.loss < 0.01
     monkeypatch.setattr(route, "_NEEDED", ("no_such_module",))
-    with pytest.raises(ExportError, match=r"'starcoder2' is not known .* pip install"):
+    with pytest.raises(ExportError, match=r"BertModel is not known .* pip install"):
         export_any_way(str(path), tmp_path / "b")

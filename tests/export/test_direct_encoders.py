@@ -22,6 +22,7 @@ from maskdial.bundle.manifest import GRAPH, Manifest
 from maskdial_export.checks.evaluation import Cosine, Evaluation
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct import encoder_export
+from maskdial_export.direct.backbones import read_backbone
 from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.encoder_graph import distance_buckets
 from maskdial_export.direct.encoder_reference import EncoderReference
@@ -36,7 +37,7 @@ from maskdial_export.session import Loaded, MaskedSession, kernels_here
 from tests.export.conftest import VOCABULARY, add_json, make_tokenizer
 from tests.export.test_direct import Exchanged, run_blocked
 from tests.export.test_sentence_transformers import save_encoder
-from tests.export.zoo import DISTILLED, MODERN, ROBERTA, SHAPE
+from tests.export.zoo import DEBERTA_V2, DISTILLED, GROUPED, LOCAL_GLOBAL, MODERN, ROBERTA, SHAPE
 
 Floats = NDArray[np.float32]
 
@@ -79,10 +80,39 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
         MODERN | {"classifier_pooling": "mean"},
     ),
     "modernbert-tag": ("ModernBertForTokenClassification", MODERN),
+    "nomic": ("NomicBertForMaskedLM", SHAPE | {"num_attention_heads": 2}),
+    "nomic-embed": ("NomicBertModel", SHAPE | {"num_attention_heads": 2}),
+    "nomic-classify": (
+        "NomicBertForSequenceClassification",
+        SMALL | LABELS | {"num_attention_heads": 2},
+    ),
+    "gte": ("GteForMaskedLM", SHAPE | {"num_attention_heads": 2}),
+    "gte-embed": ("GteModel", SHAPE | {"num_attention_heads": 2}),
+    "gte-tag": ("GteForTokenClassification", SMALL | {"num_attention_heads": 2}),
+    "deberta": ("DebertaV2ForMaskedLM", DEBERTA_V2),
+    "deberta-embed": ("DebertaV2Model", DEBERTA_V2 | {"pos_att_type": "c2p|p2c"}),
+    "deberta-classify": ("DebertaV2ForSequenceClassification", DEBERTA_V2 | LABELS),
+    "deberta-tag": ("DebertaV2ForTokenClassification", DEBERTA_V2 | LABELS),
+    "deberta-answer": ("DebertaV2ForQuestionAnswering", DEBERTA_V2),
+    # Decoders
+    "qwen3-embed": ("Qwen3Model", GROUPED),
+    "qwen2-both": ("Qwen2Model", GROUPED | {"is_causal": False}),
+    "mistral-embed": ("MistralModel", GROUPED | {"sliding_window": 6}),
+    "gemma3-both": (
+        "Gemma3TextModel",
+        GROUPED | LOCAL_GLOBAL | {"use_bidirectional_attention": True},
+    ),
+    "gemma2-classify": (
+        "Gemma2ForSequenceClassification",
+        GROUPED | LOCAL_GLOBAL | LABELS | {"pad_token_id": 5},
+    ),
+    "qwen3-rank": ("Qwen3ForSequenceClassification", GROUPED | {"num_labels": 1}),
+    "llama-tag": ("LlamaForTokenClassification", GROUPED | LABELS),
 }
 INT8 = (
     *("bert", "bert-embed", "bert-many", "albert", "modernbert", "distilbert-classify"),
-    "mpnet-embed",
+    *("nomic-embed", "gte", "deberta", "deberta-classify"),
+    *("mpnet-embed", "qwen3-embed", "gemma3-both", "mistral-embed", "gemma2-classify"),
 )
 
 
@@ -177,6 +207,34 @@ def test_encoders_give_the_bits_of_a_trace(name: str, tmp_path: Path) -> None:
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
+def test_encoders_give_what_transformers_computes(tmp_path: Path) -> None:
+    """Positions in three ways, matrices that files have joined, and attention both ways."""
+    ids = np.arange(40) * 7 % 90 + 5
+    for name in ("deberta-tag", "gte-tag", "modernbert-tag", "gemma3-both"):
+        source = make(name, tmp_path / name)
+        direct(source, tmp_path / f"{name}-bundle")
+        session = MaskedSession(Loaded(tmp_path / f"{name}-bundle" / GRAPH))
+        found = session.run([ids], [np.zeros_like(ids)])[0]
+        model = getattr(transformers, ENCODERS[name][0]).from_pretrained(source)
+        with torch.no_grad():
+            output = model(torch.from_numpy(ids)[None])[0][0].numpy()
+        expected = output.mean(axis=0) if found.ndim == 1 else output
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_settings_of_debertas_tokenizer(tmp_path: Path) -> None:
+    """Those that a file has anyway, as DeBERTa v3's, and others."""
+    source = make("deberta-tag", tmp_path / "checkpoint")
+    make_unigram().save(str(source / "tokenizer.json"))
+    said = {"do_lower_case": False, "split_by_punct": False, "vocab_type": "spm"}
+    add_json(source / "tokenizer_config.json", tokenizer_class="DebertaV2Tokenizer", **said)
+    assert direct(source, tmp_path / "bundle").task == "token-classify"
+    for key in ("do_lower_case", "split_by_punct"):
+        add_json(source / "tokenizer_config.json", **said | {key: True})
+        with pytest.raises(NotDirectError, match=f"{key} True in"):
+            direct(source, tmp_path / "other")
+
+
 @pytest.mark.parametrize("by_row", [True, False])
 @pytest.mark.parametrize("name", INT8)
 def test_both_forms_of_int8_give_the_bits_of_a_trace(
@@ -233,6 +291,53 @@ def test_modules_of_sentence_transformers(
     assert written.embedding.prompts["query"] == "query: "
     traced(source, tmp_path / "traced", precision)
     assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "writer"),
+    [
+        ("qwen3-embed", "last", "Qwen3ForCausalLM"),
+        ("gemma3-both", "dense", "Gemma3ForCausalLM"),
+    ],
+)
+def test_decoders_with_modules(name: str, modules: str, writer: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding, which names the class that it was trained from, and EmbeddingGemma."""
+    backbone = make(name, tmp_path / "backbone")
+    tokens = {"pad_token": "[PAD]", "eos_token": "[SEP]"}
+    add_json(backbone / "tokenizer_config.json", **tokens, tokenizer_class="TokenizersBackend")
+    source = save_encoder(tmp_path / "saved", backbone, POOLINGS[modules]())
+    add_json(source / "config.json", architectures=[writer])
+    with pytest.raises(NotDirectError, match="exports it for embed, and --task asks for generate"):
+        direct(source, tmp_path / "direct", task="generate")
+    written = direct(source, tmp_path / "direct")
+    assert (written.architecture, written.task) == (ENCODERS[name][0], "embed")
+    traced(source, tmp_path / "traced", "fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("mistral-embed", {"is_causal": False}),
+        ("qwen2-both", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
+        ("gemma2-classify", {"pad_token_id": None}),
+        ("qwen3-embed", {"encoder_layers": 2}),
+    ],
+)
+def test_decoders_that_are_left_to_the_tracer(name: str, entry: dict[str, Any]) -> None:
+    architecture, settings = ENCODERS[name]
+    made = getattr(transformers, architecture).config_class(**settings)
+    config = json.loads(made.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    read_backbone(config, limit=None, pools=False)
+    with pytest.raises(NotDirectError, match=r"not known|turn with the position"):
+        read_backbone(config | entry, limit=None, pools=False)
+
+
+def test_a_decoder_that_reads_ahead_does_not_write(tmp_path: Path) -> None:
+    source = make("gemma3-both", tmp_path / "checkpoint")
+    add_json(source / "config.json", architectures=["Gemma3ForCausalLM"])
+    with pytest.raises(NotDirectError, match="use_bidirectional_attention True in"):
+        direct(source, tmp_path / "bundle")
 
 
 def test_other_kinds_of_vectors_are_left_to_the_tracer(backbone: Path, tmp_path: Path) -> None:
@@ -408,6 +513,14 @@ class _Edited:
         ("modernbert", {"local_attention": 6}),
         ("modernbert", {"layer_types": ["full_attention"] * 3}),
         ("modernbert-classify", {"classifier_pooling": "cls"}),
+        ("deberta", {"position_buckets": 4}),
+        ("deberta", {"max_relative_positions": 9}),
+        ("nomic", {"rope_parameters": {"rope_theta": 10.0}}),
+        ("gte", {"hidden_act": "silu"}),
+        ("gemma3-both", {"sliding_window": 12}),
+        ("gemma3-both", {"use_bidirectional_attention": False}),
+        ("qwen2-both", {"is_causal": True}),
+        ("qwen3-rank", {"is_causal": False}),
     ],
 )
 def test_a_wrong_setting_does_not_pass(

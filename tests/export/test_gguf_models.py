@@ -134,6 +134,24 @@ def qwen2(writer: Writer, config: Any) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
 
 
+def olmoe(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def qwen3_vl(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_rope_dimension_sections([6, 5, 5, 0])
+    writer.add_num_deepstack_layers(3)
+
+
+def qwen3_vl_moe(writer: Writer, config: Any) -> None:
+    experts(writer, config)
+    writer.add_rope_dimension_sections([6, 5, 5, 0])
+    writer.add_num_deepstack_layers(3)
+
+
 def granite(writer: Writer, config: Any) -> None:
     qwen2(writer, config)
     writer.add_attention_scale(config.attention_multiplier)
@@ -294,6 +312,24 @@ def gpt2(writer: Writer, config: Any) -> None:
     writer.add_layer_norm_eps(config.layer_norm_epsilon)
 
 
+def phi2(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads // 2)
+
+
+def cohere(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def cohere2(writer: Writer, config: Any) -> None:
+    cohere(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+
+
 def encoder(writer: Writer, config: Any) -> None:
     basics(writer, config)
     writer.add_causal_attention(False)
@@ -451,6 +487,27 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         olmo3,
         plain,
     ),
+    "olmoe": (
+        "olmoe",
+        "OlmoeForCausalLM",
+        SHAPE | {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+        olmoe,
+        as_experts,
+    ),
+    "qwen3-vl": (
+        "qwen3vl",
+        "Qwen3ForCausalLM",
+        SHAPE | {"head_dim": 32},
+        qwen3_vl,
+        plain,
+    ),
+    "qwen3-vl-moe": (
+        "qwen3vlmoe",
+        "Qwen3MoeForCausalLM",
+        SHAPE | MOE | {"head_dim": 32, "norm_topk_prob": True},
+        qwen3_vl_moe,
+        as_experts,
+    ),
     "glm4": ("glm4", "Glm4ForCausalLM", SHAPE | {"head_dim": 32}, glm4, plain),
     "glm4-moe": (
         "glm4moe",
@@ -580,6 +637,21 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         plain,
     ),
     "gpt2": ("gpt2", "GPT2LMHeadModel", GPT2, gpt2, as_gpt2),
+    "phi": (
+        "phi2",
+        "PhiForCausalLM",
+        SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2},
+        phi2,
+        plain,
+    ),
+    "cohere": ("command-r", "CohereForCausalLM", SHAPE | {"logit_scale": 0.3}, cohere, plain),
+    "cohere2": (
+        "cohere2",
+        "Cohere2ForCausalLM",
+        SHAPE | {"num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.3},
+        cohere2,
+        plain,
+    ),
     "bert": ("bert", "BertModel", ENCODER, encoder, plain),
     "roberta": (
         "bert",

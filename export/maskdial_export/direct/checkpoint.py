@@ -11,14 +11,16 @@ from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, 
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import MODULES
-from maskdial_export.direct import encoders
+from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.decoder import Decoder, NotDirectError
+from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError
 
 _CONFIG = "config.json"
+_WRITERS = ("ForCausalLM", "LMHeadModel")
 # What a model that writes may bring beside its weights, and only the tracer exports
 _BESIDE = (DECISION_TEMPLATE, "decision.json", "gliner_config.json", *HYBRID_HEADS)
 
@@ -57,8 +59,12 @@ class DirectCheckpoint:
         """The same with each of the decoder's weights by its own name, where files hold several."""
         if not isinstance(self.weights, SafetensorsWeights):
             return self
-        views = find_views(decoder, self.weights.shapes())
-        weights = self.weights.with_views(views)
+        weights, table = self.weights, f"{decoder.names.table}.weight"
+        base, _, rest = table.partition(".")
+        if rest in weights.shapes():  # of a class without the output layer
+            weights = weights.renamed(lambda name: f"{base}.{name}")
+        views = find_views(decoder, weights.shapes())
+        weights = weights.with_views(views)
         found = {weights.bits(name) for name in views} - {None}
         return replace(self, weights=weights, bits=frozenset(each for each in found if each))
 
@@ -94,7 +100,7 @@ def open_checkpoint(source: str, revision: str | None, restored: Path) -> Direct
 def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoint:
     contents = read_contents(parts)
     model = contents.model
-    if model.pooling is not None or not model.architecture.endswith("ForCausalLM"):
+    if model.pooling is not None or not model.architecture.endswith(_WRITERS):
         raise NotDirectError(f"{model.architecture} is not known to the direct path")
     write_settings(contents, restored)
     bits = {each.bits for each in contents.weights if each.bits is not None}
@@ -102,7 +108,8 @@ def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoi
         source,
         restored,
         read_json(restored / _CONFIG),
-        GGUFWeights(parts[0].name, contents.weights),
+        # Matrices are (outputs, inputs) here, also where transformers' class has them otherwise
+        GGUFWeights(parts[0].name, [replace(each, transposed=False) for each in contents.weights]),
         tuple(parts),
         provenance(parts[0]),
         frozenset(bits),
@@ -114,8 +121,6 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
     beside = [name for name in _BESIDE if (folder / name).exists()]
-    if (folder / MODULES).exists() and not encoders.knows(config):
-        beside.append(MODULES)
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
     files = sorted(folder.glob("*.safetensors"))
@@ -127,7 +132,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     weights, part = SafetensorsWeights(source, files), text_part(config)
     if part is not None:
         weights, config = text_weights(weights, part), dict(part.config)
-    return DirectCheckpoint(
+    found = DirectCheckpoint(
         source,
         folder,
         config,
@@ -136,3 +141,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         name if Path(source).is_dir() else f"{source}@{name}",
         part=part,
     )
+    known = part is None and one_pass_task(config, pools=pools(found)) is not None
+    if (folder / MODULES).exists() and not known:
+        raise NotDirectError(f"{MODULES} of {source} is not known to the direct path")
+    return found

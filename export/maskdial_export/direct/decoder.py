@@ -13,7 +13,8 @@ from maskdial_export.direct.recurrent import Recurrent
 from maskdial_export.errors import ExportError
 
 Floats = NDArray[np.float32]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu_new"]
+NormKind = Literal["rms", "layer", "centered"]
 HeadNorms = Literal["head", "transposed", "row"]
 
 
@@ -83,9 +84,12 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What modules are called: the last norm within the model, the others within a layer."""
+    """What modules are called: the first ones by their full names, the others within a layer."""
 
-    last_norm: str = "norm"
+    table: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    last_norm: str = "model.norm"
+    query_key_value: str = "self_attn.qkv_proj"
     attention_output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
@@ -96,8 +100,16 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionTable:
+    """A module whose rows are added to those of the tokens, by their places."""
+
+    module: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder with RMS norms, gated MLPs, and grouped-query attention or a recurrent layer.
+    """A decoder: norms, MLPs, and grouped-query attention or a recurrent layer.
 
     Attributes:
         architecture: transformers' class.
@@ -105,6 +117,8 @@ class Decoder:
         layers: how each attends, or what it does instead.
         max_length: tokens of prompt and reply together.
         norms: where they are.
+        norm_kind: what they are: RMS norms; layer norms with a bias; those without one, which are
+            RMS norms of values less their mean.
         names: what the other modules are called.
         head_norms: the norms of queries and keys: of each head (``transposed``: in the order of
             Gemma's code), or of all heads at once.
@@ -112,14 +126,23 @@ class Decoder:
         packed_attention: whether query, key and value are one matrix of the checkpoint.
         packed_mlp: whether gate and up are.
         apart: whether query, key and value are products of their own in any case.
+        reads_ahead: whether a token sees those behind it: such a decoder reads a text in one pass.
         gated_attention: whether each head's query is followed by a gate, whose sigmoid its result
             is multiplied by.
         sinks: whether each head has the score of one more key, without a value.
+        parallel: whether the MLP reads what the attention does, and how the stream gets both:
+            one after the other, or their sum.
+        gated: whether the MLP has a gate.
+        positions: those that are learned.
+        inputs_first: whether linear layers are ``Conv1D``: their matrices are (inputs, outputs) in
+            safetensors, and a product and its bias are one operation.
         tied: whether the output layer's weight is the embedding table.
         embedding_scale: what rows of the table are multiplied by; also of the others, None: 1.
         attention_scale: what scores are multiplied by.
         residual_scale: what each sublayer adds is multiplied by.
-        logits_scale: what logits are multiplied by.
+        logits_scale: what logits are multiplied by, within their product.
+        logits_factor: what they are multiplied by after it.
+        head_bias: whether the output layer has a bias.
         attention_softcap: the scores' largest magnitude, by a hyperbolic tangent.
         logits_softcap: the logits' likewise.
         experts: those that some layers have in place of the MLP.
@@ -139,6 +162,7 @@ class Decoder:
     activation: Activation
     attention_scale: float
     norms: Norms = Norms()
+    norm_kind: NormKind = "rms"
     names: Names = Names()
     head_norms: HeadNorms | None = None
     shifted: bool = False
@@ -146,12 +170,19 @@ class Decoder:
     packed_attention: bool = False
     packed_mlp: bool = False
     apart: bool = False
+    reads_ahead: bool = False
     gated_attention: bool = False
     sinks: bool = False
+    parallel: Literal["in_turn", "together"] | None = None
+    gated: bool = True
+    positions: PositionTable | None = None
+    inputs_first: bool = False
     tied: bool = False
     embedding_scale: float | None = None
     residual_scale: float | None = None
     logits_scale: float | None = None
+    logits_factor: float | None = None
+    head_bias: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     experts: Experts | None = None
@@ -183,9 +214,14 @@ class Decoder:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and the shape of every weight in the checkpoint; a tied head has none."""
         found: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, self.hidden_size),
-            f"model.{self.names.last_norm}.weight": (self.hidden_size,),
+            f"{self.names.table}.weight": (self.vocab_size, self.hidden_size),
+            **self._norm_shape(self.names.last_norm),
         }
+        if self.positions is not None:
+            shape = self.positions.rows, self.hidden_size
+            found[f"{self.positions.module}.weight"] = shape
+        if self.head_bias:
+            found["lm_head.bias"] = (self.vocab_size,)
         if not self.tied:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         for index, layer in enumerate(self.layers):
@@ -196,7 +232,7 @@ class Decoder:
                 parts |= layer.shapes(self.hidden_size)
             if self.has_mlp(index):
                 parts |= self._mlp_shapes()
-            name = f"model.layers.{index}"
+            name = self.layer(index)
             found |= {f"{name}.{part}": shape for part, shape in parts.items()}
             if self.experts is not None and self.is_mixed(index):
                 found |= self.experts.shapes(name, self.hidden_size)
@@ -213,6 +249,10 @@ class Decoder:
             if other is None or not name.endswith(f".{other}")
         )
 
+    def layer(self, index: int) -> str:
+        """The module of a layer."""
+        return f"{self.names.layers}.{index}"
+
     def is_mixed(self, index: int) -> bool:
         """Whether a layer has experts."""
         return self.experts is not None and self.experts.layers[index]
@@ -226,24 +266,31 @@ class Decoder:
         found: dict[str, tuple[str, ...]] = {}
         for index in range(len(self.layers)):
             if self.experts is not None and self.is_mixed(index):
-                found |= self.experts.parts(f"model.layers.{index}")
+                found |= self.experts.parts(self.layer(index))
         return found
 
     def _norm_shapes(self) -> dict[str, tuple[int, ...]]:
         norms = self.norms
         places = norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp
-        return {f"{norm}.weight": (self.hidden_size,) for norm in places if norm is not None}
+        found: dict[str, tuple[int, ...]] = {}
+        for norm in places:
+            found |= {} if norm is None else self._norm_shape(norm)
+        return found
+
+    def _norm_shape(self, norm: str) -> dict[str, tuple[int, ...]]:
+        names = ("weight", "bias") if self.norm_kind == "layer" else ("weight",)
+        return {f"{norm}.{name}": (self.hidden_size,) for name in names}
 
     def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
         query, kv, biases = self.query_size, self.kv_size, self.biases
-        names, inner = self.names, {"k_proj": kv, "v_proj": kv}
+        names, inner = self.names, {"self_attn.k_proj": kv, "self_attn.v_proj": kv}
         if self.packed_attention:
-            inner = {"qkv_proj": query + 2 * kv}
+            inner = {names.query_key_value: query + 2 * kv}
         else:
-            inner["q_proj"] = 2 * query if self.gated_attention else query
+            inner["self_attn.q_proj"] = 2 * query if self.gated_attention else query
         shapes: dict[str, tuple[int, ...]] = {}
         for name, rows in inner.items():
-            shapes |= _linear(f"self_attn.{name}", rows, self.hidden_size, biases.query_key_value)
+            shapes |= _linear(name, rows, self.hidden_size, biases.query_key_value)
         shapes |= _linear(names.attention_output, self.hidden_size, query, biases.attention_output)
         if self.head_norms is not None:
             whole = self.head_norms == "row"
@@ -256,6 +303,8 @@ class Decoder:
     def _mlp_shapes(self) -> dict[str, tuple[int, ...]]:
         names, hidden, bias = self.names, self.hidden_size, self.biases.mlp
         inner = {names.gate: self.width, names.up: self.width}
+        if not self.gated:
+            inner = {names.up: self.width}
         if self.packed_mlp:
             inner = {names.gate_and_up: 2 * self.width}
         shapes = _linear(names.down, hidden, self.width, bias)

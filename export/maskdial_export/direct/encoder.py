@@ -1,5 +1,6 @@
 """What an encoder computes, whatever family it is of: what the graph writer needs to know of it."""
 
+import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -156,61 +157,107 @@ class Relative:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
-    """An encoder with layer norms, full attention and an MLP.
+class Disentangled:
+    """A table of distances whose rows queries and keys are multiplied by, as in DeBERTa.
+
+    Attributes:
+        module: the table, with ``2 * buckets`` rows.
+        norm: of its rows.
+        buckets: near distances have one each, and far ones share them by their logarithm.
+        farthest: the distance beyond which all share the last one.
+    """
+
+    module: str
+    norm: Norm
+    buckets: int
+    farthest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnePass(abc.ABC):
+    """A model that reads a text in one pass.
 
     Attributes:
         architecture: transformers' class.
         base: the module within it that gives the hidden states, "" for the class itself.
         words: the module that looks tokens up; like all others by its full name.
-        width: of the MLP, without the gate.
-        layers: each layer's module; a layer that is there several times shares its weights.
-        attends: how each attends.
         max_length: tokens of a text.
         pad: the token of padding.
-        positions: None if there is no table.
-        types: the module of the table of token types; None if there is none.
-        num_types: its rows.
+        num_types: the rows of a table of token types.
         reads_types: whether the graph has token types as an input.
-        embedding_norm: behind the sum of the embeddings.
-        mapping: from the embeddings to the hidden states; None: they are as wide.
-        norm_first: whether norms stand before attention and MLP instead of behind the sums.
-        final_norm: behind the last layer, with ``norm_first``.
-        gated: whether the MLP has a gate.
-        attention_bias: whether attention's linear layers have biases; likewise the others.
-        relative: distances of tokens that count beside positions.
         optional: weights that some checkpoints have and the graph does not need.
+        reads_left: whether a token sees those before it alone.
     """
 
     architecture: str
     base: str
     words: str
     vocab_size: int
-    embedding_size: int
     hidden_size: int
+    max_length: int
+    pad: int
+    head: Head
+    num_types: int = 0
+    reads_types: bool = False
+    optional: Shapes = field(default_factory=dict)
+    reads_left: bool = False
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The output layer over the vocabulary, if there is one."""
+        return next((each for each in self.head.steps if isinstance(each, Vocabulary)), None)
+
+    @property
+    @abc.abstractmethod
+    def windows(self) -> tuple[int, ...]:
+        """How many tokens one sees in layers that do not attend to all."""
+
+    @abc.abstractmethod
+    def shapes(self) -> Shapes:
+        """The name and the shape of every weight that the graph needs, as the checkpoint has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder(OnePass):
+    """An encoder with layer norms, full attention and an MLP.
+
+    Attributes:
+        width: of the MLP, without the gate.
+        layers: each layer's module; a layer that is there several times shares its weights.
+        attends: how each attends.
+        positions: None if there is no table.
+        types: the module of the table of token types; None if there is none.
+        embedding_norm: behind the sum of the embeddings.
+        mapping: from the embeddings to the hidden states; None: they are as wide.
+        norm_first: whether norms stand before attention and MLP instead of behind the sums.
+        final_norm: behind the last layer, with ``norm_first``.
+        gated: whether the MLP has a gate.
+        attention_bias: whether attention's linear layers have biases; likewise the others.
+        up_bias: whether those into the MLP have, if that is not as of the one out of it.
+        relative: distances of tokens that count beside positions.
+        disentangled: distances that are multiplied by queries and keys.
+    """
+
+    embedding_size: int
     width: int
     num_heads: int
     names: LayerNames
     layers: tuple[str, ...]
     attends: tuple[Attends, ...]
-    max_length: int
-    pad: int
     function: Function
     embedding_norm: Norm
-    head: Head
     positions: Positions | None = None
     types: str | None = None
-    num_types: int = 0
-    reads_types: bool = False
     mapping: Dense | None = None
     norm_first: bool = False
     final_norm: Norm | None = None
     gated: bool = False
     attention_bias: bool = True
     mlp_bias: bool = True
+    up_bias: bool | None = None
     norm_bias: bool = True
     relative: Relative | None = None
-    optional: Shapes = field(default_factory=dict)
+    disentangled: Disentangled | None = None
 
     @property
     def epsilon(self) -> float:
@@ -218,9 +265,9 @@ class Encoder:
         return self.embedding_norm.epsilon
 
     @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The output layer over the vocabulary, if there is one."""
-        return next((each for each in self.head.steps if isinstance(each, Vocabulary)), None)
+    def windows(self) -> tuple[int, ...]:
+        """How many tokens one sees in layers that do not attend to all."""
+        return tuple(each.window for each in self.attends if each.window is not None)
 
     def attention(self, layer: str) -> tuple[Dense, ...]:
         """Query, key and value, or one of all three."""
@@ -238,9 +285,9 @@ class Encoder:
     def up(self, layer: str) -> tuple[Dense, ...]:
         """Into the MLP: with a gate that is one module, as wide as two."""
         outputs = self.width * (2 if self.gated and len(self.names.up) == 1 else 1)
+        has_bias = self.mlp_bias if self.up_bias is None else self.up_bias
         return tuple(
-            Dense(f"{layer}.{each}", self.hidden_size, outputs, self.mlp_bias)
-            for each in self.names.up
+            Dense(f"{layer}.{each}", self.hidden_size, outputs, has_bias) for each in self.names.up
         )
 
     def down(self, layer: str) -> Dense:
@@ -263,6 +310,10 @@ class Encoder:
             found[f"{self.types}.weight"] = (self.num_types, self.embedding_size)
         if self.relative is not None:
             found[f"{self.relative.module}.weight"] = (self.relative.buckets, self.num_heads)
+        if self.disentangled is not None:
+            rows = 2 * self.disentangled.buckets
+            found[f"{self.disentangled.module}.weight"] = (rows, self.hidden_size)
+            found |= self.disentangled.norm.shapes()
         for part in self._parts():
             found |= part.shapes()
         return found

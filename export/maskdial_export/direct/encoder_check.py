@@ -26,7 +26,7 @@ from maskdial_export.checks.evaluation import (
     QuestionAnswering,
     TokenClassify,
 )
-from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.encoder import OnePass
 from maskdial_export.direct.encoder_reference import EncoderReference
 from maskdial_export.errors import ExportError, QualityError
 from maskdial_export.golden_check import SLACK, TEXT, golden_check, quantized_tolerance
@@ -54,7 +54,7 @@ class EncoderCheck:
 
     def __init__(
         self,
-        encoder: Encoder,
+        model: OnePass,
         reference: EncoderReference,
         tokenizer: Tokenizer,
         tokens: SpecialTokens,
@@ -64,23 +64,23 @@ class EncoderCheck:
     ) -> None:
         self.limit = limit
         """The largest loss that is accepted."""
-        self._encoder = encoder
+        self._model = model
         self._reference = reference
         self._sample = sample
-        self._evaluation = _evaluation(encoder, tokenizer, tokens, max_length, sample)
+        self._evaluation = _evaluation(model, tokenizer, tokens, max_length, sample)
         generator = np.random.default_rng(_SEED)
-        known = np.setdiff1d(np.arange(encoder.vocab_size), [encoder.pad])
+        known = np.setdiff1d(np.arange(model.vocab_size), [model.pad])
         lengths = [min(length, max_length) for length in _LENGTHS]
-        windows = [each.window for each in encoder.attends if each.window is not None]
+        windows = model.windows
         beyond = min([max(windows, default=0) + _BEYOND, max_length, _LONGEST])
         if windows and beyond > max(lengths):
             lengths.append(beyond)
         self._texts = [generator.choice(known, length) for length in lengths]
-        several = encoder.num_types if encoder.reads_types else 1
+        several = model.num_types if model.reads_types else 1
         self._types = [generator.integers(0, several, len(text)) for text in self._texts]
         self._ids = tokenizer.encode(TEXT).ids[:max_length] or [0]
         self._row = 0
-        if encoder.head.task == "fill-mask" and tokens.mask is not None:
+        if model.head.task == "fill-mask" and tokens.mask is not None:
             self._row = len(self._ids) // 2
             self._ids[self._row] = tokens.mask
 
@@ -131,7 +131,7 @@ class EncoderCheck:
         plain, kernels = self._computed(Loaded(graph)), kernels_here()
         served = None if kernels is None else self._computed(Loaded(graph, kernels=kernels))
         computed = [plain] if served is None else [plain, served]
-        centered = self._encoder.head.task == "fill-mask"
+        centered = self._model.head.task == "fill-mask"
         allowed = quantized_tolerance(expected, computed, slack, centered=centered)
         return golden_check(self._ids, self._row, plain, allowed, served, centered=centered)
 
@@ -218,15 +218,15 @@ def _difference(
 
 
 def _evaluation(
-    encoder: Encoder, tokenizer: Tokenizer, tokens: SpecialTokens, max_length: int, sample: Sample
+    model: OnePass, tokenizer: Tokenizer, tokens: SpecialTokens, max_length: int, sample: Sample
 ) -> Evaluation:
     """The questions about the sample for the model's task."""
-    text, head = (tokenizer, sample, max_length), encoder.head
+    text, head = (tokenizer, sample, max_length), model.head
     if head.task == "embed":
         return Cosine(*text)
     if head.task == "fill-mask":
         assert tokens.mask is not None, "special tokens are refused without one"
-        return FillMask(*text, encoder.vocab_size, tokens.mask)
+        return FillMask(*text, model.vocab_size, tokens.mask)
     if head.task == "token-classify":
         return TokenClassify(*text)
     if head.task == "question-answering":

@@ -1,4 +1,5 @@
-"""Writes the bundle of an encoder straight from a checkpoint's folder, without torch.
+"""Writes the bundle of an encoder, or of a decoder that embeds or classifies, straight from a
+checkpoint's folder, without torch.
 
 int8 goes through the quality gate: what it loses is measured on the sample that the tracer measures
 on, as no part of that needs torch.
@@ -22,16 +23,20 @@ from maskdial_export.checkpoint.module_settings import check_modules, is_cross_e
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checkpoint.sentence import longest_text, lower_case, tokenizer_settings
 from maskdial_export.checks.kernels import exact_here, kernel_check
+from maskdial_export.direct.backbone_graph import BackboneWriter
+from maskdial_export.direct.backbones import Backbone, knows, read_backbone, tokenizer_family
 from maskdial_export.direct.checkpoint import DirectCheckpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import NotDirectError
-from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.disentangled_graph import DisentangledWriter
+from maskdial_export.direct.encoder import Encoder, OnePass
 from maskdial_export.direct.encoder_check import EncoderCheck, Lowered
-from maskdial_export.direct.encoder_graph import IDS, EncoderWriter
+from maskdial_export.direct.encoder_graph import EncoderWriter
 from maskdial_export.direct.encoder_head import check_no_modules, pools, read_head
 from maskdial_export.direct.encoder_reference import EncoderReference
 from maskdial_export.direct.encoders import Family, family_of, read_encoder
 from maskdial_export.direct.nodes import Nodes
+from maskdial_export.direct.one_pass_graph import IDS
 from maskdial_export.direct.products import (
     BlockProducts,
     FloatProducts,
@@ -40,7 +45,8 @@ from maskdial_export.direct.products import (
     RowProducts,
 )
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
-from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_encoder_weights
+from maskdial_export.direct.views import View
+from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_one_pass_weights
 from maskdial_export.errors import ExportError, QualityError, onnxruntime_errors
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.gate import Gate, check_choice
@@ -71,13 +77,17 @@ def write_encoder(
     if precision not in ("fp32", "int8"):
         raise NotDirectError(f"the direct path does not round encoders to {precision}")
     check_config(checkpoint.name, checkpoint.config)
-    family, sends = family_of(checkpoint.config), sends_types(checkpoint)
-    encoder = read_encoder(
-        checkpoint.config, sends_types=sends, limit=limit, pools=pools(checkpoint)
-    )
+    config, pooled = checkpoint.config, pools(checkpoint)
+    sends: bool | None = False
+    encoder: OnePass
+    if knows(config, pools=pooled):
+        encoder, family = read_backbone(config, limit=limit, pools=pooled), tokenizer_family(config)
+    else:
+        family, sends = family_of(config), sends_types(checkpoint)
+        encoder = read_encoder(config, sends_types=sends, limit=limit, pools=pooled)
     checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
     encoder, weights = _with_head(checkpoint, encoder, family)
-    check_encoder_weights(encoder, weights)
+    check_one_pass_weights(encoder, weights)
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, family.special)
     kind = type(tokenizer.model).__name__
@@ -93,8 +103,8 @@ def write_encoder(
             "to the direct path"
         )
     lower_case(checkpoint, tokenizer)
-    config = SimpleNamespace(**{**family.ids, **checkpoint.config})
-    tokens = special_tokens(checkpoint, config, tokenizer)
+    ids = SimpleNamespace(**{**family.ids, **config})
+    tokens = special_tokens(checkpoint, ids, tokenizer)
     texts = read_files(checkpoint, tokenizer)
     max_length = _max_length(checkpoint, encoder, limit)
     reference = EncoderReference(checkpoint, weights)
@@ -126,6 +136,7 @@ def write_encoder(
         "family": "masked",
         "task": head.task,
         "architecture": encoder.architecture,
+        "reads_left": encoder.reads_left,
         "precision": precision,
         "batch_invariant": invariant,
         "vocab_size": encoder.vocab_size,
@@ -144,22 +155,46 @@ def write_encoder(
 
 
 def _with_head(
-    checkpoint: DirectCheckpoint, encoder: Encoder, family: Family
-) -> tuple[Encoder, Weights]:
+    checkpoint: DirectCheckpoint, encoder: OnePass, family: Family
+) -> tuple[OnePass, Weights]:
     """The encoder with its head, and the weights of both."""
     weights = checkpoint.weights
     if encoder.head.task != "embed":
         check_modules(checkpoint)
         check_no_modules(checkpoint)
-        return encoder, weights
+        return encoder, _renamed(weights, family)
     head, parts = read_head(checkpoint, encoder.hidden_size)
     assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
     if f"{family.base}.{encoder.words}.weight" in weights.shapes():  # saved with a head
         weights = weights.within(f"{family.base}.")
-    return replace(encoder, head=head), weights.with_parts(parts)
+    return replace(encoder, head=head), _renamed(weights.with_parts(parts), family)
 
 
-def _max_length(checkpoint: DirectCheckpoint, encoder: Encoder, limit: int | None) -> int:
+def _renamed(weights: Weights, family: Family) -> Weights:
+    """The weights by the names that transformers has for them."""
+    if not family.stored:
+        return weights
+    assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
+    views: dict[str, View] = {}
+
+    def rename(name: str) -> str:
+        for stored, names in family.stored.items():
+            name = name.replace(stored, names[0]) if len(names) == 1 else name
+        return name
+
+    weights = weights.renamed(rename)
+    for name, shape in weights.shapes().items():
+        for stored, names in family.stored.items():
+            if stored in name and len(names) > 1:
+                size = shape[0] // len(names)
+                views |= {
+                    name.replace(stored, part): View(name, None, slice(start, start + size))
+                    for part, start in zip(names, range(0, shape[0], size), strict=True)
+                }
+    return weights.with_views(views)
+
+
+def _max_length(checkpoint: DirectCheckpoint, encoder: OnePass, limit: int | None) -> int:
     """Tokens of a text. Raises: ExportError: there are fewer positions than the limit."""
     longest, task = encoder.max_length, encoder.head.task
     if task == "embed" or (task == "classify" and is_cross_encoder(checkpoint)):
@@ -171,13 +206,13 @@ def _max_length(checkpoint: DirectCheckpoint, encoder: Encoder, limit: int | Non
     return limit or longest
 
 
-def _modules(encoder: Encoder) -> Modules:
+def _modules(encoder: OnePass) -> Modules:
     head = encoder.vocabulary
     return Modules(encoder.words, None if head is None else head.module, head is not None, IDS)
 
 
 def _write_graph(
-    encoder: Encoder,
+    encoder: OnePass,
     weights: Weights,
     path: Path,
     make: Callable[[Weights, Nodes, DataFile], Products],
@@ -185,12 +220,18 @@ def _write_graph(
     nodes = Nodes()
     with DataFile(path.with_name(f"{path.name}.data")) as data:
         products = make(weights, nodes, data)
-        model = EncoderWriter(encoder, weights, products, nodes, data).write()
+        parts = weights, products, nodes, data
+        if isinstance(encoder, Backbone):
+            model = BackboneWriter(encoder, *parts).write()
+        else:
+            assert isinstance(encoder, Encoder), "there are two kinds"
+            writer = EncoderWriter if encoder.disentangled is None else DisentangledWriter
+            model = writer(encoder, *parts).write()
     path.write_bytes(model.SerializeToString())
 
 
 def _lower(
-    encoder: Encoder,
+    encoder: OnePass,
     weights: Weights,
     modules: Modules,
     path: Path,

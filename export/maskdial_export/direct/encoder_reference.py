@@ -15,12 +15,25 @@ from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import POOLINGS, SENTENCE_CONFIG, module_folders
+from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.weights import Weights
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-_BASES = {"camembert": "roberta", "xlm-roberta": "roberta", "modernbert": "model"}
+_BASES = {
+    "camembert": "roberta",
+    "xlm-roberta": "roberta",
+    "deberta-v2": "deberta",
+    "modernbert": "model",
+}
+_ENCODERS = frozenset(
+    {
+        *("albert", "bert", "camembert", "distilbert", "electra", "gte", "modernbert", "mpnet"),
+        *("deberta-v2", "nomic_bert", "roberta", "xlm-roberta"),
+    }
+)
+_THETAS = {"gte": 160_000.0, "nomic_bert": 1000.0}  # queries and keys turn
 _ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
@@ -38,6 +51,9 @@ class EncoderReference:
         self._class = str(config["architectures"][0])
         pools = any(kind == "Pooling" for kind, _ in module_folders(files))
         self._embeds = pools or self._class.endswith("Model")
+        self._decoder = None if self._kind in _ENCODERS else Reference(config, weights)
+        if self._decoder is not None:
+            return
         self._base = "" if self._embeds else f"{_BASES.get(self._kind, self._kind)}."
         self._modern = self._kind == "modernbert"
         key, usual = ("norm_eps", 1e-5) if self._modern else ("layer_norm_eps", 1e-12)
@@ -51,6 +67,11 @@ class EncoderReference:
         if self._embeds:
             return self._vector(hidden)
         kind = self._class.rpartition("For")[2]
+        if self._decoder is not None:
+            logits = self._linear(hidden, "score")
+            words = np.flatnonzero(ids != self._config["pad_token_id"])
+            last: Floats = logits[words[-1] if len(words) else 0]
+            return last if kind == "SequenceClassification" else logits
         if kind == "MaskedLM":
             return self._words(hidden)
         if kind == "SequenceClassification":
@@ -77,7 +98,7 @@ class EncoderReference:
         return found
 
     def _act(self, values: Floats) -> Floats:
-        usual = "gelu_new" if self._kind == "albert" else "gelu"
+        usual = {"albert": "gelu_new", "nomic_bert": "silu"}.get(self._kind, "gelu")
         config = self._config
         given = (
             config.get("hidden_act") or config.get("hidden_activation") or config.get("activation")
@@ -85,6 +106,8 @@ class EncoderReference:
         return _function(given or usual)(values)
 
     def _hidden(self, ids: Ids, types: Ids) -> Floats:
+        if self._decoder is not None:
+            return self._decoder.hidden(ids)
         states = self._embedded(ids, types)
         for index in range(self._count):
             layer = self._modern_layer if self._modern else self._layer
@@ -106,7 +129,8 @@ class EncoderReference:
             padding = self._config.get("pad_token_id", 1) or 0
             real = (ids != padding).astype(np.int64)
             places = np.cumsum(real) * real + padding
-        total = total + self._rows(f"{base}.position_embeddings.weight", places)
+        if f"{base}.position_embeddings.weight" in self._names:
+            total = total + self._rows(f"{base}.position_embeddings.weight", places)
         table = f"{base}.token_type_embeddings.weight"
         if table in self._names:
             total = total + self._rows(table, types)
@@ -140,6 +164,16 @@ class EncoderReference:
             inner = [f"{layer}.attention.attn.{name}" for name in "qkv"]
             rest = ("attention.attn.o", "attention.LayerNorm", "intermediate.dense")
             rest = (*rest, "output.dense", "output.LayerNorm")
+        elif self._kind == "deberta-v2":
+            layer = f"{base}encoder.layer.{index}"
+            inner = [f"{layer}.attention.self.{name}_proj" for name in ("query", "key", "value")]
+            rest = ("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense")
+            rest = (*rest, "output.dense", "output.LayerNorm")
+        elif self._kind in _THETAS:
+            layer = f"{base}layers.{index}"
+            inner = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
+            rest = ("self_attn.o_proj", "post_attention_layernorm", "mlp.up_proj")
+            rest = (*rest, "mlp.down_proj", "post_mlp_layernorm")
         else:
             layer = f"{base}encoder.layer.{index}"
             inner = [f"{layer}.attention.self.{name}" for name in ("query", "key", "value")]
@@ -147,9 +181,20 @@ class EncoderReference:
             rest = (*rest, "output.dense", "output.LayerNorm")
         out, first_norm, up, down, second_norm = (f"{layer}.{name}" for name in rest)
         query, key, value = (self._linear(states, name) for name in inner)
-        attended = self._linear(self._attention(query, key, value, None), out)
+        if self._kind in _THETAS:
+            theta = self._config.get("rope_theta") or _THETAS[self._kind]
+            theta = (self._config.get("rope_parameters") or {}).get("rope_theta", theta)
+            query, key = self._turned(query, float(theta)), self._turned(key, float(theta))
+        further = None
+        if self._kind == "deberta-v2":
+            further = self._by_distance(query, key, inner)
+        attended = self._linear(self._attention(query, key, value, None, further), out)
         states = self._norm(attended + states, first_norm)
-        inside = self._linear(self._act(self._linear(states, up)), down)
+        if self._kind in _THETAS:
+            gate = self._act(self._linear(states, f"{layer}.mlp.gate_proj"))
+            inside = self._linear(gate * self._linear(states, up), down)
+        else:
+            inside = self._linear(self._act(self._linear(states, up)), down)
         return self._norm(inside + states, second_norm)
 
     def _modern_layer(self, index: int, states: Floats) -> Floats:
@@ -184,12 +229,23 @@ class EncoderReference:
         found: Floats = turned.reshape(values.shape)
         return found
 
-    def _attention(self, query: Floats, key: Floats, value: Floats, reach: int | None) -> Floats:
-        """``reach``: how many tokens to either side are seen; None: all."""
+    def _attention(
+        self,
+        query: Floats,
+        key: Floats,
+        value: Floats,
+        reach: int | None,
+        further: Floats | None = None,
+    ) -> Floats:
+        """``reach``: how many tokens to either side are seen; None: all. ``further``: what is added
+        to products before they are divided by the root of as many summands' size."""
         parts = [
             each.reshape(len(each), self._heads, -1).swapaxes(0, 1) for each in (query, key, value)
         ]
-        scores = parts[0] @ parts[1].swapaxes(1, 2) / np.float32(math.sqrt(parts[0].shape[2]))
+        scores, size = parts[0] @ parts[1].swapaxes(1, 2), parts[0].shape[2]
+        if further is not None:
+            scores, size = scores + further, 3 * size
+        scores = scores / np.float32(math.sqrt(size))
         if self._kind == "mpnet":
             scores = scores + self._distances(len(query))
         if reach is not None:
@@ -200,6 +256,32 @@ class EncoderReference:
         shares = shares / shares.sum(axis=-1, keepdims=True)
         joined: Floats = (shares @ parts[2]).swapaxes(0, 1).reshape(len(query), -1)
         return joined
+
+    def _by_distance(self, query: Floats, key: Floats, inner: list[str]) -> Floats:
+        """DeBERTa's products of queries and keys with what stands for their distance."""
+        config, length = self._config, len(query)
+        table = self._weights.values(f"{self._base}encoder.rel_embeddings.weight")
+        table = self._norm(table, f"{self._base}encoder.LayerNorm")
+        of_query, of_key = (self._linear(table, name) for name in inner[:2])
+        rows, middle = int(config["position_buckets"]), int(config["position_buckets"]) // 2
+        farthest = config.get("max_relative_positions", -1)
+        if farthest < 1:
+            farthest = config.get("max_position_embeddings", 512)
+
+        def row(distance: int) -> int:
+            away = abs(distance)
+            if away > middle:
+                share = math.log(away / middle) / math.log((farthest - 1) / middle)
+                away = math.ceil(share * (middle - 1) - 1e-6) + middle
+            return min(max(rows + (away if distance > 0 else -away), 0), 2 * rows - 1)
+
+        places = np.array([[row(i - j) for j in range(length)] for i in range(length)])
+        heads = [each.reshape(len(each), self._heads, -1) for each in (query, key)]
+        tables = [each.reshape(len(each), self._heads, -1) for each in (of_query, of_key)]
+        to_rows = np.einsum("ihd,ijhd->hij", heads[0], tables[1][places])
+        from_rows = np.einsum("jhd,ijhd->hij", heads[1], tables[0][places])
+        found: Floats = to_rows + from_rows
+        return found
 
     def _distances(self, length: int) -> Floats:
         """MPNet's bias of scores, (heads, length, length)."""
@@ -235,9 +317,18 @@ class EncoderReference:
                     *("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
                     "cls.predictions.bias",
                 ),
+                "deberta-v2": (
+                    *("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+                    "cls.predictions.bias",
+                ),
+                "gte": ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.bias"),
+                "nomic_bert": (
+                    *("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm"),
+                    "cls.predictions.bias",
+                ),
             }.get(kind, ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"))
             states = self._linear(hidden, dense)
-            fixed = kind in _ROBERTA or kind == "electra"
+            fixed = kind in _ROBERTA or kind in ("electra", "gte")
             states = self._norm(_function("gelu")(states) if fixed else self._act(states), norm)
         name = "tok_embeddings" if kind == "modernbert" else "word_embeddings"
         table = self._weights.values(f"{self._base}embeddings.{name}.weight")
@@ -255,12 +346,15 @@ class EncoderReference:
         elif kind == "distilbert":
             inner = np.maximum(self._linear(first, "pre_classifier"), 0)
             logits = self._linear(inner, "classifier")
+        elif kind == "deberta-v2":
+            inner = _function("gelu")(self._linear(first, "pooler.dense"))
+            logits = self._linear(inner, "classifier")
         elif kind in _ROBERTA or kind == "electra":
             function = _function("gelu" if kind == "electra" else "tanh")
             inner = function(self._linear(first, "classifier.dense"))
             logits = self._linear(inner, "classifier.out_proj")
         else:
-            pooler = "albert.pooler" if kind == "albert" else "bert.pooler.dense"
+            pooler = "albert.pooler" if kind == "albert" else f"{kind}.pooler.dense"
             logits = self._linear(np.tanh(self._linear(first, pooler)), "classifier")
         found: Floats = logits[0]
         return found

@@ -14,6 +14,7 @@ from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Attends
 from maskdial_export.direct.encoder import (
     Dense,
+    Disentangled,
     Encoder,
     Function,
     Head,
@@ -24,7 +25,7 @@ from maskdial_export.direct.encoder import (
     Step,
     Vocabulary,
 )
-from maskdial_export.direct.rotary import rotary
+from maskdial_export.direct.rotary import read_rotary, rotary
 
 _FUNCTIONS: Mapping[str, Function] = {
     "gelu": "gelu",
@@ -47,7 +48,7 @@ _HARMLESS = (
     *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
     *("sparse_pred_ignore_index", "unpad_inputs", "net_structure_type", "summary_type"),
     *("summary_activation", "summary_last_dropout", "summary_use_proj", "down_scale_factor"),
-    *("tie_weights_", "layers_to_keep", "gap_size", "num_memory_blocks"),
+    *("pooler_dropout", "tie_weights_", "layers_to_keep", "gap_size", "num_memory_blocks"),
 )
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute",),
@@ -88,6 +89,8 @@ class Family:
         types: whether its tokenizer tells the parts of a text pair.
         tokenizer: what its tokenizer's model is called in tokenizer.json.
         special: the special tokens that its tokenizer's class has by default.
+        stored: patterns in the names of weights that files have otherwise, and what they are in
+            transformers; with several names, a matrix stands for as many, one below the other.
     """
 
     prefix: str
@@ -98,6 +101,7 @@ class Family:
     tokenizer: str = "WordPiece"
     types: bool = False
     special: tuple[str, ...] = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _TASKS: Mapping[str, TaskName] = {
@@ -200,7 +204,7 @@ def _head(
     pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
     if task == "embed":
         return Head("embed", (), ())
-    labels = _labels(config, values)
+    labels = read_labels(config, values)
     if task == "question-answering" and len(labels) != 2:
         config.refuse("num_labels")
     reads: tuple[str, ...] = ()
@@ -212,8 +216,12 @@ def _head(
     return Head(task, reads, steps, labels if classifies else (), problem)
 
 
-def _labels(config: Config, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """A classifier's labels; ``num_labels`` counts where it differs from their names."""
+def read_labels(config: Config, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """A classifier's labels; ``num_labels`` counts where it differs from their names.
+
+    Raises:
+        NotDirectError: they are not known.
+    """
     named, count = values.get("id2label"), values.get("num_labels")
     if isinstance(named, dict) and count in (None, len(named)):
         try:
@@ -274,6 +282,28 @@ _BERT_LAYER = LayerNames(
     "output.dense",
     "output.LayerNorm",
 )
+_DEBERTA_LAYER = replace(
+    _BERT_LAYER,
+    attention=tuple(f"attention.self.{each}_proj" for each in ("query", "key", "value")),
+)
+# What it may say, and what it says where it says nothing
+_DEBERTA_SAYS: Mapping[str, tuple[Any, ...]] = {
+    "norm_rel_ebd": ("layer_norm",),
+    "relative_attention": (True,),
+    "position_biased_input": (False,),
+    "share_att_key": (True,),
+    "pos_att_type": (["p2c", "c2p"], ["c2p", "p2c"], "p2c|c2p", "c2p|p2c"),
+    "type_vocab_size": (0,),
+    "conv_kernel_size": (0,),
+    "legacy": (True,),
+    "pooler_hidden_act": ("gelu",),
+}
+_DEBERTA_USUAL: Mapping[str, Any] = {
+    "type_vocab_size": 0,
+    "conv_kernel_size": 0,
+    "legacy": True,
+    "pooler_hidden_act": "gelu",
+}
 _ALBERT_LAYER = LayerNames(
     ("attention.query", "attention.key", "attention.value"),
     "attention.dense",
@@ -297,6 +327,14 @@ _DISTILBERT_LAYER = LayerNames(
     ("ffn.lin1",),
     "ffn.lin2",
     "output_layer_norm",
+)
+_ROTARY_LAYER = LayerNames(
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj",
+    "post_attention_layernorm",
+    ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj",
+    "post_mlp_layernorm",
 )
 _MODERN_LAYER = LayerNames(
     ("attn.Wqkv",), "attn.Wo", "attn_norm", ("mlp.Wi",), "mlp.Wo", "mlp_norm"
@@ -361,6 +399,83 @@ def _mpnet(config: Config, base: str) -> Encoder:
         types=None,
         num_types=0,
         relative=Relative(f"{base}encoder.relative_attention_bias", buckets),
+    )
+
+
+def _deberta(config: Config, base: str) -> Encoder:
+    """DeBERTa v2 and v3."""
+    hidden, count = config.count("hidden_size"), config.count("num_hidden_layers")
+    for key, known in _DEBERTA_SAYS.items():
+        if config.take(key, _DEBERTA_USUAL.get(key)) not in known:
+            config.refuse(key)
+    positions = config.count("max_position_embeddings", 512)
+    farthest = config.take("max_relative_positions", -1)
+    if type(farthest) is not int:
+        config.refuse("max_relative_positions")
+    buckets = config.count("position_buckets")
+    if buckets < 4:
+        config.refuse("position_buckets")
+    for key in ("embedding_size", "pooler_hidden_size"):
+        if config.count(key, hidden) != hidden:
+            config.refuse(key)
+    heads = _heads_of(config, hidden)
+    if config.count("attention_head_size", hidden // heads) != hidden // heads:
+        config.refuse("attention_head_size")
+    epsilon = config.real("layer_norm_eps", 1e-7)
+    return Encoder(
+        architecture="",
+        base=base,
+        words=f"{base}embeddings.word_embeddings",
+        vocab_size=config.count("vocab_size"),
+        embedding_size=hidden,
+        hidden_size=hidden,
+        width=config.count("intermediate_size"),
+        num_heads=heads,
+        names=_DEBERTA_LAYER,
+        layers=tuple(f"{base}encoder.layer.{index}" for index in range(count)),
+        attends=(Attends(None),) * count,
+        max_length=positions,
+        pad=_pad(config, 0),
+        function=_function(config, "hidden_act", "gelu"),
+        embedding_norm=Norm(f"{base}embeddings.LayerNorm", hidden, epsilon),
+        head=Head("embed", (), ()),
+        disentangled=Disentangled(
+            f"{base}encoder.rel_embeddings",
+            Norm(f"{base}encoder.LayerNorm", hidden, epsilon),
+            buckets,
+            farthest if farthest > 0 else positions,
+        ),
+    )
+
+
+def _nomic(config: Config, base: str) -> Encoder:
+    found = _rotary_bert(config, base, 1000.0, 0)
+    return replace(found, function=_function(config, "hidden_act", "silu"), attention_bias=False)
+
+
+def _gte(config: Config, base: str) -> Encoder:
+    return replace(_rotary_bert(config, base, 160_000.0, 1), mlp_bias=True)
+
+
+def _rotary_bert(config: Config, base: str, theta: float, pad: int) -> Encoder:
+    """BERT whose queries and keys turn, and whose MLP has a gate."""
+    found = _bert(config, base, pad=pad)
+    size = found.hidden_size // found.num_heads
+    rotation = read_rotary(config, size, theta)
+    if config.count("head_dim", size) != size or 2 * len(rotation.frequencies) != size:
+        config.refuse("head_dim")
+    count = len(found.layers)
+    return replace(
+        found,
+        names=_ROTARY_LAYER,
+        layers=tuple(f"{base}layers.{index}" for index in range(count)),
+        attends=(Attends(rotation),) * count,
+        max_length=min(found.max_length, rotation.longest or LONGEST),
+        positions=None,
+        gated=True,
+        mlp_bias=False,
+        up_bias=False,
+        optional={},
     )
 
 
@@ -528,6 +643,21 @@ _FAMILIES: Mapping[str, Family] = {
         types=True,
     ),
     "camembert": _roberta_family("Camembert", "Unigram"),
+    "deberta-v2": Family(
+        "DebertaV2",
+        "deberta",
+        _deberta,
+        _classifiers(_Part("pooler.dense", "hidden", "gelu"), _Part("classifier", "labels"))
+        | {
+            "ForMaskedLM": (
+                _Part(f"{_BERT_WORDS}.transform.dense", "hidden", "own"),
+                _Part(f"{_BERT_WORDS}.transform.LayerNorm", "norm"),
+                _Part(f"{_BERT_WORDS}.decoder", "vocabulary", bias=f"{_BERT_WORDS}.bias"),
+            )
+        },
+        tokenizer="Unigram",
+        special=("[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"),
+    ),
     "distilbert": Family(
         "DistilBert",
         "distilbert",
@@ -557,6 +687,31 @@ _FAMILIES: Mapping[str, Family] = {
         },
         types=True,
     ),
+    "gte": Family(
+        "Gte",
+        "gte",
+        _gte,
+        _pooled("gte.pooler.dense")
+        | {
+            "ForMaskedLM": (
+                _Part("lm_head.dense", "hidden", "gelu"),
+                _Part("lm_head.layer_norm", "norm"),
+                _Part("lm_head.decoder", "vocabulary"),
+            )
+        },
+        ids={"pad_token_id": 1},
+        tokenizer="Unigram",
+        special=("<s>", "</s>", "<unk>", "<pad>", "<mask>"),
+        stored={
+            "encoder.layer.": ("layers.",),
+            "attention.o_proj": ("self_attn.o_proj",),
+            "attn_ln": ("post_attention_layernorm",),
+            "mlp_ln": ("post_mlp_layernorm",),
+            "lm_head.norm": ("lm_head.layer_norm",),
+            "attention.qkv_proj": _ROTARY_LAYER.attention,
+            "mlp.up_gate_proj": _ROTARY_LAYER.up[::-1],
+        },
+    ),
     "modernbert": Family(
         "ModernBert",
         "model",
@@ -578,6 +733,31 @@ _FAMILIES: Mapping[str, Family] = {
         _ROBERTA_HEADS,
         {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         special=("<s>", "</s>", "[UNK]", "<pad>", "<mask>"),
+    ),
+    "nomic_bert": Family(
+        "NomicBert",
+        "nomic_bert",
+        _nomic,
+        _pooled("nomic_bert.pooler.dense")
+        | {
+            "ForMaskedLM": (
+                _Part(f"{_BERT_WORDS}.transform.dense", "hidden", "own"),
+                _Part(f"{_BERT_WORDS}.transform.layer_norm", "norm"),
+                _Part(f"{_BERT_WORDS}.decoder", "vocabulary", bias=f"{_BERT_WORDS}.bias"),
+            )
+        },
+        types=True,
+        stored={
+            "encoder.layers": ("layers",),
+            "emb_ln": ("embeddings.LayerNorm",),
+            "attn.out_proj": ("self_attn.o_proj",),
+            "fc11": ("up_proj",),
+            "fc12": ("gate_proj",),
+            "fc2": ("down_proj",),
+            "norm1": ("post_attention_layernorm",),
+            "norm2": ("post_mlp_layernorm",),
+            "attn.Wqkv": _ROTARY_LAYER.attention,
+        },
     ),
     "roberta": _roberta_family("Roberta", "BPE"),
     "xlm-roberta": _roberta_family("XLMRoberta", "Unigram"),

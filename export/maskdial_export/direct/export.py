@@ -27,7 +27,7 @@ from maskdial_export.checkpoint.files import (
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.destination import new_folder
-from maskdial_export.direct import encoders
+from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
@@ -36,10 +36,10 @@ from maskdial_export.direct.encoder_export import write_encoder
 from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
+from maskdial_export.direct.layer_norm_reference import make_reference
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import BlockProducts, FloatProducts, Modules
 from maskdial_export.direct.quality import QualityGate, limit_of
-from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, Weights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
@@ -68,7 +68,7 @@ def export_direct(
     complete: bool = False,
     console: Console,
 ) -> Manifest:
-    """Exports a causal model or an encoder to the new or empty folder ``dest``.
+    """Exports a causal model, or one that reads in one pass, to the new or empty folder ``dest``.
 
     Args:
         source: a GGUF file, a folder of safetensors, or a Hub id.
@@ -121,10 +121,7 @@ def export_direct(
 
 def _check_task(checkpoint: DirectCheckpoint, asked: str) -> None:
     """Refuses a task that is not that of the checkpoint's class."""
-    config = checkpoint.config
-    own = "generate"
-    if encoders.knows(config):
-        own = encoders.task_of(config, pools=pools(checkpoint))
+    own = one_pass_task(checkpoint.config, pools=pools(checkpoint)) or "generate"
     if asked not in ("auto", own):
         raise NotDirectError(f"the direct path exports it for {own}, and --task asks for {asked}")
 
@@ -141,7 +138,7 @@ def _write(
     complete: bool,
 ) -> Manifest:
     """Writes the bundle of a checkpoint of either kind."""
-    if encoders.knows(checkpoint.config):
+    if one_pass_task(checkpoint.config, pools=pools(checkpoint)) is not None:
         described = write_encoder(checkpoint, folder, precision, gate, limit, tolerance, console)
     else:
         decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
@@ -188,10 +185,10 @@ def _write_decoder(
         )
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
-    original = reference = Reference(checkpoint.config, rounded or checkpoint.weights)
+    original = reference = make_reference(checkpoint.config, rounded or checkpoint.weights)
     is_gated = rounded is not None and rounded.rounds_products
     if is_gated:
-        original = Reference(checkpoint.config, checkpoint.weights)
+        original = make_reference(checkpoint.config, checkpoint.weights)
     with phase(console, "Checking"), onnxruntime_errors(), ThreadPoolExecutor(2) as pool:
         # Seconds for each gigabyte
         source_sha256 = pool.submit(checkpoint.sha256)
@@ -333,7 +330,7 @@ def _write_graph(
 ) -> tuple[onnx.ModelProto, RoundedWeights | None]:
     """Writes the graph; returns it, and its weights if they are not the checkpoint's."""
     weights, nodes, rounded = checkpoint.weights, Nodes(), None
-    modules = Modules(tied=decoder.tied, parts=decoder.parts())
+    modules = Modules(decoder.names.table, tied=decoder.tied, parts=decoder.parts())
     with DataFile(folder / _DATA, written) as data:
         if precision == "fp32":
             floats = FloatProducts(modules, weights, nodes, data)

@@ -6,6 +6,7 @@ unless they have norms of their own, and rotation is the attention's.
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,17 @@ class GraphWriter:
     """Writes the graph of one decoder."""
 
     def __init__(
-        self, decoder: Decoder, weights: Weights, products: Products, nodes: Nodes, data: DataFile
+        self,
+        decoder: Decoder,
+        weights: Weights,
+        products: Products,
+        nodes: Nodes,
+        data: DataFile,
+        window: Callable[[int], str] | None = None,
     ) -> None:
+        """``window`` gives what hides tokens so far away, of a decoder that reads a text in one
+        pass, without a cache; None: there is a cache."""
+        self._window = window
         self._decoder = decoder
         self._weights = weights
         self._products = products
@@ -48,14 +58,7 @@ class GraphWriter:
 
     def write(self) -> onnx.ModelProto:
         """The graph, whose initializers are in the weight file."""
-        decoder, nodes = self._decoder, self._nodes
-        self._stream = self._products.look_up()
-        if decoder.embedding_scale is not None:
-            scale = nodes.number("embedding.scale", decoder.embedding_scale)
-            self._stream = nodes.add("Mul", [self._stream, scale])
-        for index in range(len(decoder.layers)):
-            self._write_layer(index)
-        hidden = self._normalized(f"model.{decoder.names.last_norm}")
+        decoder, nodes, hidden = self._decoder, self._nodes, self.hidden()
         flat = nodes.constant("flat", np.array([-1, decoder.hidden_size]))
         minus = nodes.constant("minus_one", np.array([-1]))
         tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
@@ -64,9 +67,25 @@ class GraphWriter:
         self._write_head(chosen)
         return self._finish()
 
+    def hidden(self) -> str:
+        """Writes all but the head: the hidden states of tokens."""
+        decoder, nodes = self._decoder, self._nodes
+        self._stream = self._products.look_up()
+        if decoder.embedding_scale is not None:
+            scale = nodes.number("embedding.scale", decoder.embedding_scale)
+            self._stream = nodes.add("Mul", [self._stream, scale])
+        if decoder.positions is not None:
+            module = decoder.positions.module
+            inputs = [self._vector(f"{module}.weight"), "position_ids"]
+            rows = nodes.add("Gather", inputs, axis=0, modules=module)
+            self._stream = nodes.add("Add", [rows, self._stream])
+        for index in range(len(decoder.layers)):
+            self._write_layer(index)
+        return self._normalized(decoder.names.last_norm)
+
     def _write_layer(self, index: int) -> None:
-        decoder, norms, layer = self._decoder, self._decoder.norms, f"model.layers.{index}"
-        biases = decoder.biases
+        decoder, norms = self._decoder, self._decoder.norms
+        layer, biases = decoder.layer(index), decoder.biases
         source = self._normalized(_within(layer, norms.before_attention))
         kind = decoder.layers[index]
         if isinstance(kind, Attends):
@@ -76,20 +95,30 @@ class GraphWriter:
         else:
             self._branch, self._bias = self._recurrent.write(layer, kind, source)
         self._settle(_within(layer, norms.after_attention))
-        source = self._normalized(_within(layer, norms.before_mlp))
-        mixed = None
+        aside, mixed = None, None
+        if decoder.parallel is None:
+            source = self._normalized(_within(layer, norms.before_mlp))
+        elif decoder.parallel == "in_turn":
+            self._normalized(None)
+        else:
+            aside = self._taken()
         if self._mixture is not None and decoder.is_mixed(index):
-            mixed = self._mixture.write(layer, source, self._full_shape())
+            mixed = self._mixture.write(layer, source, self._full_shape(decoder.hidden_size))
             self._branch, self._bias = mixed, None
         if decoder.has_mlp(index):
             self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
             if mixed is not None:
                 assert self._branch is not None, "an MLP was computed"
                 self._branch = self._nodes.add("Add", [mixed, self._branch])
+        if aside is not None:
+            self._branch = self._nodes.add("Add", [aside, self._taken()])
         self._settle(_within(layer, norms.after_mlp))
 
     def _add(self, source: str, module: str, has_bias: bool) -> None:
         """Begins a sum: what a sublayer's last product adds to the stream."""
+        if self._decoder.inputs_first:
+            self._branch = self._gemm(source, module)
+            return
         self._branch = self._products.project(source, [module])
         self._bias = self._vector(f"{module}.bias") if has_bias else None
 
@@ -98,27 +127,29 @@ class GraphWriter:
         factor = self._decoder.residual_scale
         if norm is None and factor is None:
             return
-        assert self._branch is not None, "a sublayer was computed"
-        if self._bias is not None:
-            self._branch = self._nodes.add("Add", [self._branch, self._bias])
-            self._bias = None
+        self._branch = self._taken()
         if norm is not None:
             self._branch = self._norm(self._branch, norm)
         if factor is not None:
             scale = self._nodes.number("residual.scale", factor)
             self._branch = self._nodes.add("Mul", [self._branch, scale])
 
+    def _taken(self) -> str:
+        """What is about to be added, with its bias; the sum is closed."""
+        branch, bias = self._branch, self._bias
+        assert branch is not None, "a sublayer was computed"
+        self._branch = self._bias = None
+        return branch if bias is None else self._nodes.add("Add", [branch, bias])
+
     def _normalized(self, norm: str | None) -> str:
         """Ends a sum if one is open; the stream after a norm, or as it is."""
         if self._branch is None:
             return self._stream if norm is None else self._norm(self._stream, norm)
+        if norm is None or self._decoder.norm_kind != "rms":
+            self._stream = self._nodes.add("Add", [self._stream, self._taken()])
+            return self._stream if norm is None else self._norm(self._stream, norm)
         branch, self._branch = self._branch, None
         bias, self._bias = self._bias, None
-        if norm is None:
-            if bias is not None:
-                branch = self._nodes.add("Add", [branch, bias])
-            self._stream = self._nodes.add("Add", [self._stream, branch])
-            return self._stream
         inputs = [branch, self._stream, self._norm_weight(norm)]
         inputs += [] if bias is None else [bias]
         normalized = f"{norm}.output"
@@ -132,12 +163,17 @@ class GraphWriter:
         return normalized
 
     def _norm(self, source: str, norm: str) -> str:
-        return self._nodes.add(
-            "SimplifiedLayerNormalization",
-            [source, self._norm_weight(norm)],
-            axis=-1,
-            epsilon=self._decoder.epsilon,
-            stash_type=1,
+        nodes, kind = self._nodes, self._decoder.norm_kind
+        inputs, epsilon = [source, self._norm_weight(norm)], self._decoder.epsilon
+        if kind == "layer":
+            inputs.append(self._vector(f"{norm}.bias"))
+            return nodes.add("LayerNormalization", inputs, axis=-1, epsilon=epsilon)
+        if kind == "centered":
+            axes = nodes.constant("minus_one", np.array([-1]))
+            mean = nodes.add("ReduceMean", [source, axes], keepdims=1)
+            inputs[0] = nodes.add("Sub", [source, mean])
+        return nodes.add(
+            "SimplifiedLayerNormalization", inputs, axis=-1, epsilon=epsilon, stash_type=1
         )
 
     def _norm_weight(self, norm: str) -> str:
@@ -161,6 +197,8 @@ class GraphWriter:
 
     def _attend(self, layer: str, kind: Attends, source: str) -> str:
         decoder, nodes, index = self._decoder, self._nodes, self._attending
+        if decoder.reads_ahead:
+            return self._attend_both_ways(layer, kind, source)
         self._attending += 1
         attributes: dict[str, Any] = {
             "num_heads": decoder.num_heads,
@@ -179,6 +217,8 @@ class GraphWriter:
             tables += [""] * (4 - len(tables))  # the places of positions and of a bias are empty
             tables.append(self._vector(f"{layer}.self_attn.sinks"))
         past = [f"past_key.{index}", f"past_value.{index}"]
+        if self._window is not None:
+            past = ["", ""]
         *queries, gate = self._queries(layer, source)
         inputs = [*queries, *past, "seqlens_k", "total_sequence_length", *tables]
         output = f"{layer}.self_attn.output"
@@ -188,6 +228,28 @@ class GraphWriter:
             return output
         return nodes.add("Mul", [output, nodes.add("Sigmoid", [gate])])
 
+    def _attend_both_ways(self, layer: str, kind: Attends, source: str) -> str:
+        decoder, nodes = self._decoder, self._nodes
+        assert self._window is not None, "a cache knows only what was before"
+        *parts, _ = self._queries(layer, source)
+        groups = decoder.num_heads // decoder.num_kv_heads
+        if kind.rotary is not None:
+            zero = nodes.constant("axes.0", np.array([0]))
+            tables = [zero, *self._rotary_tables(kind.rotary)]
+            for place, count in enumerate((decoder.num_heads, decoder.num_kv_heads)):
+                inputs = [parts[place], *tables]
+                parts[place] = nodes.add("RotaryEmbedding", inputs, num_heads=count)
+        for place in (1, 2) if groups > 1 else ():
+            heads = nodes.split_heads(parts[place], decoder.head_dim)
+            each = nodes.add("Unsqueeze", [heads, nodes.constant("axes.3", np.array([3]))])
+            shape = nodes.constant("groups", np.array([1, 1, 1, groups, 1]))
+            parts[place] = nodes.join_heads(nodes.add("Expand", [each, shape]))
+        inputs = [*parts, "", "lengths"]
+        if kind.window is not None:
+            inputs.append(self._window(kind.window))
+        scale = decoder.attention_scale
+        return nodes.add("MultiHeadAttention", inputs, num_heads=decoder.num_heads, scale=scale)
+
     def _queries(self, layer: str, source: str) -> tuple[str, str, str, str]:
         """Queries, keys, values and gates; without names of keys and values, all are in the first.
 
@@ -196,14 +258,17 @@ class GraphWriter:
         decoder, nodes = self._decoder, self._nodes
         has_bias = decoder.biases.query_key_value
         attention = f"{layer}.self_attn"
+        if decoder.inputs_first:
+            packed = self._gemm(source, f"{layer}.{decoder.names.query_key_value}")
+            return packed, "", "", ""
         if decoder.packed_attention:
-            module = f"{attention}.qkv_proj"
+            module = f"{layer}.{decoder.names.query_key_value}"
             packed = self._products.project(source, [module])
             if has_bias:
                 packed = nodes.add("Add", [packed, self._vector(f"{module}.bias")])
             return *self._slices(packed), ""
         modules = [f"{attention}.{name}_proj" for name in "qkv"]
-        if decoder.head_norms is None and not decoder.apart:
+        if decoder.head_norms is None and not (decoder.apart or decoder.reads_ahead):
             packed = self._products.project(source, modules)
             if has_bias:
                 biases = self._vector(*(f"{module}.bias" for module in modules))
@@ -263,11 +328,20 @@ class GraphWriter:
             heads = nodes.add("Transpose", [heads], perm=[0, 2, 1, 3])
         return self._nodes.join_heads(heads)
 
-    def _full_shape(self) -> str:
-        """(batch, length, hidden_size)."""
-        size = self._nodes.constant("hidden_size", np.array([self._decoder.hidden_size]))
+    def _gemm(self, source: str, module: str) -> str:
+        """A product of ``Conv1D`` with its bias, of tokens one below the other."""
+        nodes, (rows, columns) = self._nodes, self._weights.shapes()[f"{module}.weight"]
+        flat = nodes.constant(f"flat.{columns}", np.array([-1, columns]))
+        tokens = nodes.add("Reshape", [source, flat], allowzero=1)
+        bias = self._vector(f"{module}.bias")
+        product = self._products.project_vectors(tokens, module, bias)
+        return nodes.add("Reshape", [product, self._full_shape(rows)], allowzero=1)
+
+    def _full_shape(self, columns: int) -> str:
+        """(batch, length, columns)."""
+        size = self._nodes.constant(f"columns.{columns}", np.array([columns]))
         dims = [self._nodes.dimension(axis) for axis in (0, 1)]
-        return self._nodes.once("Concat", [*dims, size], "full_shape", axis=0)
+        return self._nodes.once("Concat", [*dims, size], f"full_shape.{columns}", axis=0)
 
     def _rotary_tables(self, rotary: Rotary) -> tuple[str, str]:
         """Those of all layers that turn alike."""
@@ -287,12 +361,16 @@ class GraphWriter:
 
         def project(name: str) -> str:
             module = f"{layer}.{name}"
+            if decoder.inputs_first:
+                return self._gemm(source, module)
             product = self._products.project(source, [module])
             if decoder.biases.mlp:
                 product = nodes.add("Add", [product, self._vector(f"{module}.bias")])
             return product
 
         names = decoder.names
+        if not decoder.gated:
+            return self._activated(project(names.up))
         if decoder.packed_mlp:
             both = project(names.gate_and_up)
             gate, up = f"{both}.gate", f"{both}.up"
@@ -304,12 +382,23 @@ class GraphWriter:
     def _activated(self, source: str) -> str:
         if self._decoder.activation == "gelu_tanh":
             return self._nodes.add("Gelu", [source], approximate="tanh")
+        if self._decoder.activation == "gelu_new":
+            return self._nodes.gelu_new(source)
         return self._nodes.silu(source)
 
     def _write_head(self, source: str) -> None:
-        nodes, cap = self._nodes, self._decoder.logits_softcap
+        decoder, nodes, cap = self._decoder, self._nodes, self._decoder.logits_softcap
+        if decoder.head_bias:
+            logits = self._products.head(source, None, None)
+            nodes.add("Add", [logits, self._vector("lm_head.bias")], output="logits")
+            return
+        if decoder.logits_factor is not None:
+            logits = self._products.head(source, None, None)
+            factor = nodes.number("logits.factor", decoder.logits_factor)
+            nodes.add("Mul", [logits, factor], output="logits")
+            return
         if cap is None:
-            self._products.head(source, self._decoder.logits_scale, "logits")
+            self._products.head(source, decoder.logits_scale, "logits")
             return
         logits = self._products.head(source, float(np.float32(1 / cap)), None)
         bounded = nodes.add("Tanh", [logits])
@@ -325,6 +414,8 @@ class GraphWriter:
             info("total_sequence_length", TensorProto.INT32, []),
             info("rows", integers, ["num_rows"]),
         ]
+        if decoder.positions is not None:
+            inputs.insert(1, info("position_ids", integers, ["batch", "length"]))
         outputs = [info("logits", floats, ["num_rows", decoder.vocab_size])]
         layout = decoder.layout
         if layout.states:

@@ -1,5 +1,6 @@
 """A graph under construction: its nodes, and its small constants."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,6 +96,16 @@ class Nodes:
     def silu(self, source: str) -> str:
         """A value times its sigmoid."""
         return self.add("Mul", [source, self.add("Sigmoid", [source])])
+
+    def gelu_new(self, source: str) -> str:
+        """GELU's approximation by a hyperbolic tangent, written out as GPT-2's is."""
+        half = self.add("Mul", [source, self.number("half", 0.5)])
+        cube = self.add("Pow", [source, self.number("three", 3.0)])
+        share = self.add("Mul", [cube, self.number("gelu.cube", 0.044715)])
+        inner = self.add("Add", [source, share])
+        root = self.number("gelu.root", math.sqrt(2 / math.pi))
+        bent = self.add("Tanh", [self.add("Mul", [inner, root])])
+        return self.add("Mul", [half, self.add("Add", [bent, self.number("one", 1.0)])])
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
         """A small array within the graph, added once."""

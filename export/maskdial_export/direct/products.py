@@ -42,7 +42,7 @@ class Modules:
             than the one that has its name.
     """
 
-    table: str = "model.embed_tokens"
+    table: str
     head: str | None = "lm_head"
     tied: bool = False
     ids: str = "input_ids"
@@ -419,9 +419,10 @@ class RowProducts:
     def project(self, source: str, modules: Sequence[str]) -> str:
         if self._modules.num_outputs(self._weights, modules) < _MIN_OUTPUTS:
             return self._floats.project(source, modules)
-        (module,) = modules
+        module = ",".join(modules)
         if f"{module}.int8" not in self._nodes.initializers:
-            integers, scale = _by_row(self._weights.values(f"{module}.weight"), self._largest)
+            parts = [self._weights.values(name) for name in self._modules.names(modules)]
+            integers, scale = _by_row(np.concatenate(parts), self._largest)
             self._nodes.keep(self._data.write(f"{module}.int8", np.ascontiguousarray(integers.T)))
             self._nodes.keep(self._data.write(f"{module}.scale", scale[:, 0]))
         return self._multiply(source, f"{module}.int8", f"{module}.scale")

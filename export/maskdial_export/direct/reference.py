@@ -41,6 +41,9 @@ class Reference:
         )
         if usual is None:
             usual = 256 if self._is_shifted else 0
+        # A decoder that embeds has no module around it
+        self._base = "" if "embed_tokens.weight" in self._names else "model."
+        self._ahead = config.get("use_bidirectional_attention") or not config.get("is_causal", True)
         self._ends: Ids = np.zeros(0, np.int64)
         self._mixture = MixtureReference(config, weights)
         self._recurrent = RecurrentReference(config, weights)
@@ -52,11 +55,14 @@ class Reference:
         Those of several texts lie one after the other, and each weight is read once for all.
         """
         config = self._config
-        table = "model.embed_tokens.weight"
+        table = f"{self._base}embed_tokens.weight"
         self._ends = np.cumsum([len(text) for text in texts])[:-1]
         tokens, places = np.unique(np.concatenate(texts), return_inverse=True)
         rows = [self._weights.values(table, slice(each, each + 1)) for each in tokens.tolist()]
         states = np.concatenate(rows)[places]
+        if "model.embed_positions.weight" in self._names:
+            learned = self._weights.values("model.embed_positions.weight")
+            states = states + np.concatenate([learned[: len(text)] for text in texts])
         if self._is_gemma:
             states = states * np.float32(math.sqrt(self._hidden_size))
         if self._is_granite:
@@ -64,7 +70,7 @@ class Reference:
         for index in range(int(config["num_hidden_layers"])):
             states = self._layer(index, states)
         last = "embedding_norm" if self._kind in _LFM2 else "norm"
-        return self._norm(states, f"model.{last}")
+        return self._norm(states, f"{self._base}{last}")
 
     def logits(self, hidden: Floats) -> Floats:
         """The logits of hidden states: (num_rows, hidden_size) to (num_rows, vocab_size)."""
@@ -78,7 +84,7 @@ class Reference:
         return logits if not cap else np.tanh(logits / np.float32(cap)) * np.float32(cap)
 
     def _layer(self, index: int, states: Floats) -> Floats:
-        prefix = f"model.layers.{index}"
+        prefix = f"{self._base}layers.{index}"
         four_norms = f"{prefix}.pre_feedforward_layernorm.weight" in self._names
         norms_after = self._kind in ("exaone4", "olmo2", "olmo3")
         residual = states
@@ -162,13 +168,13 @@ class Reference:
 
     def _mix(self, index: int, values: Floats) -> Floats:
         """The attention of a layer, or what is recurrent in its place."""
-        layer = f"model.layers.{index}"
+        layer = f"{self._base}layers.{index}"
         if self._recurrent.has(layer):
             return self._recurrent.compute(layer, values, self._ends)
         return self._attention(index, values)
 
     def _attention(self, index: int, values: Floats) -> Floats:
-        name = f"model.layers.{index}.self_attn"
+        name = f"{self._base}layers.{index}.self_attn"
         if f"{name}.qkv_proj.weight" in self._names:
             sizes = [self._heads * self._size, (self._heads + self._kv_heads) * self._size]
             query, key, value = np.split(self._linear(values, f"{name}.qkv_proj"), sizes, axis=-1)
@@ -205,14 +211,19 @@ class Reference:
             scores = np.tanh(scores / np.float32(cap)) * np.float32(cap)
         positions = np.arange(query.shape[1])
         distance = positions[:, None] - positions[None, :]
+        if self._ahead:
+            distance = np.abs(distance)
         hidden = distance < 0
         if slides:
             with_one = self._kind in ("exaone4", "mistral", "olmo3")
             usual = 4096 if self._is_gemma or with_one else None
             usual = 128 if self._kind == "gpt_oss" else usual
-            hidden |= distance >= self._config.get("sliding_window", usual)
+            window = self._config.get("sliding_window", usual)
+            if self._ahead:  # half of it to either side
+                window = window // 2 + 1
+            hidden |= distance >= window
         scores = np.where(hidden, np.float32(-np.inf), scores)
-        sinks = f"model.layers.{index}.self_attn.sinks"
+        sinks = f"{self._base}layers.{index}.self_attn.sinks"
         if sinks in self._names:  # the score of a key that has no value
             further = self._weights.values(sinks)[:, None, None]
             scores = np.concatenate(
@@ -281,7 +292,7 @@ class Reference:
         if self._kind == "olmo3" and slides and not config.get("rope_parameters"):
             found = {}
         part = 0.25 if self._kind in _QWEN_HYBRIDS else 1.0
-        part = 0.5 if self._kind in ("glm4", "glm4_moe") else part
+        part = 0.5 if self._kind in ("glm4", "glm4_moe", "phi") else part
         return {
             "rope_theta": config.get("rope_theta") or _THETAS.get(self._kind, 1e4),
             "partial_rotary_factor": config.get("partial_rotary_factor") or part,
@@ -318,7 +329,7 @@ class Reference:
         cos, sin = (
             (times * each).astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles))
         )
-        if self._kind == "glm4":  # neighbors are pairs
+        if self._kind in ("cohere", "cohere2", "glm4"):  # neighbors are pairs
             first, second = heads[..., :size:2], heads[..., 1:size:2]
             pairs = [first * cos - second * sin, second * cos + first * sin]
             turned = np.stack(pairs, axis=-1).reshape(*heads.shape[:-1], size)
@@ -342,7 +353,7 @@ _TIED = ("smollm3", *_LFM2)
 _THETAS = {
     **dict.fromkeys(("gemma3_text", "mixtral", *_LFM2), 1e6),
     "gpt_oss": 150_000.0,
-    "olmo3": 5e5,
+    **dict.fromkeys(("cohere", "olmo3"), 5e5),
     "smollm3": 2e6,
 }
 

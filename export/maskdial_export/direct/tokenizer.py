@@ -16,13 +16,15 @@ from maskdial_export.errors import ExportError, first_line
 _CONFIG = "tokenizer_config.json"
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 # transformers' classes that tell the parts of a text pair, and those that do not
-_TYPED = frozenset({"BertTokenizer", "ElectraTokenizer"})
+_TYPED = frozenset({"BertTokenizer", "DebertaV2Tokenizer", "ElectraTokenizer"})
 _UNTYPED = frozenset(
     {
         *("RobertaTokenizer", "XLMRobertaTokenizer", "DistilBertTokenizer", "AlbertTokenizer"),
         *("CamembertTokenizer", "MPNetTokenizer", "PreTrainedTokenizer", "TokenizersBackend"),
     }
 )
+# What DeBERTa's class does if it is told so, and what does it in tokenizer.json
+_OF_DEBERTA = {"do_lower_case": '"Lowercase"', "split_by_punct": '"Punctuation"'}
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
@@ -85,12 +87,16 @@ def _check_settings(
 
 
 def _says_so(content: dict[str, Any], key: str, value: Any) -> bool:
-    """Whether tokenizer.json has what a setting of BERT's or RoBERTa's class would put there."""
+    """Whether tokenizer.json has what a setting of BERT's, RoBERTa's or DeBERTa's class would put
+    there."""
     stage = content.get("normalizer") or {}
     if key in OF_BERT and stage.get("type") == "BertNormalizer":
         return bool(stage.get(OF_BERT[key]) == value)
     if key == "strip_accents":
         return value is None
+    if value is False and key in _OF_DEBERTA:
+        parts = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
+        return _OF_DEBERTA[key] not in parts
     stages = [content.get("pre_tokenizer") or {}, content.get("post_processor") or {}]
     kinds = [stage.get("type") for stage in stages]
     if kinds != ["ByteLevel", "RobertaProcessing"] or key not in (

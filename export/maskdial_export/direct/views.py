@@ -28,14 +28,14 @@ class View:
 
     Attributes:
         name: of the tensor; of one in MXFP4, without the endings of its integers and its scales.
-        index: of the entry of its first axis.
+        index: of the entry of its first axis; None if it is the whole tensor.
         rows: of that entry, after it is turned.
         is_transposed: whether its dimensions are exchanged.
         is_packed: whether it is in MXFP4.
     """
 
     name: str
-    index: int
+    index: int | None
     rows: slice
     is_transposed: bool = False
     is_packed: bool = False
@@ -49,7 +49,7 @@ class View:
 
     def of(self, tensor: NDArray[Any]) -> NDArray[Any]:
         """The part of a tensor; nothing is copied."""
-        entry: NDArray[Any] = tensor[self.index]
+        entry: NDArray[Any] = tensor if self.index is None else tensor[self.index]
         return (entry.T if self.is_transposed else entry)[self.rows]
 
 
@@ -66,9 +66,17 @@ def find_views(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     found: dict[str, View] = {}
     for index in range(len(decoder.layers)):
         if decoder.experts is not None and decoder.is_mixed(index):
-            name = f"model.layers.{index}.{decoder.experts.module}"
+            name = f"{decoder.layer(index)}.{decoder.experts.module}"
             found |= _of_experts(decoder.experts, name, shapes)
+        if decoder.inputs_first:
+            matrices = (f"{decoder.layer(index)}.{each}.weight" for each in _of_layer(decoder))
+            found |= {name: View(name, None, slice(None), is_transposed=True) for name in matrices}
     return found
+
+
+def _of_layer(decoder: Decoder) -> tuple[str, ...]:
+    names = decoder.names
+    return names.query_key_value, names.attention_output, names.up, names.down
 
 
 def _of_experts(

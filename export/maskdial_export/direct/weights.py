@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
-from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.encoder import OnePass
 from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
@@ -25,7 +25,9 @@ _CHUNK = 2**22
 _MAX_HEADER = 2**27
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
-_UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq)$")
+_UNUSED = re.compile(
+    r"(^|\.)(position_ids|token_type_ids|rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias)$"
+)
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -195,10 +197,10 @@ class SafetensorsWeights:
     def _shape(self, view: View) -> tuple[int, ...]:
         """Of a part. Raises: ExportError: its tensors are of other shapes than those of parts."""
         shapes = [self._shapes[name] for name in view.sources]
-        fits = len(shapes[0]) >= 2
+        fits = len(shapes[0]) >= (1 if view.index is None else 2)
         if view.is_packed:
             fits = shapes[0] == (*shapes[1], MXFP4_BYTES) and len(shapes[1]) == 3
-        if not fits or view.index >= shapes[0][0]:
+        if not fits or (view.index is not None and view.index >= shapes[0][0]):
             raise ExportError(
                 f"{view.sources[0]} of {self.name} has the shape {shapes[0]}, which does not fit "
                 "its configuration"
@@ -322,29 +324,29 @@ def check_weights(decoder: Decoder, weights: Weights, *, complete: bool) -> bool
         raise NotDirectError(
             f"the direct path leaves out the layers of {weights.name} that predict further tokens"
         )
-    tied = ("model.embed_tokens.weight", "lm_head.weight")
+    tied = (f"{decoder.names.table}.weight", "lm_head.weight")
     if not (decoder.tied and others == ["lm_head.weight"] and _are_equal(weights, *tied)):
         _refuse(weights, others)
     return len(others) < len(found)
 
 
-def check_encoder_weights(encoder: Encoder, weights: Weights) -> None:
+def check_one_pass_weights(model: OnePass, weights: Weights) -> None:
     """As `check_weights`; weights of other heads may be there, as in checkpoints of pretraining.
 
     An output layer over the vocabulary that is stored beside the table has to be equal to it.
     """
-    described = encoder.shapes()
+    described = model.shapes()
     paths = [name.split(".") for name in described]
     modules = {".".join(path[:depth]) for path in paths for depth in range(1, len(path))}
-    others, twins, head = [], {}, encoder.vocabulary
+    others, twins, head = [], {}, model.vocabulary
     if head is not None:
-        twins = {f"{head.module}.weight": f"{encoder.words}.weight"}
+        twins = {f"{head.module}.weight": f"{model.words}.weight"}
         twins |= {} if head.bias is None else {f"{head.module}.bias": head.bias}
     for name in _others(described, weights):
         if name in twins:
             known = _are_equal(weights, twins[name], name)
         else:
-            known = name in encoder.optional or _is_another_head(name, encoder.base, modules)
+            known = name in model.optional or _is_another_head(name, model.base, modules)
         if not known:
             others.append(name)
     _refuse(weights, others)

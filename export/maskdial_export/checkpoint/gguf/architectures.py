@@ -35,6 +35,8 @@ def read_model(settings: Settings) -> Model:
 
 _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "bert": encoders.bert,
+    "cohere2": decoders.cohere2,
+    "command-r": decoders.command_r,
     "eurobert": encoders.eurobert,
     "exaone4": decoders.exaone4,
     "gemma": gemma.gemma,
@@ -55,6 +57,8 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "modern-bert": encoders.modernbert,
     "nomic-bert": encoders.nomic_bert,
     "olmo2": decoders.olmo2,
+    "olmoe": decoders.olmoe,
+    "phi2": decoders.phi2,
     "phi3": decoders.phi3,
     "qwen2": decoders.qwen2,
     "qwen2moe": decoders.qwen2_moe,

@@ -1,4 +1,4 @@
-"""Models that generate: Llama, Qwen, Phi-3, StarCoder 2, GPT-2."""
+"""Models that generate: Llama, Qwen, Phi, StarCoder 2, GPT-2, Cohere and others."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -192,6 +192,21 @@ def qwen3_moe(settings: Settings) -> Model:
     return Model("Qwen3MoeForCausalLM", config, names)
 
 
+def olmoe(settings: Settings) -> Model:
+    """OLMoE."""
+    config = shared(
+        settings,
+        model_type="olmoe",
+        intermediate_size=settings.number(".expert_feed_forward_length", width(settings)),
+        rms_norm_eps=settings.real(RMS),
+        rope_parameters=read_rope(settings),
+        num_experts=settings.number(".expert_count"),
+        num_experts_per_tok=settings.number(".expert_used_count"),
+        norm_topk_prob=False,
+    )
+    return Model("OlmoeForCausalLM", config, {**DECODER, **QK_NORMS, **QWEN_EXPERTS})
+
+
 def phi3(settings: Settings) -> Model:
     """Phi-3, Phi-3.5 and Phi-4."""
     size = settings.number(".embedding_length") // num_heads(settings)
@@ -238,6 +253,56 @@ def starcoder2(settings: Settings) -> Model:
         "blk.{}.ffn_down": "layers.{}.mlp.c_proj",
     }
     return Model("Starcoder2ForCausalLM", config, names)
+
+
+def phi2(settings: Settings) -> Model:
+    """Phi-1, Phi-1.5 and Phi-2."""
+    size = settings.number(".embedding_length") // num_heads(settings)
+    rope = read_rope(settings)
+    rope["partial_rotary_factor"] = settings.number(".rope.dimension_count", size) / max(size, 1)
+    config = shared(
+        settings,
+        model_type="phi",
+        intermediate_size=width(settings),
+        layer_norm_eps=settings.real(NORM),
+        rope_parameters=rope,
+    )
+    names = {
+        **DECODER,
+        "output_norm": "final_layernorm",
+        "blk.{}.attn_output": "layers.{}.self_attn.dense",
+        "blk.{}.ffn_up": "layers.{}.mlp.fc1",
+        "blk.{}.ffn_down": "layers.{}.mlp.fc2",
+    }
+    return Model("PhiForCausalLM", config, names)
+
+
+def command_r(settings: Settings) -> Model:
+    """Cohere's first: Command R and Aya."""
+    return Model("CohereForCausalLM", _cohere(settings, "cohere", 500_000.0), DECODER)
+
+
+def cohere2(settings: Settings) -> Model:
+    """Command R7B and Command A, which attend within a window in three of four layers."""
+    num_layers = min(settings.number(".block_count"), 2**16)
+    sliding = window_pattern(settings, num_layers, 4)
+    config = _cohere(settings, "cohere2", 10_000.0) | {
+        "sliding_window": settings.number(".attention.sliding_window"),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding],
+    }
+    return Model("Cohere2ForCausalLM", config, DECODER)
+
+
+def _cohere(settings: Settings, kind: str, theta: float) -> Config:
+    return shared(
+        settings,
+        model_type=kind,
+        intermediate_size=width(settings),
+        layer_norm_eps=settings.real(NORM),
+        rope_parameters=read_rope(settings, theta),
+        logit_scale=settings.real(".logit_scale"),
+        attention_bias="blk.0.attn_q.bias" in settings.file.tensors,
+    )
 
 
 def gpt2(settings: Settings) -> Model:

@@ -1,11 +1,12 @@
 """What the descriptions of families share: the entries that nearly all have, by one rule each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from maskdial_export.choices import LONGEST
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import (
+    Activation,
     Attends,
     Decoder,
     Layer,
@@ -14,6 +15,14 @@ from maskdial_export.direct.decoder import (
 from maskdial_export.direct.experts import Experts
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+ACTIVATIONS: Mapping[str | None, Activation] = {
+    None: "silu",
+    "gelu": "gelu_tanh",  # of the first Gemma
+    "gelu_new": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 def decoder_of(
@@ -51,7 +60,7 @@ def decoder_of(
         epsilon=epsilon or config.real("rms_norm_eps"),
         layers=layers,
         max_length=longest,
-        activation="silu" if activation is None else "gelu_tanh",
+        activation=ACTIVATIONS[activation],
         tied=config.flag("tie_word_embeddings", tied),
         **more,
     )

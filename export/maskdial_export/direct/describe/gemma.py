@@ -52,6 +52,7 @@ def gemma(config: Config, architecture: str, limit: int | None) -> Decoder:
 
 def gemma2(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = config.count("head_dim", 256)
+    _reads_forward(config)
     rotation, window = read_rotary(config, size), read_window(config, 4096)
     sliding = windows(config, window, lambda index: index % 2 == 0)
     layers = tuple(Attends(rotation, window if each else None) for each in sliding)
@@ -60,7 +61,9 @@ def gemma2(config: Config, architecture: str, limit: int | None) -> Decoder:
 
 def gemma3(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = config.count("head_dim", 256)
-    window = read_window(config, 4096)
+    window, ahead = read_window(config, 4096), config.flag("use_bidirectional_attention", False)
+    if ahead and window is not None:  # half of it to either side
+        window = window // 2 + 1
     period = config.take("sliding_window_pattern", config.take("_sliding_window_pattern", 6))
     if type(period) is not int or period < 1:
         config.refuse("sliding_window_pattern")
@@ -78,7 +81,15 @@ def gemma3(config: Config, architecture: str, limit: int | None) -> Decoder:
     close = rotary(near, config, size, local)
     layers = tuple(Attends(close, window) if each else Attends(far) for each in sliding)
     return _later_gemma(
-        config, architecture, limit, layers, size, None, None, head_norms="transposed"
+        config,
+        architecture,
+        limit,
+        layers,
+        size,
+        None,
+        None,
+        head_norms="transposed",
+        reads_ahead=ahead,
     )
 
 
@@ -93,7 +104,6 @@ def _later_gemma(
     **more: Any,
 ) -> Decoder:
     """Gemma 2 and 3."""
-    _reads_forward(config)
     activation = config.one_of("hidden_activation", _GELU_TANH, _GELU_TANH[0])
     scalar = config.real("query_pre_attn_scalar", 256)
     if scalar <= 0:

@@ -21,7 +21,7 @@ from maskdial_export.direct.recurrent import DeltaNet, Mamba, ShortConvolution
 from maskdial_export.direct.rotary import read_rotary
 
 _LFM2 = Names(
-    last_norm="embedding_norm",
+    last_norm="model.embedding_norm",
     attention_output="self_attn.out_proj",
     query_norm="self_attn.q_layernorm",
     key_norm="self_attn.k_layernorm",

@@ -1,0 +1,161 @@
+"""Decoders that embed or classify: their layers in one pass, and a head on the hidden states."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from maskdial.bundle.manifest import TaskName
+from maskdial_export.direct import encoders, families
+from maskdial_export.direct.config import Config
+from maskdial_export.direct.decoder import Attends, Decoder
+from maskdial_export.direct.encoder import Dense, Head, OnePass, Shapes
+from maskdial_export.direct.encoders import Family, read_labels
+
+_BASE, _SCORE = "model", "score"
+_TASKS: Mapping[str, TaskName] = {
+    "Model": "embed",
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "token-classify",
+}
+# Of training, and of what other classes read
+_HARMLESS = ("num_labels", "problem_type", "classifier_dropout", "sentence_transformers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone(OnePass):
+    """A decoder without its output layer."""
+
+    decoder: Decoder
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How many tokens one sees in layers that do not attend to all."""
+        layers = (each for each in self.decoder.layers if isinstance(each, Attends))
+        return tuple(each.window for each in layers if each.window is not None)
+
+    def shapes(self) -> Shapes:
+        """The name and the shape of every weight that the graph needs, as the checkpoint has it."""
+        found = dict(self.decoder.shapes())
+        for step in self.head.steps:
+            found |= step.shapes()
+        return found
+
+
+def knows(values: Mapping[str, Any], *, pools: bool) -> bool:
+    """Whether a configuration is that of a decoder which is known, and does not write.
+
+    ``pools``: whether a module behind it pools its hidden states.
+    """
+    family = families.family_of(values)
+    return (
+        family is not None and family.embeds and (pools or _kind(values, family.prefix) in _TASKS)
+    )
+
+
+def architectures() -> frozenset[str]:
+    """transformers' classes that are known."""
+    return frozenset(f"{prefix}{rest}" for prefix in families.prefixes() for rest in _TASKS)
+
+
+def one_pass_task(values: Mapping[str, Any], *, pools: bool) -> TaskName | None:
+    """The task of a model that reads a text in one pass, an encoder or a decoder without its output
+    layer; None if the configuration is that of another one.
+
+    Raises:
+        NotDirectError: the class of an encoder is not known.
+    """
+    if encoders.knows(values):
+        return encoders.task_of(values, pools=pools)
+    return _task_of(values, pools=pools) if knows(values, pools=pools) else None
+
+
+def _task_of(values: Mapping[str, Any], *, pools: bool) -> TaskName:
+    family = families.family_of(values)
+    assert family is not None, "it is known"
+    return "embed" if pools else _TASKS[_kind(values, family.prefix)]
+
+
+def tokenizer_family(values: Mapping[str, Any]) -> Family:
+    """What is known of the tokenizers of a decoder's family, as of those of encoders."""
+    ids = families.token_ids({"model_type": values["model_type"]})
+    return Family("", _BASE, lambda *_: NotImplemented, {}, ids, special=())
+
+
+def read_backbone(values: Mapping[str, Any], *, limit: int | None, pools: bool) -> Backbone:
+    """The decoder that a configuration describes, with its head; one that embeds has none yet.
+
+    Args:
+        values: config.json.
+        limit: tokens of a text; None for as many as it has positions for, at most `LONGEST`.
+        pools: whether a module behind it pools its hidden states.
+
+    Raises:
+        NotDirectError: an entry is not known.
+    """
+    family = families.family_of(values)
+    assert family is not None, "it is known"
+    task = _task_of(values, pools=pools)
+    config = Config(values, harmless=_HARMLESS)
+    reads_ahead = not config.flag("is_causal", True)
+    decoder = family.read(config, family.architecture, limit)
+    head = _head(config, values, task, decoder.hidden_size)
+    config.finish()
+    pad = values.get("pad_token_id")
+    if (pad is not None and (type(pad) is not int or pad < 0)) or (pad is None and head.labels):
+        config.refuse("pad_token_id")
+    if reads_ahead:
+        if any(isinstance(each, Attends) and each.window is not None for each in decoder.layers):
+            config.refuse("is_causal")
+        decoder = replace(decoder, reads_ahead=True)
+    _check_layers(config, decoder)
+    base = "" if task == "embed" else f"{_BASE}."
+    names = decoder.names
+    modules = (names.table, names.layers, names.last_norm)
+    table, layers, last_norm = (f"{base}{each.removeprefix(f'{_BASE}.')}" for each in modules)
+    rest = next(rest for rest, each in _TASKS.items() if each == task)
+    return Backbone(
+        architecture=family.prefix + rest,
+        base=base,
+        words=table,
+        vocab_size=decoder.vocab_size,
+        hidden_size=decoder.hidden_size,
+        max_length=decoder.max_length,
+        pad=pad or 0,
+        head=head,
+        reads_left=not decoder.reads_ahead,
+        decoder=replace(
+            decoder,
+            tied=True,  # there is no output layer
+            names=replace(names, table=table, layers=layers, last_norm=last_norm),
+        ),
+    )
+
+
+def _kind(values: Mapping[str, Any], prefix: str) -> str:
+    """The rest of the class's name behind the family's."""
+    given = values.get("architectures")
+    name = str(given[0]) if isinstance(given, list) and len(given) == 1 else ""
+    return name.removeprefix(prefix) if name.startswith(prefix) else ""
+
+
+def _head(config: Config, values: Mapping[str, Any], task: TaskName, width: int) -> Head:
+    if task == "embed":
+        return Head("embed", (), ())
+    labels = read_labels(config, values)
+    if task == "token-classify":
+        has_bias = config.flag("token_classification_bias", True)
+        return Head(task, (), (Dense(_SCORE, width, len(labels), has_bias),), labels)
+    score = Dense(_SCORE, width, len(labels), has_bias=False)
+    return Head(task, ("last",), (score,), labels, values.get("problem_type"))
+
+
+def _check_layers(config: Config, decoder: Decoder) -> None:
+    """Refuses what the operator of attention both ways does not compute."""
+    if not decoder.reads_ahead:
+        return
+    if decoder.attention_softcap is not None:
+        config.refuse("attn_logit_softcapping")
+    for each in decoder.layers:
+        turns = each.rotary if isinstance(each, Attends) else None
+        if turns is None or 2 * len(turns.frequencies) != decoder.head_dim:
+            config.refuse("is_causal")
