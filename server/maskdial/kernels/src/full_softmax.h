@@ -4,6 +4,7 @@
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
+#include "relative.h"
 #include "softmax.h"
 
 namespace {
@@ -30,11 +31,18 @@ void attend_fully(const FullQueries& q, float* scratch) {
   float* values = keys + q.padded_length() * size;
   float* tile = values + q.length * size;  // queries, and then results
   float* scores = tile + kMaxQueries * size;
+  const PositionScratch positions(q, scratch + q.scratch_of_content());
+  const auto* position_queries = static_cast<const float*>(q.position_queries.table);
+  const auto* position_keys = static_cast<const float*>(q.position_keys.table);
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
     // The values' place holds as many rows, and is not used yet.
     gather_rows(q.keys + start * q.stride, q.stride, q.key_bias, count, q.head_size, size, values);
     transpose<kKeyBlock>(values, size * sizeof(float), count, size, keys + start * size);
+    if (position_queries != nullptr) {
+      const FloatPositions products = {values, size, q.scale, position_queries};
+      score_position_queries(q, products, start, count, positions);
+    }
   }
   gather_rows(q.values, q.stride, q.value_bias, q.length, q.head_size, size, values);
   float factors[kFloatRows];
@@ -49,6 +57,10 @@ void attend_fully(const FullQueries& q, float* scratch) {
       for (size_t r = 0; r < some; ++r) out[r] = scores + r * stride + start - begin;
       multiply_floats<kFloatRows>(some, tile, size, keys + start * size, kKeyBlock, size, factors,
                                   out, (left + kLanes - 1) / kLanes * kLanes);
+    }
+    if (q.columns != nullptr) {
+      const FloatPositions products = {tile, size, q.scale, position_keys};
+      add_position_scores(q, products, row, some, positions, scores);
     }
     for (size_t r = 0; r < some; ++r) {
       const size_t skipped = q.begin(row + r) - begin, seen = q.end(row + r) - q.begin(row + r);

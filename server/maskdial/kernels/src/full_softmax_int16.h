@@ -36,6 +36,9 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
   float* value_factors = reinterpret_cast<float*>(values) + num_pairs * size;
   float* tile = value_factors + q.padded_length();  // results
   float* scores = tile + kPairRows * size;
+  const PositionScratch positions(q, scratch + q.scratch_of_content());
+  const auto* position_queries = static_cast<const int16_t*>(q.position_queries.table);
+  const auto* position_keys = static_cast<const int16_t*>(q.position_keys.table);
   int16_t rows[kKeyBlock * kMaxHeadSize];
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
@@ -44,6 +47,11 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
                                                       q.head_size, size, rows + i * size);
     }
     transpose<kKeyBlock>(rows, size * sizeof(int16_t), count, size / 2, keys + start * size / 2);
+    if (position_queries != nullptr) {
+      const PairPositions products = {rows, size, key_factors + start, position_queries,
+                                      q.position_queries.factors};
+      score_position_queries(q, products, start, count, positions);
+    }
   }
   std::memset(key_factors + q.length, 0, (q.padded_length() - q.length) * sizeof(float));
   std::memset(value_factors + q.length, 0, (q.padded_length() - q.length) * sizeof(float));
@@ -79,6 +87,12 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
                                   store(scores + r * stride + key,
                                         mul(mul(sum, splat(query_factors[r])), factor));
                                 });
+    }
+    if (q.columns != nullptr) {
+      float factors[kPairRows];
+      for (size_t r = 0; r < some; ++r) factors[r] = q.scale * query_factors[r];
+      const PairPositions products = {rows, size, factors, position_keys, q.position_keys.factors};
+      add_position_scores(q, products, row, some, positions, scores);
     }
     for (size_t r = 0; r < some; ++r) {
       inverse_sums[r] = softmax_row(scores + r * stride, q.length, stride);

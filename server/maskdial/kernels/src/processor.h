@@ -226,6 +226,14 @@ struct Int16Head {
   const int16_t* values;  // the same
 };
 
+// One head's keys or queries of relative positions: floats [num_blocks][padded_size][kKeyBlock], or
+// integers [num_blocks][padded_size / 2][kKeyBlock][2] with a factor for each column. A table that is null
+// adds nothing to the scores.
+struct PositionTable {
+  const void* table = nullptr;
+  const float* factors = nullptr;
+};
+
 // Queries of one head of a text: query i is that of token first + i of these keys, and sees those
 // less than window tokens away. A row is that of a token, of which this head is a part; a bias, which
 // may be null, is added to each row.
@@ -238,6 +246,12 @@ struct FullQueries {
   size_t num_queries, first, length, window, head_size;
   float scale;
   float* out;  // [num_queries][stride]
+  // Without a window: query i and key j also get the scores of the query times column c(j - i) of the keys
+  // of positions, and of the key times column c(i - j) of the queries of positions. c ascends from
+  // -length to length + kLanes, by at most 1 each, and is below num_columns; null without positions.
+  const int32_t* columns = nullptr;
+  size_t num_columns = 0;
+  PositionTable position_keys{}, position_queries{};
 
   // The keys of a query.
   size_t begin(size_t query) const {
@@ -251,11 +265,24 @@ struct FullQueries {
   size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
   // A query's scores begin anywhere, and end with whole vectors.
   size_t score_stride() const { return padded_length() + kLanes; }
+  size_t padded_queries() const { return (num_queries + kLanes - 1) / kLanes * kLanes; }
+  // The products of a tile of rows and the columns of positions that it needs, which begin and end
+  // with whole vectors; as many may be read behind them.
+  size_t window_stride() const {
+    const size_t most = length + kLanes < num_columns ? length + kLanes : num_columns;
+    return (most + kLanes - 1) / kLanes * kLanes + 3 * kLanes;
+  }
   // The floats of scratch memory: keys, values, a tile of queries and their scores. Integers of 16
   // bits, which need factors, take no more.
-  size_t scratch() const {
+  size_t scratch_of_content() const {
     return (padded_length() + length + kMaxQueries) * padded_size() +
            kMaxQueries * score_stride();
+  }
+  // And those of positions.
+  size_t scratch() const {
+    if (columns == nullptr) return scratch_of_content();
+    return scratch_of_content() + padded_queries() * (score_stride() + kLanes) +
+           kLanes * window_stride();
   }
 };
 
