@@ -2,10 +2,10 @@
 heads.
 
 ``MaskedAttention`` (``src/masked_attention.cpp``) takes the place of a ``MultiHeadAttention`` that
-masks padding only, as that of attention by distance (`maskdial.kernels.positions`) does already. If no other operator attends, and all operators in between compute each token by
-itself, ``Pack`` (``src/varlen.cpp``) puts the texts one after the other, from (batch, length, ...)
-to (tokens, 1, ...), once. ``Unpack`` puts the heads' inputs back into padded rows, which end with
-zeros.
+masks padding only; `maskdial.kernels.positions` has put it in place of attention by distance. If no
+other operator attends, and all operators in between compute each token by itself, ``Pack``
+(``src/varlen.cpp``) puts the texts one after the other, from (batch, length, ...) to (tokens, 1,
+...), once. ``Unpack`` puts the heads' inputs back into padded rows, which end with zeros.
 """
 
 from dataclasses import dataclass, field

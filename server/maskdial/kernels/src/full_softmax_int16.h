@@ -37,21 +37,15 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
   float* tile = value_factors + q.padded_length();  // results
   float* scores = tile + kPairRows * size;
   const PositionScratch positions(q, scratch + q.scratch_of_content());
-  const auto* position_queries = static_cast<const int16_t*>(q.position_queries.table);
-  const auto* position_keys = static_cast<const int16_t*>(q.position_keys.table);
   int16_t rows[kKeyBlock * kMaxHeadSize];
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
+    auto* its = q.columns == nullptr ? rows : reinterpret_cast<int16_t*>(positions.keys) + start * size;
     for (size_t i = 0; i < count; ++i) {
       key_factors[start + i] = q.scale * quantize_row(q.keys + (start + i) * q.stride, q.key_bias,
-                                                      q.head_size, size, rows + i * size);
+                                                      q.head_size, size, its + i * size);
     }
-    transpose<kKeyBlock>(rows, size * sizeof(int16_t), count, size / 2, keys + start * size / 2);
-    if (position_queries != nullptr) {
-      const PairPositions products = {rows, size, key_factors + start, position_queries,
-                                      q.position_queries.factors};
-      score_position_queries(q, products, start, count, positions);
-    }
+    transpose<kKeyBlock>(its, size * sizeof(int16_t), count, size / 2, keys + start * size / 2);
   }
   std::memset(key_factors + q.length, 0, (q.padded_length() - q.length) * sizeof(float));
   std::memset(value_factors + q.length, 0, (q.padded_length() - q.length) * sizeof(float));
@@ -67,10 +61,17 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
       out[2 * i + 1] = rows[size + i];
     }
   }
-  float query_factors[kPairRows], inverse_sums[kPairRows];
+  float query_factors[kPairRows], scaled_factors[kPairRows], inverse_sums[kPairRows];
   float* out[kPairRows];
-  for (size_t row = 0; row < q.num_queries; row += kPairRows) {
-    const size_t some = q.num_queries - row < kPairRows ? q.num_queries - row : kPairRows;
+  const PairPositions by_queries = {reinterpret_cast<const int16_t*>(positions.keys), size, key_factors,
+                                    static_cast<const int16_t*>(q.queries_of_positions.table),
+                                    q.queries_of_positions.factors};
+  const PairPositions by_keys = {rows, size, scaled_factors,
+                                 static_cast<const int16_t*>(q.keys_of_positions.table),
+                                 q.keys_of_positions.factors};
+  for (size_t row = 0, some = 0; row < q.num_queries; row += some) {
+    some = tile_rows(q, row, kPairRows);
+    prepare_positions(q, by_queries, row, positions);
     for (size_t r = 0; r < some; ++r) {
       query_factors[r] = quantize_row(q.queries + (row + r) * q.stride, q.query_bias, q.head_size,
                                       size, rows + r * size);
@@ -89,10 +90,8 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
                                 });
     }
     if (q.columns != nullptr) {
-      float factors[kPairRows];
-      for (size_t r = 0; r < some; ++r) factors[r] = q.scale * query_factors[r];
-      const PairPositions products = {rows, size, factors, position_keys, q.position_keys.factors};
-      add_position_scores(q, products, row, some, positions, scores);
+      for (size_t r = 0; r < some; ++r) scaled_factors[r] = q.scale * query_factors[r];
+      add_position_scores(q, by_keys, row, some, positions, scores);
     }
     for (size_t r = 0; r < some; ++r) {
       inverse_sums[r] = softmax_row(scores + r * stride, q.length, stride);

@@ -35,7 +35,7 @@ namespace {
 
 // Queries per task: many, since each task copies and transposes the text's keys, which takes about as long as
 // attention from kKeyQueries queries.
-constexpr size_t kTaskQueries = 128, kLeastQueries = 16, kKeyQueries = 24;
+constexpr size_t kTaskQueries = 512, kLeastQueries = 16, kKeyQueries = 24;
 
 class MaskedAttention {
  public:
@@ -109,8 +109,8 @@ class MaskedAttention {
       if (!by_distance.empty()) {
         queries.columns = by_distance.data() + (by_distance.size() - kLanes) / 2;
         queries.num_columns = 2 * span + 1;
-        queries.position_keys = table_of(0, task % op->heads_);
-        queries.position_queries = table_of(1, task % op->heads_);
+        queries.keys_of_positions = table_of(0, task % op->heads_);
+        queries.queries_of_positions = table_of(1, task % op->heads_);
       }
       const auto run = rounds ? op->processor_->attend_fully_int16 : op->processor_->attend_fully;
       run(queries, thread_scratch(queries.scratch()));

@@ -147,6 +147,8 @@ constexpr size_t kLanes = 16;
 constexpr size_t kMaxHeadSize = 512;
 // Tiles of queries that see all tokens have at most this many rows.
 constexpr size_t kMaxQueries = 12;
+// The scores of so many queries by queries of positions are computed together.
+constexpr size_t kPositionQueries = 128;
 
 // Keys that no query of a task sees are left out in multiples of this many, so that the blocks in which
 // keys and values are computed begin at the same tokens in every task.
@@ -251,7 +253,7 @@ struct FullQueries {
   // -length to length + kLanes, by at most 1 each, and is below num_columns; null without positions.
   const int32_t* columns = nullptr;
   size_t num_columns = 0;
-  PositionTable position_keys{}, position_queries{};
+  PositionTable keys_of_positions{}, queries_of_positions{};
 
   // The keys of a query.
   size_t begin(size_t query) const {
@@ -265,7 +267,11 @@ struct FullQueries {
   size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
   // A query's scores begin anywhere, and end with whole vectors.
   size_t score_stride() const { return padded_length() + kLanes; }
-  size_t padded_queries() const { return (num_queries + kLanes - 1) / kLanes * kLanes; }
+  // The queries whose scores by queries of positions are in scratch memory.
+  size_t position_queries_at_once() const {
+    const size_t most = num_queries < kPositionQueries ? num_queries : kPositionQueries;
+    return (most + kLanes - 1) / kLanes * kLanes;
+  }
   // The products of a tile of rows and the columns of positions that it needs, which begin and end
   // with whole vectors; as many may be read behind them.
   size_t window_stride() const {
@@ -281,8 +287,8 @@ struct FullQueries {
   // And those of positions.
   size_t scratch() const {
     if (columns == nullptr) return scratch_of_content();
-    return scratch_of_content() + padded_queries() * (score_stride() + kLanes) +
-           kLanes * window_stride();
+    return scratch_of_content() + padded_length() * padded_size() +
+           position_queries_at_once() * (score_stride() + kLanes) + kLanes * window_stride();
   }
 };
 

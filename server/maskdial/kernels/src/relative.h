@@ -13,15 +13,17 @@ namespace {
 constexpr size_t kPositionKeys = kLanes;
 static_assert(kPositionKeys % 4 == 0 && kKeyBlock % kPositionKeys == 0);
 
-// The parts of the scratch memory that positions need.
+// The parts of the scratch memory that positions need; q has some.
 struct PositionScratch {
-  float* scores;    // [num_queries rounded up][q.score_stride()]: keys times queries of positions
-  float* products;  // [kPositionKeys][q.window_stride()]
-  float* rows;      // [kPositionKeys][num_queries rounded up]: products in their queries' order
+  float* keys;      // [padded_length][padded_size], or half as much for integers
+  float* scores;    // [position_queries_at_once][score_stride]: keys times queries of positions
+  float* products;  // [kPositionKeys][window_stride]
+  float* rows;      // [kPositionKeys][position_queries_at_once]: products in their queries' order
 
   PositionScratch(const FullQueries& q, float* scratch)
-      : scores(scratch),
-        products(scores + q.padded_queries() * q.score_stride()),
+      : keys(scratch),
+        scores(keys + q.padded_length() * q.padded_size()),
+        products(scores + q.position_queries_at_once() * q.score_stride()),
         rows(products + kPositionKeys * q.window_stride()) {}
 };
 
@@ -87,29 +89,50 @@ size_t multiply_columns(const Products& products, size_t row, size_t num_rows, s
   return begin;
 }
 
-// The scores of num_keys keys from `start` on by the queries of positions; `products` has the rows
-// of these keys.
+// The scores of all keys, the rows of `products`, by the queries of positions, for num_queries queries from
+// `query` on.
 template <typename Products>
-void score_position_queries(const FullQueries& q, const Products& products, size_t start,
-                            size_t num_keys, const PositionScratch& scratch) {
-  const size_t stride = q.window_stride(), num_queries = q.padded_queries();
-  for (size_t key = 0; key < num_keys; key += kPositionKeys) {
-    const size_t some = num_keys - key < kPositionKeys ? num_keys - key : kPositionKeys;
-    // The distance of a query from these keys.
-    const int32_t* columns = q.columns + q.first - (start + key);
+void score_queries_of_positions(const FullQueries& q, const Products& products, size_t query,
+                                size_t num_queries, const PositionScratch& scratch) {
+  const size_t stride = q.window_stride(), row_stride = q.position_queries_at_once();
+  for (size_t key = 0; key < q.length; key += kPositionKeys) {
+    const size_t some = q.length - key < kPositionKeys ? q.length - key : kPositionKeys;
+    // By the distance of a query from the first of these keys.
+    const int32_t* columns = q.columns + q.first + query - key;
     const auto first = static_cast<size_t>(*(columns - (some - 1)));
-    const auto last = static_cast<size_t>(columns[q.num_queries - 1]);
+    const auto last = static_cast<size_t>(columns[num_queries - 1]);
     const size_t begin =
         multiply_columns(products, key, some, first, last, scratch.products, stride);
     for (size_t k = 0; k < some; ++k) {
       const float* row = scratch.products + k * stride;
-      for (size_t i = 0; i < q.num_queries; i += kWidth) {
-        store(scratch.rows + k * num_queries + i, load_columns(row, begin, columns - k + i));
+      for (size_t i = 0; i < num_queries; i += kWidth) {
+        store(scratch.rows + k * row_stride + i, load_columns(row, begin, columns - k + i));
       }
     }
-    transpose_to<kPositionKeys>(scratch.rows, num_queries * sizeof(float), some, num_queries,
-                                scratch.scores + start + key, q.score_stride());
+    const size_t whole = (num_queries + kLanes - 1) / kLanes * kLanes;
+    transpose_to<kPositionKeys>(scratch.rows, row_stride * sizeof(float), some, whole,
+                                scratch.scores + key, q.score_stride());
   }
+}
+
+// The rows of a tile from `row` on: at most `most`, with scores by positions that are computed together.
+inline size_t tile_rows(const FullQueries& q, size_t row, size_t most) {
+  size_t left = q.num_queries - row;
+  if (q.columns != nullptr) {
+    const size_t together = kPositionQueries - row % kPositionQueries;
+    left = left < together ? left : together;
+  }
+  return left < most ? left : most;
+}
+
+// Computes the scores by queries of positions that the tiles from `row` on need, if they begin there.
+template <typename Products>
+void prepare_positions(const FullQueries& q, const Products& products, size_t row,
+                       const PositionScratch& scratch) {
+  if (q.columns == nullptr || products.table == nullptr || row % kPositionQueries != 0) return;
+  const size_t left = q.num_queries - row;
+  score_queries_of_positions(q, products, row, left < kPositionQueries ? left : kPositionQueries,
+                             scratch);
 }
 
 // Adds the scores by positions to those of num_rows queries from `row` on, [num_rows][score_stride];
@@ -128,11 +151,11 @@ void add_position_scores(const FullQueries& q, const Products& products, size_t 
   for (size_t r = 0; r < num_rows; ++r) {
     float* to = scores + r * stride;
     const float* by_keys = scratch.products + r * window;
-    const float* by_queries = scratch.scores + (row + r) * stride;
+    const float* by_queries = scratch.scores + (row % kPositionQueries + r) * stride;
     for (size_t j = 0; j < q.length; j += kWidth) {
       Floats sum = load(to + j);
       if (products.table != nullptr) sum = add(sum, load_columns(by_keys, begin, columns - r + j));
-      if (q.position_queries.table != nullptr) sum = add(sum, load(by_queries + j));
+      if (q.queries_of_positions.table != nullptr) sum = add(sum, load(by_queries + j));
       store(to + j, sum);
     }
   }
