@@ -19,6 +19,10 @@ static_assert(kMaxHeadSize * 2047 * 2047 <= INT32_MAX && kShareBlock * 4095 * 20
 // Rounds a head, and its bias unless that is null, to integers, followed by zeros up to padded_size.
 float quantize_row(const float* row, const float* bias, size_t size, size_t padded_size,
                    int16_t* out) {
+  if (size == padded_size && bias == nullptr) {
+    return quantize_to_pairs(size, -kMaxElement, kMaxElement, out,
+                             [&](size_t i) { return load(row + i); });
+  }
   float copy[kMaxHeadSize];
   gather_rows(row, 0, bias, 1, size, padded_size, copy);
   return quantize_to_pairs(padded_size, -kMaxElement, kMaxElement, out,
