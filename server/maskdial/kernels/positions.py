@@ -130,7 +130,8 @@ class _Tables:
             list(self._nodes.values()), "tables", [], outputs, list(self._constants.values())
         )
         opsets = [*_OPSETS, helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(proto, opset_imports=opsets, ir_version=10).SerializeToString()
+        model = helper.make_model(proto, opset_imports=opsets, ir_version=10)
+        return bytes(model.SerializeToString())
 
     def _table(self, rows: str, order: _Integers, num_heads: int, size: int) -> list[str]:
         """The names of a table of some rows of positions, and of its factors."""
