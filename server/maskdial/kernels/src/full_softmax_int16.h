@@ -29,6 +29,16 @@ float quantize_row(const float* row, const float* bias, size_t size, size_t padd
                            [&](size_t i) { return load(copy + i); });
 }
 
+// Rows that are read soon: those of tokens that follow one another are far apart, and processors do not
+// prefetch them.
+constexpr size_t kRowsAhead = 6;
+
+inline void fetch_row(const float* rows, size_t stride, size_t row, size_t num_rows, size_t size) {
+  if (row + kRowsAhead >= num_rows) return;
+  const float* ahead = rows + (row + kRowsAhead) * stride;
+  for (size_t i = 0; i < size; i += kLine / sizeof(float)) __builtin_prefetch(ahead + i);
+}
+
 void attend_fully_int16(const FullQueries& q, float* scratch) {
   const size_t size = q.padded_size(), stride = q.score_stride();
   // Keys [padded_length / kKeyBlock][size / 2][kKeyBlock][2], and a factor for each.
@@ -46,6 +56,7 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
     auto* its = q.columns == nullptr ? rows : reinterpret_cast<int16_t*>(positions.keys) + start * size;
     for (size_t i = 0; i < count; ++i) {
+      fetch_row(q.keys, q.stride, start + i, q.length, q.head_size);
       key_factors[start + i] = q.scale * quantize_row(q.keys + (start + i) * q.stride, q.key_bias,
                                                       q.head_size, size, its + i * size);
     }
@@ -56,6 +67,7 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
   for (size_t pair = 0; pair < num_pairs; ++pair) {
     std::memset(rows + size, 0, size * sizeof(int16_t));
     for (size_t token = 2 * pair; token < 2 * pair + 2 && token < q.length; ++token) {
+      fetch_row(q.values, q.stride, token, q.length, q.head_size);
       value_factors[token] = quantize_row(q.values + token * q.stride, q.value_bias, q.head_size,
                                           size, rows + token % 2 * size);
     }
@@ -77,6 +89,7 @@ void attend_fully_int16(const FullQueries& q, float* scratch) {
     some = tile_rows(q, row, kPairRows);
     prepare_positions(q, by_queries, row, positions);
     for (size_t r = 0; r < some; ++r) {
+      fetch_row(q.queries, q.stride, row + r, q.num_queries, q.head_size);
       query_factors[r] = quantize_row(q.queries + (row + r) * q.stride, q.query_bias, q.head_size,
                                       size, rows + r * size);
     }
