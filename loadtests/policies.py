@@ -1,7 +1,10 @@
 """``python -m loadtests policies``: streams that a policy reads, beside streams that none does.
 
 A server with the models writes as many streams at a time under each policy as without one, in
-turns. Policies are asked for by header, so that all requests go to the same engine. Without
+turns. Policies are asked for by header, so that all requests go to the same engine. Rules that only
+flag hold nothing back, so that the pauses between tokens show how long the guards' passes delay a
+step. `second server` is the usual way beside it: the guards run in a server of their own, and
+whoever reads the stream sends it the same windows and passes on what it has judged. Without
 bundles, models have random weights in real shapes: a Llama of 135 million, a tagger as MiniLM, and
 a classifier as DeBERTa-base.
 """
@@ -13,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,50 +39,20 @@ from loadtests.measurement import (
     write_reports,
 )
 from loadtests.server import running_server
+from maskdial.policy.file import CONTEXT, EVERY
+from maskdial.policy.windows import Before, Both, Words
 
 DESCRIPTION = (
     "Measure streams that a policy's tagger and classifier read, beside streams that nothing reads."
 )
-_NONE = "none"
-_POLICY = """
-[policies.tagger]
-[[policies.tagger.rules]]
-name = "tagger"
-on = "output"
-model = "tagger"
-action = "redact"
-threshold = 1.0
-timeout = 600
-
-[policies.classifier]
-[[policies.classifier.rules]]
-name = "classifier"
-on = "output"
-model = "classifier"
-labels = ["{label}"]
-threshold = 1.0
-timeout = 600
-action = "stop"
-context = {context}
-
-[policies.both]
-[[policies.both.rules]]
-name = "tagger"
-on = "output"
-model = "tagger"
-action = "redact"
-threshold = 1.0
-timeout = 600
-[[policies.both.rules]]
-name = "classifier"
-on = "output"
-model = "classifier"
-labels = ["{label}"]
-threshold = 1.0
-timeout = 600
-action = "stop"
-context = {context}
-"""
+_NONE, _SECOND = "none", "both, second server"
+_POLICIES = {
+    "tagger": {"tagger": "redact"},
+    "classifier": {"classifier": "stop"},
+    "both": {"tagger": "redact", "classifier": "stop"},
+    "both, flagged": {"tagger": "flag", "classifier": "flag"},
+}
+"""What a policy's models do; as names of policies, without spaces and commas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +63,7 @@ class Row:
         policy: that was asked for.
         first_ms: until the first text.
         token_ms: between the texts of two tokens, the mean of a stream.
+        pause_ms: between the texts of two tokens, the longest of a stream.
         last_ms: until the last text.
         tokens_per_second: of all streams.
         times_none: the time of a round, relative to that without a policy.
@@ -99,6 +73,7 @@ class Row:
     policy: str
     first_ms: float
     token_ms: float
+    pause_ms: float
     last_ms: float
     tokens_per_second: float
     times_none: float
@@ -111,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=Path, metavar="BUNDLE", help=f"the {name}")
     add_number(parser, "--streams", 16, "N", "at a time")
     add_number(parser, "--tokens", 200, "N", "of a stream")
-    add_number(parser, "--context", 16, "N", "words that the classifier sees before the new ones")
+    add_number(parser, "--every", EVERY, "N", "words of the largest window")
+    add_number(parser, "--context", CONTEXT, "N", "words beside them")
     add_number(parser, "--seconds", 240.0, "S", "measuring time")
     add_work(parser, "runs/policies", "where checkpoints and bundles stay")
     add_seed(parser)
@@ -127,16 +103,45 @@ def main(args: argparse.Namespace) -> int:
         "classifier": args.classifier or _encoder(args, "classifier"),
     }
     manifest = json.loads((models["classifier"] / "maskdial.json").read_text(encoding="utf-8"))
+    guards = {name: models[name] for name in ("tagger", "classifier")}
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
-        text = _POLICY.format(label=manifest["labels"][0], context=args.context)
-        policy.write_text(text, encoding="utf-8")
-        with running_server(models, policy=policy, slots=args.streams) as server:
-            section = asyncio.run(_measure(server.url, args))
+        policy.write_text(_policy_file(manifest["labels"][0], args), encoding="utf-8")
+        with (
+            running_server(models, policy=policy, slots=args.streams) as server,
+            running_server(guards) as second,
+        ):
+            section = asyncio.run(_measure(server.url, second.url, args))
     section.show(console)
     console.print(f"{machine()}, load {load_averages()}")
     write_reports(args, [section], {"seed": args.seed})
     return 0
+
+
+def _policy_file(label: str, args: argparse.Namespace) -> str:
+    """All policies; no score reaches their thresholds."""
+    lines = []
+    for policy, rules in _POLICIES.items():
+        lines.append(f"[policies.{_named(policy)}]")
+        for model, action in rules.items():
+            lines += [
+                f"[[policies.{_named(policy)}.rules]]",
+                f'name = "{model}"',
+                'on = "output"',
+                f'model = "{model}"',
+                f'action = "{action}"',
+                "threshold = 1.0",
+                "timeout = 600",
+                f"every = {args.every}",
+                f"context = {args.context}",
+            ]
+            if model == "classifier":
+                lines.append(f'labels = ["{label}"]')
+    return "\n".join(lines)
+
+
+def _named(policy: str) -> str:
+    return policy.replace(", ", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +150,18 @@ class _Round:
     tokens: int
     first: float
     token: float
+    pause: float
     last: float
 
 
-async def _measure(url: str, args: argparse.Namespace) -> Section:
-    policies = (_NONE, "tagger", "classifier", "both")
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+async def _measure(url: str, second: str, args: argparse.Namespace) -> Section:
+    policies = (_NONE, *_POLICIES, _SECOND)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=600) as client,
+        httpx.AsyncClient(base_url=second, timeout=600) as guards,
+    ):
         seeds = itertools.count(args.seed * 1_000_000)  # verdicts on equal texts are kept
-        turns = {name: partial(_round, client, name, args, seeds) for name in policies}
+        turns = {name: partial(_round, client, guards, name, args, seeds) for name in policies}
         rounds = await take_turns(turns, args.seconds)
     rows = []
     for name in policies:
@@ -162,6 +171,7 @@ async def _measure(url: str, args: argparse.Namespace) -> Section:
                 name,
                 median(each.first * 1e3 for each in of),
                 median(each.token * 1e3 for each in of),
+                median(each.pause * 1e3 for each in of),
                 median(each.last * 1e3 for each in of),
                 median(each.tokens / each.seconds for each in of),
                 median_ratio((each.seconds for each in of), (e.seconds for e in rounds[_NONE])),
@@ -176,10 +186,17 @@ async def _measure(url: str, args: argparse.Namespace) -> Section:
 
 
 async def _round(
-    client: httpx.AsyncClient, policy: str, args: argparse.Namespace, seeds: Iterator[int]
+    client: httpx.AsyncClient,
+    guards: httpx.AsyncClient,
+    policy: str,
+    args: argparse.Namespace,
+    seeds: Iterator[int],
 ) -> _Round:
     began = time.perf_counter()
-    streams = [_stream(client, policy, args, next(seeds)) for _ in range(args.streams)]
+    if policy == _SECOND:
+        streams = [_judged(client, guards, args, next(seeds)) for _ in range(args.streams)]
+    else:
+        streams = [_told(client, policy, args, next(seeds)) for _ in range(args.streams)]
     told = await asyncio.gather(*streams)
     seconds = time.perf_counter() - began
     return _Round(
@@ -187,14 +204,55 @@ async def _round(
         args.streams * args.tokens,
         statistics.median(times[0] - start for start, times in told),
         statistics.median((times[-1] - times[0]) / (len(times) - 1) for _, times in told),
+        max(b - a for _, times in told for a, b in itertools.pairwise(times)),
         statistics.median(times[-1] - start for start, times in told),
     )
 
 
-async def _stream(
+async def _told(
     client: httpx.AsyncClient, policy: str, args: argparse.Namespace, seed: int
 ) -> tuple[float, list[float]]:
     """When a stream was asked for, and when each of its texts came."""
+    start = time.perf_counter()
+    texts = _stream(client, policy, args, seed)
+    return start, [time.perf_counter() async for _ in texts]
+
+
+async def _judged(
+    client: httpx.AsyncClient, guards: httpx.AsyncClient, args: argparse.Namespace, seed: int
+) -> tuple[float, list[float]]:
+    """The same where whoever reads the stream asks a second server about its windows."""
+    start = time.perf_counter()
+    words = Words()
+    kinds = {"/token-classify": Both, "/classify": Before}
+    windows = {path: kind(args.every, args.context) for path, kind in kinds.items()}
+    models = {"/token-classify": "tagger", "/classify": "classifier"}
+    cleared, ends, times = dict.fromkeys(windows, 0), list[int](), list[float]()
+
+    async def judge(path: str) -> None:
+        for window in windows[path].next(words):
+            body = {"model": models[path], "inputs": words.text[window.start : window.end]}
+            (await guards.post(path, json=body)).raise_for_status()
+            cleared[path] = window.cleared
+
+    async def release() -> None:
+        await asyncio.gather(*map(judge, windows))
+        while len(times) < len(ends) and ends[len(times)] <= min(cleared.values()):
+            times.append(time.perf_counter())
+
+    async for text in _stream(client, _NONE, args, seed):
+        words.add(text)
+        ends.append(len(words.text))
+        await release()
+    words.finish()
+    await release()
+    return start, times + [time.perf_counter()] * (len(ends) - len(times))
+
+
+async def _stream(
+    client: httpx.AsyncClient, policy: str, args: argparse.Namespace, seed: int
+) -> AsyncIterator[str]:
+    """The texts of a stream."""
     body: dict[str, Any] = {
         "model": "writer",
         "prompt": "Once upon a time there was a king who",
@@ -204,8 +262,7 @@ async def _stream(
         "seed": seed,
         "stream": True,
     }
-    headers = {} if policy == _NONE else {"x-policy": policy}
-    times, start = [], time.perf_counter()
+    headers = {} if policy == _NONE else {"x-policy": _named(policy)}
     async with client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
         if reply.status_code != 200:
             raise LoadTestError((await reply.aread()).decode())
@@ -213,8 +270,7 @@ async def _stream(
             if line.startswith('data: {"error"'):
                 raise LoadTestError(line)
             if line.startswith("data: {"):
-                times.append(time.perf_counter())
-    return start, times
+                yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
 
 
 def _writer(args: argparse.Namespace) -> Path:

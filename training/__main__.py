@@ -22,6 +22,7 @@ from training.recipes import (
     train_causal,
     train_hybrid,
     train_masked,
+    train_personal,
     train_sentiment,
 )
 from training.settings import Settings, Shape
@@ -31,6 +32,7 @@ from training.unmasking import compare
 RECIPES = {
     "masked": train_masked,
     "sentiment": train_sentiment,
+    "personal": train_personal,
     "causal": train_causal,
     "hybrid": train_hybrid,
 }

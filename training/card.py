@@ -27,6 +27,12 @@ POLARITY = """\
 EMBEDDINGS = """\
 - Its teachers read sentence embeddings of all-MiniLM-L6-v2 (Apache 2.0)."""
 
+PERSONAL = """\
+- Made-up names, addresses and numbers in sentences written for it; no data of a person."""
+INTENTS = """\
+- Banking77 (Casanueva et al. 2020), CC BY 4.0: questions of customers, as texts without personal
+  data."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -11,13 +12,16 @@ from transformers import (
     AutoTokenizer,
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
     PreTrainedTokenizerFast,
     Qwen3ForCausalLM,
 )
 
-from training import cloze, diffusion, hybrid, masked, sentiment, stories, teachers
+from training import cloze, diffusion, hybrid, masked, personal, sentiment, stories, teachers
 from training.card import (
     EMBEDDINGS,
+    INTENTS,
+    PERSONAL,
     POLARITY,
     SOURCES,
     WORDNET,
@@ -51,6 +55,12 @@ REVIEWS = (
     "The plot is dull and the acting is worse.",
     "Not bad at all.",
 )
+PERSONAL_TEXTS = (
+    "Hi, this is Marta Lindqvist. Please call me back on +46 70 123 45 67.",
+    "Charge 4111 1111 1111 1111 and send the receipt to marta@example.org.",
+    "The shop opens at 9:30 and has 250 chairs in stock.",
+)
+NUM_TAGGED = 500
 
 
 def train_masked(settings: Settings) -> Path:
@@ -171,6 +181,66 @@ def train_sentiment(settings: Settings) -> Path:
     }
     sentiment_card(model, tokenizer, settings, out, run).write(out)
     return out
+
+
+def train_personal(settings: Settings) -> Path:
+    """Fine-tunes the body of the start, a bundle with the masked model's, as a tagger of personal
+    data, and writes `<out>/personal`.
+    """
+    torch.manual_seed(settings.seed)
+    out = settings.out / "personal"
+    source = settings.start
+    assert source is not None, "personal needs --start"
+    vocabulary = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer = as_masked(vocabulary, masked.MAX_LENGTH)
+    tokenizer.save_pretrained(out)  # before encoding changes its truncation length
+    config = masked.build_model(tokenizer, settings.shape).config
+    model = personal.build_model(config, source).to(settings.device)
+    writer = personal.Writer(settings.corpus, settings.seed)
+    objective = personal.PersonalObjective(model, tokenizer, writer.texts())
+    plan = Plan(settings.minutes, personal.LEARNING_RATE, bf16=settings.bf16)
+    record = pretrain(objective, plan, out, "personal", settings.resume)
+    model.save_pretrained(out)
+    run: dict[str, Figure] = {
+        "tokens_seen": record.tokens,
+        "steps": record.steps,
+        "training_minutes": record.seconds / 60.0,
+        "machine": machine(settings.device.type, settings.threads),
+        "precision": _precision(settings),
+        "seed": settings.seed,
+        "training_losses": record.losses,
+        "start": f"the bundle {source.name}",
+    }
+    personal_card(model, tokenizer, settings, out, run).write(out)
+    return out
+
+
+def personal_card(
+    model: ModernBertForTokenClassification,
+    tokenizer: PreTrainedTokenizerFast,
+    settings: Settings,
+    out: Path,
+    run: Mapping[str, Figure],
+) -> Card:
+    """Measures the tagger saved in `out`; `run` has the figures of its training."""
+    writer = personal.Writer(settings.corpus, settings.seed + 1)
+    texts = list(islice(writer.texts(), NUM_TAGGED))
+    figures: dict[str, Figure] = {"made_up_texts": len(texts)}
+    for label, (precision, recall) in personal.measure(model, tokenizer, texts).items():
+        figures[f"precision_of_{label}"] = precision
+        figures[f"recall_of_{label}"] = recall
+    return Card(
+        title="maskdial starter: personal",
+        summary="A small lower-casing ModernBERT that finds personal data in texts: "
+        f"{', '.join(personal.LABELS)} (BIO tags).",
+        task="token-classification",
+        sources=[PERSONAL, INTENTS, SOURCES, WORDNET, POLARITY],
+        limits="A toy by size that has seen made-up data in some 150 kinds of sentences: use it to "
+        "try policies, not to protect people. English only, with names and numbers of a few "
+        "countries.",
+        figures={**model_figures(model, out), **run, **figures},
+        samples={text: personal.shown(model, tokenizer, text) for text in PERSONAL_TEXTS},
+    )
 
 
 def sentiment_card(

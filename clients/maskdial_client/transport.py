@@ -13,12 +13,18 @@ _CONNECT_TIMEOUT = 5.0
 
 
 def http_options(
-    base_url: str, api_key: str | None, timeout: float | None, max_connections: int | None
+    base_url: str,
+    api_key: str | None,
+    timeout: float | None,
+    max_connections: int | None,
+    policy: str | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for httpx.Client and httpx.AsyncClient."""
     headers = {"accept": "application/json, text/event-stream", "user-agent": "maskdial-client"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {api_key}"
+    if policy is not None:
+        headers["x-policy"] = policy
     return {
         "base_url": base_url,
         "headers": headers,

@@ -86,15 +86,15 @@ def create_app(
         responses = ResponseStore(
             config.responses_store, config.responses_max_age, config.responses_max_bytes
         )
-    policies = None
+    keys, policies = Keys(config), None
     if config.policy is not None:
-        policies = Policies(config.policy, models, config, metrics)
+        policies = Policies(config.policy, models, config, metrics, lambda: keys.names)
     app.state.context = context = ServerContext(
         config,
         models,
         metrics,
         Lifecycle(),
-        Keys(config),
+        keys,
         page,
         watchdog,
         tracing,

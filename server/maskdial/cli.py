@@ -508,6 +508,12 @@ def _add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     wanted.add_argument("--recall", type=float, metavar="R", help="of each label at least")
     parser.add_argument(
+        "--isotonic",
+        action="store_true",
+        help="fit a rising table to each label's scores in place of a temperature; takes a "
+        "thousand texts and more",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="show what was found, and leave the bundle as it is"
     )
 
@@ -520,6 +526,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         options.file,
         precision=options.precision,
         recall=options.recall,
+        is_isotonic=options.isotonic,
         writes=not options.dry_run,
     )
     print(shown(report))

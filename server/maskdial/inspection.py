@@ -112,10 +112,11 @@ def _calibration(calibration: Calibration | None) -> str:
     if calibration is None:
         return ""
     thresholds = ", ".join(f"{name} {each:.4g}" for name, each in calibration.thresholds.items())
-    return (
-        f"on {calibration.texts:,} texts: temperature {calibration.temperature:.4g}; "
-        f"thresholds {thresholds}"
-    )
+    scale = f"temperature {calibration.temperature:.4g}"
+    if calibration.isotonic:
+        points = sum(map(len, calibration.isotonic.values()))
+        scale = f"isotonic tables of {points} points"
+    return f"on {calibration.texts:,} texts: {scale}; thresholds {thresholds}"
 
 
 def _density(manifest: Manifest, folder: Path) -> str:

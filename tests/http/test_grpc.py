@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -105,6 +106,39 @@ def post(http: httpx.Client, path: str, body: object) -> Any:
     reply = http.post(path, json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+POLICY = """
+[policies.closed]
+[[policies.closed.rules]]
+name = "all"
+on = "input"
+model = "sentiment"
+labels = {NEGATIVE = 0.0, POSITIVE = 0.0}
+action = "refuse"
+"""
+
+
+def test_a_call_asks_for_a_policy(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    models = {name: STARTER_FOLDER / name for name in ("hybrid", "sentiment")}
+    running = start_server(models=models, grpc_port=0, policy=policy)
+    client = Client(running.server.rpc.port)
+    try:
+        asked = request("hybrid", TEXTS[0], **GREEDY)
+        assert client.call("ModelInfer", asked, metadata=()).outputs
+        code, told = refusal(client, "ModelInfer", asked, metadata=[("x-policy", "closed")])
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert told.startswith("policy 'closed' refuses the request")
+        code, told = refusal(client, "ModelInfer", asked, metadata=[("x-policy", "open")])
+        assert (code, told.split(";")[0]) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "x-policy: no policy 'open' here",
+        )
+    finally:
+        client.channel.close()
+        running.stop()
 
 
 def test_health_and_metadata(client: Client, http: httpx.Client) -> None:

@@ -6,7 +6,9 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,24 @@ on = "input"
 model = "sentiment"
 labels = {NEGATIVE = 0.0, POSITIVE = 0.0}
 action = "refuse"
+
+[policies.deciding]
+
+[[policies.deciding.rules]]
+name = "asks"
+on = "input"
+model = "plain"
+labels = {"The text is about Norway." = 0.0, "It is short." = 0.0}
+action = "flag"
+
+[[policies.deciding.rules]]
+name = "says"
+on = "output"
+model = "guarded"
+labels = ["The text is about Norway."]
+threshold = 0.0
+action = "refuse"
+every = 8
 
 [policies.telling]
 
@@ -377,6 +397,55 @@ def test_a_reply_is_refused_whole(http: httpx.Client) -> None:
     headers = {"x-policy": "refusing"}
     text, streamed = openai_chat(http, "plain", headers=headers, n=1)
     assert text == streamed == ""
+
+
+DETAILS = {"max_new_tokens": 4, "details": True}
+
+
+def test_a_model_that_answers_questions_is_a_guard(http: httpx.Client) -> None:
+    """Also while it writes what it judges, in more streams than it has slots."""
+    body = {"model": "guarded", "prompt": SAID, "max_tokens": LENGTH, "temperature": 0}
+    headers = {"x-policy": "deciding"}
+    statements = ["The text is about Norway.", "It is short."]
+    questions = [{"type": "predicate", "instructions": each} for each in statements]
+    asked = {"model": "plain", "input": SAID, "questions": questions}
+    answers = post(http, "/v1/decisions", **asked)["answers"]
+    expected = {s: a["probability"] for s, a in zip(statements, answers, strict=True)}
+    with ThreadPoolExecutor(20) as pool:
+        one = partial(post, http, "/v1/completions", **body, headers=headers)
+        replies = list(pool.map(lambda _: one(), range(20)))
+    assert all(reply["choices"] == replies[0]["choices"] for reply in replies)
+    choice = replies[0]["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("", "content_filter")
+    found = choice["content_filter_results"]
+    assert (found["says"]["label"], found["says"]["filtered"]) == (statements[0], True)
+    told = post(http, "/generate", model="plain", inputs=SAID, parameters=DETAILS, headers=headers)
+    scores = {e["label"]: e["score"] for e in told["details"]["policy"] if e["rule"] == "asks"}
+    assert scores == pytest.approx(expected, abs=1e-6)
+    # More than fits into one prompt beside a statement is read in parts.
+    parts = " ".join([SAID] * 24)
+    told = post(http, "/generate", model="plain", inputs=parts, parameters=DETAILS, headers=headers)
+    spans = [(e["start"], e["end"]) for e in told["details"]["policy"] if e["rule"] == "asks"]
+    assert len(spans) == 2
+    assert all(0 < end - start < len(parts) for start, end in spans)
+
+
+def test_beams(http: httpx.Client) -> None:
+    beams = {"max_new_tokens": LENGTH, "num_beams": 3, "do_sample": False}
+    plain = post(http, "/generate", model="plain", inputs=SAID, parameters=beams)
+    guarded = post(http, "/generate", model="guarded", inputs=SAID, parameters=beams)
+    assert guarded["generated_text"] == redacted(http, plain["generated_text"])
+    assert guarded["generated_text"] != plain["generated_text"]
+
+
+def test_what_is_read_ahead_for_a_key_is_under_the_policies_of_that_key(
+    server: Any, http: httpx.Client
+) -> None:
+    body = {"model": "plain", "messages": MESSAGES}
+    admin = {"authorization": "Bearer root"}
+    post(http, "/v1/prefill", **body, key="lax", headers=admin)
+    error = post(http, "/v1/prefill", 400, **body, key="strict", headers=admin)["error"]
+    assert "policy 'by-key' refuses the request" in error["message"]
 
 
 def test_several_choices(http: httpx.Client) -> None:
@@ -657,7 +726,8 @@ def test_no_route_goes_around(
     [
         (('["guarded"]', '["gaurded"]'), "line 2: policy 'redacting' binds model 'gaurded', which"),
         (('model = "tagger"', 'model = "gone"'), "line 5: rule 'names': no model 'gone' is served"),
-        (('model = "tagger"', 'model = "plain"'), "neither classifies texts nor finds entities"),
+        (('model = "tagger"', 'model = "plain"'), "so nothing can be redacted by it"),
+        (('["strict"]', '["strikt"]'), "binds requests with key 'strikt', and there is no key of"),
         (('model = "tagger"', 'model = "sentiment"'), "so nothing can be redacted by it"),
         (('["LOC"]', '["LOC", "ORG"]'), "rule 'places': model 'tagger' has no label 'ORG', but"),
         (('["person"]', "[]"), "rule 'persons': model 'finder' has no labels of its own"),

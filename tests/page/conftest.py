@@ -13,6 +13,15 @@ from tests.http.chat_bundles import make_chat_bundle
 from tests.page import bundles
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+POLICY = """
+[policies.names]
+[[policies.names.rules]]
+name = "names"
+on = "output"
+model = "tagger"
+threshold = 0.0
+action = "redact"
+"""
 _TIMEOUT = 30_000  # ms; other tests may have the machine's cores
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -35,7 +44,9 @@ def page_server(
         "embedder": bundles.make_embedder(folder / "embedder"),
         "chat": make_chat_bundle(folder / "chat", CHAT_TEMPLATE),
     }
-    server = start_server(models=models, generation_config="auto")
+    policy = folder / "policy.toml"
+    policy.write_text(POLICY)
+    server = start_server(models=models, generation_config="auto", policy=policy)
     yield server
     server.stop()
 

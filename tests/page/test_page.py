@@ -275,6 +275,23 @@ def test_no_text_becomes_markup(visit: Visits) -> None:
     one.complaints.clear()
 
 
+def test_a_policy_is_chosen_and_what_it_found_is_shown(visit: Visits) -> None:
+    page = visit().open()
+    panel = open_panel(page, "hybrid/generate")
+    panel.locator("button.primary").click()
+    expect(panel.locator('.writer[data-state="done"]')).to_be_visible()
+    assert panel.locator(".verdicts li").count() == 0
+    panel.get_by_label("Policy").select_option("names")
+    panel.locator("button.primary").click()
+    expect(panel.locator(".verdicts li").first).to_contain_text("redact by names")
+    expect(panel.locator(".written")).to_contain_text(re.compile(r"\[(PER|LOC)_1\]"))
+    expect(panel.locator(".request pre")).to_contain_text('-H "x-policy: names"')
+    panel.get_by_role("tab", name="OpenAI SDK").click()
+    expect(panel.locator(".request pre")).to_contain_text('extra_headers={"x-policy": "names"}')
+    panel.get_by_role("tab", name="Python").click()
+    expect(panel.locator(".request pre")).to_contain_text('policy="names"')
+
+
 @pytest.fixture(scope="module")
 def locked_url(start_server: Callable[..., Any]) -> Iterator[str]:
     """A server that asks for a key."""

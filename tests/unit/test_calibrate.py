@@ -13,7 +13,13 @@ from maskdial.bundle.bundle import read_manifests
 from maskdial.errors import ConfigError
 from maskdial.masked.tasks.classify import classify
 from maskdial.masked.tasks.logits import sigmoid, softmax
-from maskdial.offline.calibrate import _label_report, calibrate, fit_temperature, read_labelled
+from maskdial.offline.calibrate import (
+    _label_report,
+    calibrate,
+    fit_isotonic,
+    fit_temperature,
+    read_labelled,
+)
 from maskdial.registry.catalog import STARTER_FOLDER
 
 LABELS = ("NEGATIVE", "POSITIVE")
@@ -68,6 +74,38 @@ def test_thresholds_for_a_precision_a_recall_or_both() -> None:
     assert best.area == pytest.approx(8.5 / 12)
     assert _label_report("x", scores, ~truth & False, None, None).threshold is None
     assert _label_report("x", scores, truth & (scores < 0.45), 0.9, None).threshold is None
+
+
+@pytest.mark.parametrize("num_texts", [1, 7, 400])
+def test_isotonic_tables_are_scikit_learns(num_texts: int) -> None:
+    isotonic = pytest.importorskip("sklearn.isotonic")
+    rng = np.random.default_rng(num_texts)
+    scores = np.round(rng.random(num_texts), 2)
+    truth = rng.random(num_texts) < scores**2
+    table = fit_isotonic(scores, truth)
+    reference = isotonic.IsotonicRegression(out_of_bounds="clip").fit(scores, truth)
+    asked = np.linspace(-0.1, 1.1, 241)
+    ours = np.interp(asked, *zip(*table, strict=True))
+    np.testing.assert_allclose(ours, reference.predict(asked), atol=1e-12)
+
+
+def test_isotonic_scores_of_a_bundle(bundle: Path, tmp_path: Path) -> None:
+    file = write(tmp_path, list(LINES))
+    report = calibrate(bundle, file, is_isotonic=True)
+    (manifest,) = read_manifests("m", bundle)
+    assert manifest.calibration == report.calibration
+    assert set(report.calibration.isotonic) == set(LABELS)
+    assert report.loss_after < report.loss_before
+    logits = np.array([1.0, -2.0], np.float32)
+    scores = classify(logits, LABELS, calibration=report.calibration)
+    assert sum(each.score for each in scores) == pytest.approx(1)
+    raw = classify(logits, LABELS, function_to_apply="none", calibration=report.calibration)
+    assert {each.score for each in raw} == {1.0, -2.0}
+    nothing = report.calibration.model_copy(
+        update={"isotonic": dict.fromkeys(LABELS, ((0.0, 0.0), (1.0, 0.0)))}
+    )
+    assert {each.score for each in classify(logits, LABELS, calibration=nothing)} == {0.5}
+    assert cli.main(["calibrate", str(bundle), str(file), "--isotonic", "--dry-run"]) == 0
 
 
 def test_a_bundle_learns_and_classify_follows(bundle: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class AsyncCaller:
         base_url: str = DEFAULT_URL,
         *,
         api_key: str | None = None,
+        policy: str | None = None,
         timeout: float | None = 60.0,
         retry: RetryPolicy | None = None,
         max_connections: int | None = 100,
@@ -41,7 +42,8 @@ class AsyncCaller:
         self._sleep = sleep
         with transport_errors(base_url):
             self._http = httpx.AsyncClient(
-                **http_options(base_url, api_key, timeout, max_connections), transport=transport
+                **http_options(base_url, api_key, timeout, max_connections, policy),
+                transport=transport,
             )
 
     async def aclose(self) -> None:

@@ -31,6 +31,7 @@ class Caller:
         base_url: str = DEFAULT_URL,
         *,
         api_key: str | None = None,
+        policy: str | None = None,
         timeout: float | None = 60.0,
         retry: RetryPolicy | None = None,
         max_connections: int | None = 100,
@@ -43,7 +44,8 @@ class Caller:
         self._sleep = sleep
         with transport_errors(base_url):
             self._http = httpx.Client(
-                **http_options(base_url, api_key, timeout, max_connections), transport=transport
+                **http_options(base_url, api_key, timeout, max_connections, policy),
+                transport=transport,
             )
 
     def close(self) -> None:

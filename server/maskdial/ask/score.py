@@ -20,6 +20,7 @@ from maskdial.causal.model import CausalModel
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
+from maskdial.elementary import exp
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, Timed, Timings
@@ -114,8 +115,7 @@ def summarize(tokens: Sequence[TokenScore], method: ScoreMethod) -> Score:
     log_likelihood = float(np.sum(logprobs)) if logprobs else 0.0
     perplexity = None
     if logprobs:
-        with np.errstate(over="ignore"):  # infinite for a text that is all but impossible
-            perplexity = float(np.exp(np.float64(-log_likelihood / len(logprobs))))
+        perplexity = float(exp(-log_likelihood / len(logprobs)))  # infinite for an impossible text
     return Score(tuple(tokens), log_likelihood, perplexity, method)
 
 

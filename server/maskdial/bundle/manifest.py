@@ -560,11 +560,16 @@ class Calibration(_Frozen):
     Attributes:
         temperature: by which logits are divided before they become scores (Guo et al. 2017, "On
             Calibration of Modern Neural Networks").
+        isotonic: by label, what its scores mean: pairs of a score and the share of texts with that
+            score that have the label, in rising order; between them lie straight lines (Zadrozny
+            and Elkan 2002, "Transforming classifier scores into accurate multiclass probability
+            estimates"). Empty where the temperature alone does it.
         thresholds: by label, the score from which on it is said of a text.
         texts: how many there were.
     """
 
     temperature: PositiveFloat = 1.0
+    isotonic: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)
     thresholds: dict[str, float] = Field(default_factory=dict)
     texts: int = 0
 

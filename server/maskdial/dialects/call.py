@@ -12,6 +12,7 @@ from maskdial.ask.write import AnyGeneration, Writer, prepare, task_under, writi
 from maskdial.causal.chat.request import ChatRequest
 from maskdial.causal.request import GenerationRequest
 from maskdial.dialects.body import SECONDS_PER_BYTE, BodyError, TaskBody, read_body, read_object
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, Timed
 from maskdial.errors import MaskdialError, ValidationError
@@ -110,6 +111,11 @@ class Call(Generic[BodyT]):
         lease, state.lease = state.lease, None
         lease.release()
 
+    def act_for(self, key: str) -> None:
+        """Gives the request the prefixes and policies of a key of another name, if any."""
+        current_usage().key = key
+        self._request.state.bound_key = key or self._request.state.key
+
     async def model(self, task: Task) -> ServedModel:
         """The model that is meant, loaded if necessary; if both masks do the task, the causal one.
 
@@ -201,7 +207,8 @@ class Call(Generic[BodyT]):
             if names:
                 raise ValidationError("this server has no policies (--policy)", field="x-policy")
             return None
-        guarded = policies.over(model.name, state.key, names, self.deadline, state.request_id)
+        key = getattr(state, "bound_key", state.key)
+        guarded = policies.over(model.name, key, names, self.deadline, state.request_id)
         state.policy = "" if guarded is None else guarded.names
         return guarded
 

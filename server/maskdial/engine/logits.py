@@ -2,6 +2,7 @@
 others.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -41,12 +42,12 @@ def summarize(
     if kernels is None:
         for row in logits:
             largest, total = log_normalizer(row)
-            yield int(row.argmax()), largest + float(np.log(total))
+            yield int(row.argmax()), largest + math.log(total)
         return
     for best, largest, total in kernels.summarize(logits):
         if not total:
             raise InferenceError("the model returned logits that are not finite numbers")
-        yield best, largest + float(np.log(total))
+        yield best, largest + math.log(total)
 
 
 def largest_indices(

@@ -11,6 +11,7 @@ from maskdial.config import Config
 from maskdial.engine.questions import PromptWriter
 from maskdial.metrics import PassMetrics
 from maskdial.runtime.adapter import Adapter
+from maskdial.runtime.numerics import numerics_version
 from maskdial.runtime.providers import find_provider
 
 LEAST_CONTEXT = 4096
@@ -63,6 +64,11 @@ class Model:
             "does not name its layers, or was loaded without adapters; export it again, and serve "
             "it with --adapter or --adapters-memory"
         )
+
+    @property
+    def numerics(self) -> str:
+        """Two servers with the same one answer with the same bits; empty: this is not promised."""
+        return numerics_version(self.kernels)
 
     @property
     def batch_invariant(self) -> bool:

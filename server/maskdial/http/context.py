@@ -39,6 +39,11 @@ class ServerContext:
     policies: Policies | None = None
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
 
+    @property
+    def policy_names(self) -> list[str]:
+        """The policies that a request may ask for."""
+        return [] if self.policies is None else [each.name for each in self.policies.policies]
+
     def prefix_owner(self, key: str | None) -> str:
         """Whose prefixes those are of the key with a name; empty where all requests share them.
 

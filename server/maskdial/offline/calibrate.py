@@ -1,7 +1,8 @@
 """``maskdial calibrate``: temperature and thresholds of a classifier, from labelled texts.
 
 The temperature makes scores mean what they say: it minimizes the negative log-likelihood of the
-labels (Guo et al. 2017, "On Calibration of Modern Neural Networks"). A threshold is the score from
+labels (Guo et al. 2017, "On Calibration of Modern Neural Networks"); so do isotonic tables, which
+need more texts and may bend. A threshold is the score from
 which on a label is said of a text, chosen for a precision, a recall, or the largest F1.
 """
 
@@ -20,7 +21,7 @@ from maskdial.bundle.bundle import read_manifests, write_manifest
 from maskdial.bundle.manifest import Calibration
 from maskdial.errors import ConfigError, ValidationError, io_reason
 from maskdial.local.model import AsyncModel
-from maskdial.masked.tasks.classify import ClassifyRequest, default_function
+from maskdial.masked.tasks.classify import ClassifyRequest, calibrated, default_function
 from maskdial.masked.tasks.logits import sigmoid, softmax
 
 _LOWEST, _HIGHEST, _STEPS = math.log(0.02), math.log(50.0), 80  # of temperatures
@@ -67,6 +68,7 @@ def calibrate(
     *,
     precision: float | None = None,
     recall: float | None = None,
+    is_isotonic: bool = False,
     writes: bool = True,
 ) -> Report:
     """Calibrates a classifier.
@@ -76,6 +78,7 @@ def calibrate(
         file: JSON Lines of ``text`` (and ``text_pair``), and ``label`` or ``labels``.
         precision: that each label is to have at least, with as much recall as possible.
         recall: likewise; None for both: the largest F1.
+        is_isotonic: whether each label gets a table in place of the temperature that all share.
         writes: whether the bundle's manifest gets what was found.
 
     Raises:
@@ -89,20 +92,29 @@ def calibrate(
     logits = asyncio.run(_logits(bundle, texts, manifest.labels))
     function = default_function(manifest.problem_type, len(manifest.labels))
     to_scores = softmax if function == "softmax" else sigmoid
-    temperature = fit_temperature(logits, truth, to_scores)
-    scores = to_scores(logits / temperature)
+    before = to_scores(logits)
+    if is_isotonic:
+        tables = {
+            label: fit_isotonic(before[:, i], truth[:, i])
+            for i, label in enumerate(manifest.labels)
+        }
+        found = Calibration(isotonic=tables, texts=len(texts))
+        scores = calibrated(before, manifest.labels, found, exclusive=function == "softmax")
+    else:
+        found = Calibration(temperature=fit_temperature(logits, truth, to_scores), texts=len(texts))
+        scores = to_scores(logits / found.temperature)
     labels = [
         _label_report(label, scores[:, i], truth[:, i], precision, recall)
         for i, label in enumerate(manifest.labels)
     ]
     thresholds = {each.label: each.threshold for each in labels if each.threshold is not None}
-    calibration = Calibration(temperature=temperature, thresholds=thresholds, texts=len(texts))
+    calibration = found.model_copy(update={"thresholds": thresholds})
     if writes:
         write_manifest(bundle, manifest.model_copy(update={"calibration": calibration}))
     return Report(
         calibration,
         labels,
-        _loss(to_scores(logits), truth),
+        _loss(before, truth),
         _loss(scores, truth),
     )
 
@@ -174,6 +186,33 @@ def fit_temperature(logits: Scores, truth: Truth, to_scores: Callable[[Scores], 
         else:
             low = first
     return math.exp((low + high) / 2)
+
+
+def fit_isotonic(
+    scores: NDArray[np.float64], truth: NDArray[np.bool_]
+) -> tuple[tuple[float, float], ...]:
+    """The rising table with the smallest squared error, by pooling neighbours that fall (PAV).
+
+    Args:
+        scores: (num_texts,) of a label.
+        truth: (num_texts,), whether a text has it.
+    """
+    at, where = np.unique(scores, return_inverse=True)
+    blocks: list[tuple[float, int, int]] = []  # hits, texts, number of scores
+    for hits, count in zip(
+        np.bincount(where, truth).tolist(), np.bincount(where).tolist(), strict=True
+    ):
+        block = (hits, count, 1)
+        while blocks and blocks[-1][0] * block[1] >= block[0] * blocks[-1][1]:
+            before = blocks.pop()
+            block = (before[0] + block[0], before[1] + block[1], before[2] + block[2])
+        blocks.append(block)
+    table, first = [], 0
+    for hits, count, number in blocks:
+        last = first + number - 1
+        table += [(float(at[i]), hits / count) for i in sorted({first, last})]
+        first = last + 1
+    return tuple(table)
 
 
 def _loss(scores: Scores, truth: Truth) -> float:
@@ -248,8 +287,11 @@ def shown(report: Report) -> str:
             f"{each.label[:24]:24} {each.texts:>7,} {each.area:>8.4f} {threshold:>10} "
             f"{each.precision:>10.4f} {each.recall:>7.4f}"
         )
+    calibration = report.calibration
+    points = sum(map(len, calibration.isotonic.values()))
+    scale = f"{points} points" if points else f"temperature {calibration.temperature:.4f}"
     lines.append(
-        f"temperature {report.calibration.temperature:.4f}: a loss of {report.loss_after:.4f} "
-        f"nats a text in place of {report.loss_before:.4f}, on {report.calibration.texts:,} texts"
+        f"{scale}: a loss of {report.loss_after:.4f} "
+        f"nats a text in place of {report.loss_before:.4f}, on {calibration.texts:,} texts"
     )
     return "\n".join(lines)

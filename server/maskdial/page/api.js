@@ -45,8 +45,8 @@ export async function getText(path) {
  * @yields {any} each event's data; OpenAI's closing `[DONE]` is left out
  * @throws {ApiError} also where the stream says that it failed
  */
-export async function* stream(path, body, signal) {
-  const reply = await send(path, { method: "POST", body: JSON.stringify(body), signal });
+export async function* stream(path, body, signal, headers = {}) {
+  const reply = await send(path, { method: "POST", body: JSON.stringify(body), signal, headers });
   for await (const data of eventData(reply.body)) {
     if (data === "[DONE]") continue;
     const event = JSON.parse(data);
@@ -84,7 +84,7 @@ async function send(path, options) {
 }
 
 async function attempt(path, options) {
-  const headers = { ...authorization() };
+  const headers = { ...options.headers, ...authorization() };
   if (options.body) headers["content-type"] = "application/json";
   try {
     return await fetch(address(path), { ...options, headers, cache: "no-store" });

@@ -31,13 +31,13 @@ async function info() {
 async function start() {
   show(status, "connecting…");
   try {
-    const { version, models } = await info();
+    const { version, models, policies } = await info();
     const ready = new Set(models.filter((model) => model.ready).map((model) => model.name)).size;
     show(status, el("span.dot"), `${version} · ${ready} ${ready === 1 ? "model" : "models"} ready`);
     const name = dialed(models);
     if (name) new Dial(sections.dial, name).start();
     else sections.dial.remove();
-    bench(sections.models, models);
+    bench(sections.models, models, policies);
     load(sections.load);
   } catch (error) {
     show(status);

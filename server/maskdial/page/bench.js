@@ -25,8 +25,8 @@ const TASKS = new Map(
   ].map((task) => [task.name, task]),
 );
 
-/** Draws the section for the models of `/info`. */
-export function bench(section, models) {
+/** Draws the section for the models and policies of `/info`. */
+export function bench(section, models, policies) {
   const names = [...new Set(models.map((model) => model.name))];
   const place = el("div.bench-panel", { id: "bench-panel", role: "tabpanel" });
   const tabs = [];
@@ -40,7 +40,7 @@ export function bench(section, models) {
       el(
         "div.tasks",
         { role: "tablist", "aria-label": `Tasks of ${name}` },
-        tasksOf(versions).map((task) => tab(name, task)),
+        tasksOf(versions, policies).map((task) => tab(name, task)),
       ),
     );
   });
@@ -96,13 +96,13 @@ export function bench(section, models) {
   tabs[0]?.click();
 }
 
-function tasksOf(versions) {
+function tasksOf(versions, policies) {
   const found = [];
   for (const model of versions) {
     // Models that write canvases take none of the panels' settings
     if (model.tasks.includes("generate") && model.family !== "masked") {
       if (model.chat) found.push(chat());
-      found.push(generate(model.generation_defaults));
+      found.push(generate(model.generation_defaults, policies));
     }
     const any = !model.labels.length; // it has none of its own
     for (const name of model.tasks) {

@@ -10,9 +10,9 @@ import { snippets } from "./snippets.js";
  * @typedef {object} Task
  * @property {string} title
  * @property {string} note one sentence on what it does
- * @property {{name: string, label: string, kind: "line"|"text"|"lines"|"number"|"range",
- *   value: any, step?: number, min?: number, max?: number}[]} fields `lines` is a list with one item
- *   per line, `range` a number chosen with a slider
+ * @property {{name: string, label: string, kind: "line"|"text"|"lines"|"number"|"range"|"choice",
+ *   value: any, step?: number, min?: number, max?: number, options?: object[]}[]} fields `lines` is
+ *   a list with one item per line, `range` a number chosen with a slider, `choice` one of `options`
  * @property {string} [clears] the field that is empty again once it was sent
  * @property {(values: object, model: string) => object} request see `snippets`
  * @property {(request: object) => Promise<object>} [send] where one request is not enough; see `post`
@@ -113,7 +113,13 @@ function timings(headers, seconds) {
   return [el("span", {}, `${(seconds * 1e3).toFixed(0)} ms in this page`), ...spans];
 }
 
-function control({ kind, value, step, min, max }) {
+function control({ kind, value, step, min, max, options }) {
+  if (kind === "choice")
+    return el(
+      "select",
+      {},
+      options.map((each) => el("option", { value: each.value }, each.label)),
+    );
   if (kind === "text" || kind === "lines") {
     const text = kind === "lines" ? value.join("\n") : value;
     const area = el("textarea", { rows: kind === "lines" ? Math.max(value.length, 3) : 3 });

@@ -9,8 +9,8 @@ const IN_PYTHON = `os.environ["${VARIABLE}"]`;
 const LONG = 84; // characters; a longer body is written on several lines
 
 /**
- * @param {{path: string, body: object, python: string, openai?: string, streams?: boolean}} request
- *   `python` and `openai` are calls of `client`
+ * @param {{path: string, body: object, python: string, openai?: string, streams?: boolean, policy?: string}} request
+ *   `python` and `openai` are calls of `client`; `policy` is asked for by a header
  * @param {boolean} [open] whether it is shown at once
  */
 export function snippets(request, open = true) {
@@ -65,16 +65,18 @@ export function keywords(values) {
     .join(", ");
 }
 
-function curl({ path, body, streams }) {
+function curl({ path, body, streams, policy }) {
   const line = JSON.stringify(body);
   const data = (line.length > LONG ? JSON.stringify(body, null, 2) : line).replaceAll("'", "'\\''");
   const key = hasKey() ? ` \\\n  -H "Authorization: Bearer $${VARIABLE}"` : "";
-  return `curl ${streams ? "-N " : ""}${address(path)}${key} \\\n  -d '${data}'`;
+  const asked = policy ? ` \\\n  -H "x-policy: ${policy}"` : "";
+  return `curl ${streams ? "-N " : ""}${address(path)}${key}${asked} \\\n  -d '${data}'`;
 }
 
-function python({ python: call }) {
+function python({ python: call, policy }) {
   const [imports, key] = hasKey() ? ["import os\n\n", `, api_key=${IN_PYTHON}`] : ["", ""];
-  const client = `with Client(${py(root())}${key}) as client:`;
+  const asked = policy ? `, policy=${py(policy)}` : "";
+  const client = `with Client(${py(root())}${key}${asked}) as client:`;
   return `${imports}from maskdial_client import Client\n\n${client}\n${indented(call)}`;
 }
 

@@ -9,6 +9,7 @@ export class Writer {
   constructor() {
     this.text = el("p.written", { "aria-live": "off" });
     this.rates = el("p.rates");
+    this.verdicts = el("ul.verdicts", { "aria-label": "What policies found" });
     this.rivals = el("div.rivals", { role: "status" });
     this.problem = el("p.error", { role: "alert", hidden: true });
     this.button = el("button.stop", { type: "button", onclick: () => this.stop() }, "Stop");
@@ -18,6 +19,7 @@ export class Writer {
       this.text,
       this.problem,
       el("div.below", {}, this.rates, this.button),
+      this.verdicts,
       this.rivals,
     );
   }
@@ -30,13 +32,15 @@ export class Writer {
   /**
    * @param {string} prompt shown before the text
    * @param {object} body for `/generate_stream`
+   * @param {string} [policy] that the request asks for
    */
-  async run(prompt, body) {
+  async run(prompt, body, policy) {
     this.controller = new AbortController();
     show(this.text, el("span.prompt", {}, prompt));
     this.begin();
+    const headers = policy ? { "x-policy": policy } : {};
     try {
-      for await (const event of stream("/generate_stream", body, this.controller.signal))
+      for await (const event of stream("/generate_stream", body, this.controller.signal, headers))
         this.add(event);
       this.finish();
     } catch (error) {
@@ -51,14 +55,33 @@ export class Writer {
     this.button.hidden = false;
     this.element.dataset.state = "running";
     show(this.rates, "waiting for the first token…");
+    show(this.verdicts);
   }
 
   add({ token, top_tokens: top, details }) {
     this.first ??= performance.now();
     this.num += 1;
     if (token.text) this.text.append(this.piece(token, top ?? []));
-    if (details) this.reason = details.finish_reason;
+    if (details) this.end(details);
     this.showRates();
+  }
+
+  /** How the text ended, and what policies found in it and in the prompt. */
+  end({ finish_reason: reason, policy = [] }) {
+    this.reason = reason;
+    show(
+      this.verdicts,
+      policy.map(({ rule, action, label, score, part }) =>
+        el(
+          "li",
+          { "data-action": action },
+          el("strong", {}, label),
+          ` ${percent(score)}, ${part}: `,
+          el("b", {}, action),
+          ` by ${rule}`,
+        ),
+      ),
+    );
   }
 
   piece(token, top) {
@@ -117,7 +140,7 @@ export class Writer {
         el(
           "span",
           {},
-          { length: "limit reached", eos_token: "the model ended it", stop_sequence: "stop text" }[
+          { length: "limit reached", eos_token: "the model ended it", stop_sequence: "stop text", content_filter: "ended by a policy" }[
             this.reason
           ] ?? "",
         ),

@@ -22,7 +22,7 @@ from maskdial.policy.rules import (
     Side,
 )
 
-_EVERY, _CONTEXT = 16, 16
+EVERY, CONTEXT = 32, 16
 _TIMEOUT = 10.0
 _MAX_WORDS = 4096
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -45,8 +45,8 @@ class _RuleTable(BaseModel):
     threshold: _Score | None = None
     restore: bool = False
     to: str | None = None
-    every: _Words = _EVERY
-    context: _Words = _CONTEXT
+    every: _Words = EVERY
+    context: _Words = CONTEXT
     timeout: Annotated[float, Field(gt=0, le=3600)] = _TIMEOUT
     on_failure: Literal["refuse", "pass"] = "refuse"
 

@@ -1,10 +1,9 @@
 """Guard: the policies of a server, and one request under those that bind it."""
 
-import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,7 @@ from maskdial.errors import (
 from maskdial.masked.tasks.fill_mask import FillMaskRequest
 from maskdial.metrics import Metrics
 from maskdial.policy.file import check_routes, read_policies
-from maskdial.policy.judge import Found, Judge
+from maskdial.policy.judge import Found, Judge, together
 from maskdial.policy.placeholders import Placeholders
 from maskdial.policy.redaction import Span, Strings, changed, changes
 from maskdial.policy.rules import INPUT_PARTS, UNCHECKED, Part, Policy, Rule, strongest
@@ -76,15 +75,24 @@ class Policies:
         models: all that are served.
         config: limits of requests.
         metrics: count verdicts.
+        key_names: the names of the keys that there are.
 
     Raises:
         ConfigError: the file cannot be used.
     """
 
-    def __init__(self, path: Path, models: Models, config: Config, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        path: Path,
+        models: Models,
+        config: Config,
+        metrics: Metrics,
+        key_names: Callable[[], Collection[str]],
+    ) -> None:
         self._path = path
         self._metrics = metrics
         self._models = models
+        self._key_names = key_names
         self.judge = Judge(models, config)
         self._policies = _read(path)
 
@@ -94,8 +102,8 @@ class Policies:
         return self._policies
 
     def check(self) -> None:
-        """Whether the models that policies bind are served, and those of all rules can do what the
-        rules say.
+        """Whether there are the models and keys that policies bind, and the models of all rules can
+        do what the rules say.
 
         Raises:
             ConfigError: one is not, or cannot; with the line.
@@ -114,12 +122,20 @@ class Policies:
 
     def _check(self, policies: Iterable[Policy]) -> None:
         served = {entry.name for entry in self._models.entries}
+        keys = set(self._key_names())
         for policy in policies:
+            where = f"{self._path}, line {policy.line}: policy {policy.name!r} binds"
             for name in policy.models:
                 if name not in served and not _WILD.search(name):  # it would bind nothing
                     raise ConfigError(
-                        f"{self._path}, line {policy.line}: policy {policy.name!r} binds model "
-                        f"{name!r}, which is not served: {', '.join(sorted(served))}"
+                        f"{where} model {name!r}, which is not served: {', '.join(sorted(served))}"
+                    )
+            for name in policy.keys:
+                if name not in keys and not _WILD.search(name):
+                    known = ", ".join(sorted(keys)) or "none, as no keys are needed"
+                    raise ConfigError(
+                        f"{where} requests with key {name!r}, and there is no key of that name: "
+                        f"{known}"
                     )
             for rule in policy.rules:
                 try:
@@ -468,19 +484,3 @@ def verdict_of(
         found.start + offset,
         found.end + offset,
     )
-
-
-async def together(work: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of several pieces of work at the same time; if one fails, the others end."""
-    if len(work) < 2:
-        return [await each() for each in work]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(each)) for each in work]
-    except* MaskdialError as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()

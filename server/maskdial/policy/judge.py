@@ -4,19 +4,21 @@ import asyncio
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from maskdial.ask.catalogue import task_of
+from maskdial.ask.catalogue import DECIDE, task_of
+from maskdial.ask.decide import decide
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config
 from maskdial.engine.fairness import current_usage
+from maskdial.engine.questions import Question
 from maskdial.engine.timing import Deadline, Timed
-from maskdial.errors import ConfigError, DeadlineError
+from maskdial.errors import ConfigError, DeadlineError, MaskdialError
 from maskdial.masked import run
-from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.entities import EntitiesRequest
@@ -27,11 +29,16 @@ from maskdial.masked.tasks.zero_shot import ZeroShotRequest
 from maskdial.policy.rules import Rule
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.registry import Models
+from maskdial.registry.served import ServedModel
 
 _A_HALF = 0.5
 _AT_ONCE = 32  # texts of a request: its turn comes between those of others
 _MOST_KNOWN = 4096  # texts, of each model
 _MARGIN = 8  # tokens by which a part of a text may become longer where it is cut off
+_QUESTION = 256  # tokens of a prompt that asks about a text, beside both
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +64,7 @@ class Judge:
         self._config = config
         # What was found in texts that come again, as those of a conversation do with each turn. An
         # answer depends on the text only, not on its company.
-        self._known: WeakKeyDictionary[MaskedEngine, OrderedDict[bytes, list[Found]]] = (
-            WeakKeyDictionary()
-        )
+        self._known: WeakKeyDictionary[Any, OrderedDict[bytes, list[Found]]] = WeakKeyDictionary()
 
     def tags(self, rule: Rule) -> bool:
         """Whether a rule's model says where something is."""
@@ -75,17 +80,16 @@ class Judge:
         for name in filter(None, (rule.model, rule.to)):
             if name not in names:
                 raise ConfigError(f"no model {name!r} is served: {', '.join(sorted(names))}")
-        manifests = self._manifests(rule.model)
-        fitting = [each for each in manifests if _tags(each) or _classifies(each)]
-        if not fitting:
+        manifest = self._reader(rule.model)
+        if manifest is None:
             raise ConfigError(
-                f"model {rule.model!r} neither classifies texts nor finds entities in them"
+                f"model {rule.model!r} neither classifies texts, nor finds entities in them, nor "
+                "answers questions about them"
             )
-        (manifest, *_) = fitting
         if _tags(manifest):
             known = None if EntitiesRequest.serves(manifest) else own_labels(manifest)
         else:
-            known = None if _entails(manifest) else list(manifest.labels)
+            known = list(manifest.labels) if _kind(manifest) is ClassifyRequest else None
         if rule.action == "redact" and not _tags(manifest):
             raise ConfigError(
                 f"model {rule.model!r} says what a text is, not where something stands in it, so "
@@ -101,6 +105,17 @@ class Judge:
 
     def _manifests(self, name: str) -> Sequence[Manifest]:
         return self._models.entry(name).manifests
+
+    def _reader(self, name: str) -> Manifest | None:
+        """The graph of a model that a rule asks: the first that finds entities or classifies, or
+        otherwise one that answers questions.
+        """
+        manifests = self._manifests(name)
+        for reads in (_tags, _classifies, DECIDE.serves):
+            for each in manifests:
+                if reads(each):
+                    return each
+        return None
 
     async def judge(
         self, rule: Rule, texts: Sequence[str], deadline: Deadline
@@ -121,16 +136,13 @@ class Judge:
     async def _judge(
         self, rule: Rule, texts: Sequence[str], deadline: Deadline
     ) -> list[list[Found]]:
-        manifest = next(
-            each for each in self._manifests(rule.model) if _tags(each) or _classifies(each)
-        )
+        manifest = self._reader(rule.model)
+        assert manifest is not None, "checked when the policies were read"
         kind = _kind(manifest)
-        choice, task = ModelChoice(rule.model), task_of(kind)
+        choice, task = ModelChoice(rule.model), DECIDE if kind is None else task_of(kind)
         lease = self._models.try_lease(choice, task) or await self._models.lease(choice, task)
         try:
             model = self._models.pick(lease, choice, task)
-            assert isinstance(model, MaskedModel)
-            ask = self._entities if _tags(manifest) else self._classes
             known = self._known.setdefault(model.engine, OrderedDict())
             keys = [_key(rule, text) for text in texts]
             found = {key: known[key] for key in keys if key in known}
@@ -138,7 +150,7 @@ class Judge:
             unread = list(new)
             for first in range(0, len(unread), _AT_ONCE):
                 some = unread[first : first + _AT_ONCE]
-                answers = await ask(rule, [new[key] for key in some], model, deadline)
+                answers = await self._ask(rule, [new[key] for key in some], model, deadline)
                 found |= zip(some, answers, strict=True)
             for key in keys:
                 known[key] = found[key]
@@ -148,6 +160,36 @@ class Judge:
             return [found[key] for key in keys]
         finally:
             lease.release()
+
+    async def _ask(
+        self, rule: Rule, texts: Sequence[str], model: ServedModel, deadline: Deadline
+    ) -> list[list[Found]]:
+        kind = _kind(model.manifest)
+        if kind is None:
+            return await together(
+                [partial(self._decisions, rule, text, model, deadline) for text in texts]
+            )
+        assert isinstance(model, MaskedModel)
+        if kind is TokenClassifyRequest:
+            return await self._entities(rule, texts, model, deadline)
+        return await self._classes(rule, texts, model, deadline)
+
+    async def _decisions(
+        self, rule: Rule, text: str, model: ServedModel, deadline: Deadline
+    ) -> list[Found]:
+        """Whether each of the rule's statements is true of some part of a text."""
+        questions = [Question("predicate", label) for label in rule.thresholds]
+        best: dict[str, Found] = {}
+        for start, end in _pieces(text, model, rule, _QUESTION):
+            part = text[start:end]
+            answer = await decide(part, questions, model, self._config, deadline)
+            for question, (score, *_) in zip(questions, answer.probabilities, strict=True):
+                label = question.instructions
+                if score < _least(rule, label, model.manifest):
+                    continue
+                if label not in best or best[label].score < score:
+                    best[label] = Found(label, score, start, end)
+        return list(best.values())
 
     async def _entities(
         self, rule: Rule, texts: Sequence[str], model: MaskedModel, deadline: Deadline
@@ -185,7 +227,11 @@ class Judge:
                 ]
                 for labels in scores.content
             ]
-        pieces = [(i, *span) for i, text in enumerate(texts) for span in _pieces(text, model, rule)]
+        pieces = [
+            (i, *span)
+            for i, text in enumerate(texts)
+            for span in _pieces(text, model, rule, _MARGIN)
+        ]
         parts = [texts[i][start:end] for i, start, end in pieces]
         request = ZeroShotRequest(parts, list(rule.thresholds), cut, multi_label=True)
         scores = await run.answer(request, model, self._config, deadline)
@@ -208,9 +254,12 @@ def _key(rule: Rule, text: str) -> bytes:
     return hashlib.sha256(f"{asked}\n{text}".encode(errors="surrogatepass")).digest()
 
 
-def _kind(manifest: Manifest) -> type[TaskRequest[Any]]:
+def _kind(manifest: Manifest) -> type[TaskRequest[Any]] | None:
+    """What a model is asked for; None for questions."""
     if _tags(manifest):
         return TokenClassifyRequest
+    if not _classifies(manifest):
+        return None
     return ZeroShotRequest if _entails(manifest) else ClassifyRequest
 
 
@@ -237,12 +286,15 @@ def _least(rule: Rule, label: str, manifest: Manifest) -> float:
     return known.get(label, _A_HALF)
 
 
-def _pieces(text: str, model: MaskedModel, rule: Rule) -> list[tuple[int, int]]:
-    """The parts of a text, each as long as an NLI model takes beside a label, that overlap by a
-    quarter.
+def _pieces(text: str, model: ServedModel, rule: Rule, beside: int) -> list[tuple[int, int]]:
+    """The parts of a text, each as long as a model takes beside a label, that overlap by a quarter.
+
+    Args:
+        beside: tokens to leave for what else stands in the prompt.
     """
-    longest = max(len(model.tokenizer.encode(label).ids) for label in rule.thresholds) + _MARGIN
-    room = model.manifest.max_length - model.tokenizer.num_special_tokens(pair=True) - longest
+    longest = max(len(model.tokenizer.encode(label).ids) for label in rule.thresholds) + beside
+    most = model.manifest.max_length - model.tokenizer.num_special_tokens(pair=True)
+    room = max(most - longest, most // 4)
     encoding = model.tokenizer.encode(text, add_special_tokens=False)
     offsets = encoding.offsets
     if len(offsets) <= room:
@@ -256,3 +308,19 @@ def _pieces(text: str, model: MaskedModel, rule: Rule) -> list[tuple[int, int]]:
         if last == len(offsets):
             break
     return pieces
+
+
+async def together(work: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of several pieces of work at the same time; if one fails, the others end."""
+    if len(work) < 2:
+        return [await each() for each in work]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_awaited(each)) for each in work]
+    except* MaskdialError as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()

@@ -16,8 +16,8 @@ from maskdial.causal.chat.request import ReplyReader
 from maskdial.causal.events import Finish, ReadToken, TokenEvent, Verdict
 from maskdial.causal.tools import ContentDelta, ReasoningDelta, ReplyDelta, ToolCallDelta
 from maskdial.policy.fit import Fit
-from maskdial.policy.guard import GuardedRequest, together, verdict_of
-from maskdial.policy.judge import Found
+from maskdial.policy.guard import GuardedRequest, verdict_of
+from maskdial.policy.judge import Found, together
 from maskdial.policy.placeholders import Placeholders
 from maskdial.policy.redaction import Change, Span, Strings, changed, changes, merged
 from maskdial.policy.rules import Part, Policy, Rule

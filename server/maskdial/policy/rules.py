@@ -37,8 +37,8 @@ class Rule:
         action: what happens then.
         restore: of ``redact`` in requests: whether replies get the values back.
         to: of ``route``: the model that answers in place of the one that was meant.
-        every: words of a reply after which the model is asked again, or less, where a sentence
-            ends.
+        every: words of a reply after which the model is asked again; less at a reply's beginning,
+            and where a sentence ends.
         context: words that the model sees beside those: of a tagger on both sides, of a classifier
             before them.
         timeout: seconds that a verdict may take.

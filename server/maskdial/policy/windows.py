@@ -5,6 +5,7 @@ text that comes token by token is read in the same windows as the whole of it, g
 verdicts, and none of its characters passes before its verdict is known.
 """
 
+import abc
 import re
 from dataclasses import dataclass
 
@@ -67,28 +68,44 @@ class Words:
             self._scanned, self.ended = len(self.text), True
 
 
-class Both:
-    """Windows for a model that says where something is: it sees words on both sides of the core.
+_FIRST = 4  # the first core has this part of the words of the largest
+
+
+class _Windows(abc.ABC):
+    """Windows whose cores double from a quarter of their largest size on: a reader has the first
+    words soon, and words beside a core, which are read again with each window, are few in the end.
 
     Args:
-        every: words of a core.
-        context: words on each side.
+        every: words of the largest core.
+        context: words beside a core.
     """
 
     def __init__(self, every: int, context: int) -> None:
         self._every, self._context = every, context
+        self._size = -(-every // _FIRST)
         self._first = 0
 
+    @abc.abstractmethod
     def next(self, words: Words) -> list[Window]:
         """The windows that the words so far make."""
+
+    def _advance(self, last: int) -> None:
+        """Goes on behind a core that ends before a word."""
+        self._first, self._size = last, min(2 * self._size, self._every)
+
+
+class Both(_Windows):
+    """Windows for a model that says where something is: it sees words on both sides of the core."""
+
+    def next(self, words: Words) -> list[Window]:
         windows = []
         while self._first < len(words.spans):
-            last = self._first + self._every
+            last = self._first + self._size
             seen = last + self._context
             if seen > len(words.spans) and not words.ended:
                 break
             windows.append(self._window(words, last, seen))
-            self._first = last
+            self._advance(last)
         return windows
 
     def _window(self, words: Words, last: int, seen: int) -> Window:
@@ -101,34 +118,25 @@ class Both:
         )
 
 
-class Before:
-    """Windows for a model that judges a text: it sees words before the new ones. They end after a
-    sentence, once half of the words are there.
-
-    Args:
-        every: new words at most.
-        context: words before them.
+class Before(_Windows):
+    """Windows for a model that judges a text: it sees words before the core. A core ends after a
+    sentence, once half of its words are there.
     """
 
-    def __init__(self, every: int, context: int) -> None:
-        self._every, self._context = every, context
-        self._first = 0
-
     def next(self, words: Words) -> list[Window]:
-        """The windows that the words so far make."""
         windows: list[Window] = []
         while self._first < len(words.spans) and (last := self._last(words)) is not None:
             begin, end = words.start(self._first - self._context), words.spans[last - 1][1]
             windows.append(Window(begin, end, words.start(self._first), end))
-            self._first = last
+            self._advance(last)
         return windows
 
     def _last(self, words: Words) -> int | None:
         """The number of words up to the next window's end; None while it is not there."""
         spans = words.spans
-        least = self._first + -(-self._every // 2)
-        for last in range(least, min(self._first + self._every, len(spans)) + 1):
+        most = self._first + self._size
+        for last in range(self._first + -(-self._size // 2), min(most, len(spans)) + 1):
             start, end = spans[last - 1]
-            if last == self._first + self._every or _SENTENCE_END.search(words.text[start:end]):
+            if last == most or _SENTENCE_END.search(words.text[start:end]):
                 return last
         return len(spans) if words.ended else None

@@ -9,6 +9,7 @@ is small, or after a number of passes; these tokens are what is kept. That is `g
 DiffusionGemma in transformers.
 """
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -113,7 +114,7 @@ class Denoiser:
         if self.finished:
             self.num_canvases += 1
             self.logprobs = [
-                -float(np.log(np.exp(row - row.max()).sum(dtype=np.float64)))
+                -math.log(np.exp(row - row.max()).sum(dtype=np.float64))
                 for row in output[:, : self._vocab_size]
             ]
 
@@ -131,7 +132,7 @@ class Denoiser:
         drawn = int(np.searchsorted(heights, u * total, side="right"))
         drawn = min(drawn, int(np.searchsorted(heights, total)))
         mean = np.multiply(weights, values).sum(dtype=np.float64) / total
-        entropy = float(np.log(total) - mean)
+        entropy = float(math.log(total) - mean)
         return _Row(best, drawn, entropy)
 
     def _accepted(self, entropies: list[float]) -> frozenset[int]:

@@ -6,6 +6,7 @@ write (LLaDA, arXiv:2502.09992; Dream, arXiv:2508.15487; with a threshold, Fast-
 arXiv:2505.22618); MaskGIT (arXiv:2202.04200) has the order by confidence.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.elementary import exp
 from maskdial.engine.logits import largest_indices, summarize
 from maskdial.engine.philox import Philox
 from maskdial.kernels.logits import VocabularyKernels
@@ -158,7 +160,7 @@ class Unmasker:
         ]
         ranked = np.argsort(-np.array(scores), kind="stable")[: self._num_filled(canvas)]
         if self._how.threshold is not None:
-            least = np.log(self._how.threshold)
+            least = math.log(self._how.threshold) if self._how.threshold else -math.inf
             ranked = np.array(
                 [place for at, place in enumerate(ranked) if at == 0 or likeliest[place] >= least]
             )
@@ -250,7 +252,7 @@ class _Row:
         """The token at a share ``u`` of the tempered distribution, in the order of ids."""
         values = self._values(allowed).astype(np.float64)
         while True:
-            weights = np.exp((values - values.max()) / temperature)
+            weights = exp((values - values.max()) / temperature)
             heights = np.cumsum(weights)
             # Rounded up to the whole, u would be beyond the last token.
             place = int(np.searchsorted(heights, u * heights[-1], side="right"))
@@ -264,14 +266,14 @@ class _Row:
 
     def margin(self, allowed: Allowed | None) -> float:
         """By how much the likeliest token leads the next one, in probability."""
-        first, *second = (float(np.exp(self.logprob(token))) for token in self.best(allowed, 2))
+        first, *second = (math.exp(self.logprob(token)) for token in self.best(allowed, 2))
         return first - sum(second)
 
     def entropy(self, allowed: Allowed | None) -> float:
         """-sum p log p over the tokens that may stand there, in nats."""
         values = self._values(allowed)
         logprobs = values[values > -np.inf].astype(np.float64) - self._log_total
-        return float(-(np.exp(logprobs) * logprobs).sum())
+        return float(-(exp(logprobs) * logprobs).sum())
 
     def _values(self, allowed: Allowed | None) -> NDArray[np.float32]:
         if allowed is not None:

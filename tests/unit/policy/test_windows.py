@@ -54,16 +54,19 @@ def test_windows_cover_every_word(kind: type[Both] | type[Before], text: str) ->
 
 def test_a_core_has_its_words_and_their_context() -> None:
     text = " ".join(f"w{i}" for i in range(10))
-    first, second, third = windows_of(Both, [text])
-    assert text[first.start : first.end] == "w0 w1 w2 w3 w4 w5 w6"
-    assert text[first.cleared :].startswith("w4")
-    assert text[second.start : second.end] == "w1 w2 w3 w4 w5 w6 w7 w8 w9"
-    assert (text[second.core :][:2], text[second.cleared :]) == ("w4", "w8 w9")
-    assert (text[third.core :], third.cleared) == ("w8 w9", len(text))
+    first, second, third, last = windows_of(Both, [text])
+    assert text[first.start : first.end] == "w0 w1 w2 w3"
+    assert text[first.cleared :].startswith("w1")
+    assert text[second.start : second.end] == "w0 w1 w2 w3 w4 w5"
+    assert text[second.cleared :].startswith("w3")
+    assert text[third.start : third.end] == "w0 w1 w2 w3 w4 w5 w6 w7 w8 w9"
+    assert (text[third.core :][:2], text[third.cleared :]) == ("w3", "w7 w8 w9")
+    assert (text[last.start :], text[last.core :]) == ("w4 w5 w6 w7 w8 w9", "w7 w8 w9")
+    assert last.cleared == len(text)
 
 
 def test_no_core_passes_before_its_context_is_there() -> None:
-    words, made = Words(), Both(2, 2)
+    words, made = Words(), Both(8, 2)
     words.add("a b c d")  # the last word may go on
     assert made.next(words) == []
     words.add(" ")
@@ -72,9 +75,9 @@ def test_no_core_passes_before_its_context_is_there() -> None:
 
 
 def test_a_judged_text_is_cut_where_sentences_end() -> None:
-    text = "One two. Three four five six seven eight nine"
+    text = "One two. Three four. Five six seven eight nine ten"
     found = [text[w.core : w.end] for w in windows_of(Before, [text])]
-    assert found == ["One two.", "Three four five six", "seven eight nine"]
+    assert found == ["One", "two.", "Three four.", "Five six seven eight", "nine ten"]
 
 
 def test_a_text_of_white_space_has_no_window() -> None:

@@ -112,8 +112,8 @@ class Dry:
         np.maximum.at(longest, places, lengths[repeats])
         counts = ~self.breakers.single(following)
         exponents = np.minimum(longest[counts] - self.allowed_length, most)
-        penalties = self.multiplier * np.power(self.base, exponents.astype(np.float64))
-        return following[counts], penalties.astype(np.float32)
+        penalties = [self.multiplier * self.base**each for each in exponents.tolist()]
+        return following[counts], np.array(penalties, np.float32)
 
     def _max_exponent(self) -> int:
         """Beyond it the penalty is no float32, or does not grow."""

@@ -17,6 +17,7 @@ from maskdial.causal.sampling.candidates import (
     typical,
 )
 from maskdial.causal.sampling.params import SamplingParams
+from maskdial.elementary import log
 
 _NEVER = np.float32(-math.inf)
 FindGreatest = Callable[[NDArray[np.float32], int], NDArray[np.int64]]
@@ -106,7 +107,7 @@ def _at_temperature(candidates: Candidates, size: int, params: SamplingParams) -
             return candidates
         shares = candidates.weights.astype(np.float64) / candidates.total
         shares = shares[shares > 0]
-        entropy = max(float(-(shares * np.log(shares)).sum()) / math.log(size), 0.0)
+        entropy = max(float(-(shares * log(shares)).sum()) / math.log(size), 0.0)
         lowest = max(temperature - spread, 0.0)
         temperature += spread
         temperature = lowest + (temperature - lowest) * entropy**params.dynatemp_exponent

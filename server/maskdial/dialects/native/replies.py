@@ -202,6 +202,7 @@ class ModelDescription(TypedDict):
     generation_defaults: DefaultSampling
     provider: str
     kernels: str
+    numerics: str
     kv_cache_dtype: str
     ready: bool
 
@@ -248,6 +249,7 @@ class ServerInfo(TypedDict):
     phase: Literal["loading", "serving", "draining"]
     limits: Limits
     models: list[ModelDescription]
+    policies: list[str]
     prefix_disk: NotRequired[PrefixDiskInfo]
 
 

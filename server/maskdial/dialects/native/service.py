@@ -35,6 +35,7 @@ _UNKNOWN: dict[str, Any] = {
     "generation_defaults": {},
     "provider": "",
     "kernels": "",
+    "numerics": "",
     "kv_cache_dtype": "",
     "ready": False,
 }
@@ -69,6 +70,7 @@ async def info(request: Request) -> Response:
                 "slots": max(slots, default=0),
             },
             "models": _describe_all(server),
+            "policies": server.policy_names,
             **_describe_disk(server),
         }
     )
@@ -148,6 +150,7 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
         return [common | _UNKNOWN]
     return [
         common
+        | _UNKNOWN
         | {
             "mask": manifest.mask,
             "family": manifest.family,
@@ -159,11 +162,6 @@ def _describe(entry: Entry, models: Models, config: Config) -> list[dict[str, An
             **_source_length(manifest, config),
             "labels": list(manifest.labels),
             "chat": CHAT_TEMPLATE in manifest.files,
-            "generation_defaults": {},
-            "provider": "",
-            "kernels": "",
-            "kv_cache_dtype": "",
-            "ready": False,
         }
         | ({} if model is None else _describe_loaded(model))
         for manifest, model in zip_longest(entry.manifests, entry.models)
@@ -188,6 +186,7 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
         "max_length": model.max_length,
         "provider": model.provider,
         "kernels": model.kernels,
+        "numerics": model.numerics,
         "ready": model.engine.ready,
     }
 

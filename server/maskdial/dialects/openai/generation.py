@@ -140,7 +140,7 @@ def ending(finish: Finish, reason: str) -> dict[str, Any]:
     """How a choice ended, with what policies found by their rules, in the form of Azure's."""
     results = {
         each.rule: {"filtered": each.action != "flag", "detected": True, **asdict(each)}
-        for each in finish.verdicts
+        for each in sorted(finish.verdicts, key=lambda verdict: verdict.score)
     }
     return {"finish_reason": reason} | ({"content_filter_results": results} if results else {})
 

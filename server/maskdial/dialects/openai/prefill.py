@@ -16,7 +16,6 @@ from maskdial.dialects.flow import Renderer, write
 from maskdial.dialects.openai.chat import ChatBody
 from maskdial.dialects.openai.errors import FORM
 from maskdial.dialects.openai.replies import PrefillReply
-from maskdial.engine.fairness import current_usage
 from maskdial.errors import ValidationError
 
 # Nothing of a reply is asked for; the engine writes a token at least.
@@ -52,7 +51,7 @@ async def prefill(call: Call[PrefillBody]) -> Response:
             "another mask, and --prefix-cache-bytes",
             field="model",
         )
-    current_usage().key = owner
+    call.act_for(owner)
     chat = call.body.model_copy(update=_LEAST).chat(model)
     generation = await call.generation(chat, model)
     return await write(call, generation, _Usage(model.bundle.name), streams=False)

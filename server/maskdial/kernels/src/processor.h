@@ -5,6 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+// Of a function in a class, several compilations have one copy, and the linker takes any of them: without
+// this, a processor might get a copy with instructions that it does not have.
+#define SHARED [[gnu::always_inline]]
+
 // A panel holds this many columns of a matrix of 8-bit weights, of one of 4-bit weights, and of keys
 // in a cache of int8; a packed quad, four rows of a column. All are multiples of every tile's columns.
 constexpr size_t kPanel = 48;
@@ -23,7 +27,7 @@ struct Prefetch {
   size_t size = 0;
 
   // The lines to prefetch in each of num_steps steps; all of them if num_steps is 0.
-  size_t lines_each(size_t num_steps) const {
+  SHARED size_t lines_each(size_t num_steps) const {
     const size_t num_lines = (size + kLine - 1) / kLine;
     return num_steps == 0 ? num_lines : (num_lines + num_steps - 1) / num_steps;
   }
@@ -53,7 +57,7 @@ struct Result {
   const float* deltas = nullptr;  // [num_rows][delta_stride]: added to the product
   size_t delta_stride = 0;
 
-  Result from(size_t row) const {
+  SHARED Result from(size_t row) const {
     Result rest = *this;
     rest.out += row * stride;
     if (deltas != nullptr) rest.deltas += row * delta_stride;
@@ -129,7 +133,7 @@ struct BlockPanel {
   BlockNumbers numbers;
   const float* biases;
 
-  size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }
+  SHARED size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }
 };
 
 // Rows quantized in blocks: values [num_rows][num_chunks][chunk_size], and [num_rows][num_blocks] the step
@@ -166,26 +170,26 @@ struct Queries {
   size_t out_stride;
   Prefetch after;  // read after them; fetched over a cache of integers only
 
-  size_t length(size_t row) const {
+  SHARED size_t length(size_t row) const {
     const size_t token = row / group;
     return first_length + token + (ahead == nullptr ? 0 : static_cast<size_t>(ahead[token]));
   }
-  size_t longest() const { return length(num_rows - 1); }
+  SHARED size_t longest() const { return length(num_rows - 1); }
   // The first key that a row sees.
-  size_t begin(size_t row) const {
+  SHARED size_t begin(size_t row) const {
     const size_t own = first_length + row / group;
     return window == 0 || own <= window ? 0 : own - window;
   }
   // The first row that sees a key, which the last one does.
-  size_t first_row(size_t key) const {
+  SHARED size_t first_row(size_t key) const {
     if (ahead == nullptr) return key < first_length ? 0 : (key - first_length + 1) * group;
     size_t row = 0;
     while (length(row) <= key) row += group;
     return row;
   }
   // The floats of scratch memory: scores, a block of transposed keys, and a factor per value.
-  size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
-  size_t scratch() const { return (num_rows + 1) * score_stride() + head_size * kKeyBlock; }
+  SHARED size_t score_stride() const { return (longest() + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  SHARED size_t scratch() const { return (num_rows + 1) * score_stride() + head_size * kKeyBlock; }
 };
 
 // Their head in a cache of floats.
@@ -256,36 +260,36 @@ struct FullQueries {
   PositionTable keys_of_positions{}, queries_of_positions{};
 
   // The keys of a query.
-  size_t begin(size_t query) const {
+  SHARED size_t begin(size_t query) const {
     return first + query < window ? 0 : first + query + 1 - window;
   }
-  size_t end(size_t query) const {
+  SHARED size_t end(size_t query) const {
     return length - (first + query) < window ? length : first + query + window;
   }
 
-  size_t padded_size() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
-  size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
+  SHARED size_t padded_size() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
+  SHARED size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
   // A query's scores begin anywhere, and end with whole vectors.
-  size_t score_stride() const { return padded_length() + kLanes; }
+  SHARED size_t score_stride() const { return padded_length() + kLanes; }
   // The queries whose scores by queries of positions are in scratch memory.
-  size_t position_queries_at_once() const {
+  SHARED size_t position_queries_at_once() const {
     const size_t most = num_queries < kPositionQueries ? num_queries : kPositionQueries;
     return (most + kLanes - 1) / kLanes * kLanes;
   }
   // The products of a tile of rows and the columns of positions that it needs, which begin and end
   // with whole vectors; as many may be read behind them.
-  size_t window_stride() const {
+  SHARED size_t window_stride() const {
     const size_t most = length + kLanes < num_columns ? length + kLanes : num_columns;
     return (most + kLanes - 1) / kLanes * kLanes + 3 * kLanes;
   }
   // The floats of scratch memory: keys, values, a tile of queries and their scores. Integers of 16
   // bits, which need factors, take no more.
-  size_t scratch_of_content() const {
+  SHARED size_t scratch_of_content() const {
     return (padded_length() + length + kMaxQueries) * padded_size() +
            kMaxQueries * score_stride();
   }
   // And those of positions.
-  size_t scratch() const {
+  SHARED size_t scratch() const {
     if (columns == nullptr) return scratch_of_content();
     return scratch_of_content() + padded_length() * padded_size() +
            position_queries_at_once() * (score_stride() + kLanes) + kLanes * window_stride();
@@ -331,7 +335,7 @@ struct LinearHead {
   size_t out_stride;
 
   // The floats of scratch memory: a token's keys, queries and decays, and two blocks of the state.
-  size_t scratch() const { return num_keys * (4 * kStateTokens + 2 * kStateColumns) + kLanes; }
+  SHARED size_t scratch() const { return num_keys * (4 * kStateTokens + 2 * kStateColumns) + kLanes; }
 };
 
 // The k greatest scores of a row are searched in blocks of this many, by each block's maximum.

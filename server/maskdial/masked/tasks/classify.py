@@ -5,7 +5,7 @@ Ties are in the order of the labels.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,7 +176,7 @@ def classify(
             independent labels or a single one, softmax otherwise.
         function_to_apply: overrides that default.
         top_k: number of labels to return; None, or more than there are: all.
-        calibration: has the temperature of the scores.
+        calibration: has the temperature of the scores, and what they mean.
 
     Raises:
         InferenceError: a logit is not a finite number.
@@ -189,9 +189,33 @@ def classify(
         values = softmax(values)
     elif function == "sigmoid":
         values = sigmoid(values)
+    if calibration is not None and calibration.isotonic and function != "none":
+        values = calibrated(values, labels, calibration, exclusive=function == "softmax")
     pairs = zip(labels, values.tolist(), strict=True)
     ranked = sorted((LabelScore(*pair) for pair in pairs), key=lambda each: -each.score)
     return ranked[:top_k]
+
+
+def calibrated(
+    scores: NDArray[Any], labels: Sequence[str], calibration: Calibration, *, exclusive: bool
+) -> NDArray[np.float64]:
+    """What scores mean by the isotonic tables of their labels.
+
+    Args:
+        scores: (..., num_labels), from 0 to 1.
+        labels: the name of each.
+        calibration: has a table for each.
+        exclusive: whether one label excludes the others; the results then sum to one, and are equal
+            where every table says zero.
+    """
+    read = np.empty(scores.shape)
+    for i, label in enumerate(labels):
+        at, meaning = zip(*calibration.isotonic[label], strict=True)
+        read[..., i] = np.interp(scores[..., i], at, meaning)
+    if not exclusive:
+        return read
+    total = read.sum(axis=-1, keepdims=True)
+    return np.where(total > 0, read / np.where(total > 0, total, 1.0), 1.0 / len(labels))
 
 
 def default_function(problem_type: ProblemType | None, num_labels: int) -> ScoreFunction:

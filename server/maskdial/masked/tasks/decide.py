@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from maskdial.bundle.manifest import Manifest
 from maskdial.bundle.texts import check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.elementary import exp, log_sigmoid
 from maskdial.engine.questions import (
     DecisionPrompt,
     Probabilities,
@@ -205,8 +206,8 @@ class LabelDecision(MaskedDecision):
         def answer(results: Sequence[MaskedResult]) -> list[Probabilities]:
             logits = finite(results[0].logits)
             # Of independent labels, the logarithm of the logistic function.
-            values = -np.logaddexp(0.0, -logits) if is_independent else logits
-            every = np.exp(values) if is_independent else softmax(values)
+            values = log_sigmoid(logits) if is_independent else logits
+            every = exp(values) if is_independent else softmax(values)
             return [
                 _floats(every[chosen] if question.kind == "predicate" else softmax(values[chosen]))
                 for question, chosen in zip(self.questions, columns, strict=True)

@@ -88,13 +88,16 @@ def span_scores(
     check_finite(labels)
     width = words.shape[1] // 2
     starts, ends = words[:, :width], words[:, width:]
-    queries, bias = np.ascontiguousarray(labels[:, :-1].T), labels[:, -1]
+    queries, bias = labels[:, :-1].T.astype(np.float64), labels[:, -1]
     count = len(starts)
     scores = np.full((count, max_width, len(labels)), -np.inf, np.float32)
     for more in range(min(max_width, count)):  # words after the first one
         spans = starts[: count - more] + ends[more:]
         np.maximum(spans, 0, out=spans)
-        scores[: count - more, more] = spans @ queries + bias
+        # Products of 32 bits differ between processors; of 64 bits, once rounded, they do not.
+        scores[: count - more, more] = (spans.astype(np.float64) @ queries).astype(
+            np.float32
+        ) + bias
     return scores
 
 

@@ -5,13 +5,12 @@ Filled texts are ranked by the pseudo-log-likelihood of the tokens that were fil
 """
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import ClassVar
-
-import numpy as np
 
 from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
@@ -434,12 +433,12 @@ def _filling(canvas: Canvas, draft: Draft, total: float, tokenizer: Tokenizer) -
             masks[each.position],
             each.token,
             tokenizer.decode([each.token], skip_special_tokens=False),
-            float(np.exp(each.logprob)),
+            math.exp(each.logprob),
             each.step,
         )
         for each in sorted(draft.filled, key=lambda each: each.position)
     )
-    score = float(np.exp(total / len(tokens)))
+    score = math.exp(total / len(tokens))
     return JointFilling(tokenizer.decode(draft.input_ids), score, total, tokens)
 
 

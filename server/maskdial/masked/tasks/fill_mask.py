@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
+from maskdial.elementary import exp
 from maskdial.engine.logits import largest_indices, log_normalizer
 from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
@@ -254,7 +255,7 @@ def _best_tokens(
     largest, total = log_normalizer(logits)
     values = logits if candidates is None else logits[candidates]
     best = largest_indices(values, min(top_k, len(values)))
-    scores = np.exp(values[best].astype(np.float64) - largest) / total
+    scores = exp(values[best].astype(np.float64) - largest) / total
     tokens = best if candidates is None else candidates[best]
     return tokens.tolist(), scores.tolist()
 

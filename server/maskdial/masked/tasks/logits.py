@@ -5,6 +5,7 @@ do not depend on what else is in the batch.
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.elementary import exp, log_sigmoid
 from maskdial.errors import InferenceError
 
 
@@ -21,15 +22,14 @@ def finite(logits: NDArray[np.float32], what: str = "logits") -> NDArray[np.floa
 
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Probabilities along the last axis, float64 in the shape of the logits."""
-    exponents = np.exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
+    exponents = exp(values - values.max(axis=-1, keepdims=True, initial=-np.inf))
     probabilities: NDArray[np.float64] = exponents / exponents.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The logistic function of each element, float64, without overflow."""
-    probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -values))
-    return probabilities
+    return exp(log_sigmoid(values))
 
 
 def count_windows(num_tokens: int, room: int, stride: int) -> int:

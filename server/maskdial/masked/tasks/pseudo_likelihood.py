@@ -4,6 +4,7 @@ Each token is masked in turn, and the log-probabilities of the true ones are sum
 2020, arXiv:1910.14659).
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,4 +86,4 @@ def log_probability(logits: NDArray[np.float32], token_id: int) -> float:
         InferenceError: a logit is not a finite number.
     """
     largest, total = log_normalizer(logits)
-    return float(logits[token_id]) - largest - float(np.log(total))
+    return float(logits[token_id]) - largest - math.log(total)

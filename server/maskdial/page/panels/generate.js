@@ -7,8 +7,8 @@ import { Writer } from "../writer.js";
 
 const SAMPLING = ["temperature", "top_p", "min_p", "repetition_penalty"];
 
-/** The panel, with the model's own defaults in its fields. */
-export function generate(defaults) {
+/** The panel, with the model's own defaults in its fields, and the policies to choose from. */
+export function generate(defaults, policies) {
   const number = (name, label, step, max) => ({
     name,
     label,
@@ -36,9 +36,10 @@ export function generate(defaults) {
       number("min_p", "Min p", 0.01, 1),
       number("repetition_penalty", "Repetition penalty", 0.05, 100),
       { name: "seed", label: "Seed", kind: "number", value: "", min: 0 },
+      ...(policies.length ? [policyField(policies)] : []),
     ],
     request(values, model) {
-      const { inputs, max_new_tokens, seed } = values;
+      const { inputs, max_new_tokens, seed, policy } = values;
       const sampling = Object.fromEntries(SAMPLING.map((name) => [name, values[name]]));
       const parameters = given({ max_new_tokens, ...sampling, seed });
       const { temperature, top_p } = sampling;
@@ -54,14 +55,26 @@ export function generate(defaults) {
         path: "/generate_stream",
         body: { inputs, model, parameters: { ...parameters, top_n_tokens: 5 } },
         streams: true,
+        policy,
         python: `for token in client.stream(${py(inputs)}, ${keywords({ model, ...parameters })}):\n    print(token.text, end="", flush=True)`,
-        openai: `for chunk in client.completions.create(${keywords(openai)}, stream=True):\n    print(chunk.choices[0].text, end="", flush=True)`,
+        openai: `for chunk in client.completions.create(${keywords(openai)}, ${asked(policy)}stream=True):\n    print(chunk.choices[0].text, end="", flush=True)`,
       };
     },
-    start({ body }, out) {
+    start({ body, policy }, out) {
       const writer = new Writer();
       show(out, writer.element);
-      return { done: writer.run(body.inputs, body), stop: () => writer.stop() };
+      return { done: writer.run(body.inputs, body, policy), stop: () => writer.stop() };
     },
   };
+}
+
+/** Which policy is asked for beside those that bind the model. */
+function policyField(policies) {
+  const none = { value: "", label: "as the model is bound" };
+  const options = [none, ...policies.map((name) => ({ value: name, label: name }))];
+  return { name: "policy", label: "Policy", kind: "choice", value: "", options };
+}
+
+function asked(policy) {
+  return policy ? `extra_headers=${py({ "x-policy": policy })}, ` : "";
 }
