@@ -58,7 +58,7 @@ def load_session(
         if rewritten.num_replaced:
             source = rewritten.model
             options.intra_op_num_threads = usable_cores() or os.cpu_count() or 1
-            kept = kernels.prepare(options, rewritten, graph.parent)
+            kept = kernels.prepare(options, graph.parent, rewritten.tables)
     session = onnxruntime.InferenceSession(
         source,
         options,

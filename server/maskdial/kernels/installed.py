@@ -5,16 +5,13 @@ import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import onnxruntime as ort
 
 from maskdial.errors import ConfigError
 from maskdial.extras import how_to_install
 from maskdial.kernels.build import library_path
-
-if TYPE_CHECKING:  # needs onnx, which is optional
-    from maskdial.kernels.rewrite import Rewritten
 
 _log = logging.getLogger("maskdial.kernels")
 
@@ -57,27 +54,28 @@ class Kernels:
         return cls(path, processor)
 
     def prepare(
-        self, settings: ort.SessionOptions, rewritten: "Rewritten", folder: Path
+        self, settings: ort.SessionOptions, folder: Path, tables: bytes
     ) -> list[ort.OrtValue]:
         """Prepares a session of a rewritten graph, whose weights are in a folder.
 
-        ``settings`` say how many threads it has; the kernels divide their work by that. The result
-        is to be kept until the session is made, which copies it.
+        ``settings`` say how many threads it has; the kernels divide their work by that. ``tables``
+        are those of `maskdial.kernels.rewrite.Rewritten`. The result is to be kept until the session
+        is made, which copies it.
         """
         threads = settings.intra_op_num_threads
         self._register(settings, folder, threads)
-        if not rewritten.tables:
+        if not tables:
             return []
         alone = ort.SessionOptions()
         alone.intra_op_num_threads = threads
         alone.log_severity_level = settings.log_severity_level
         alone.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._register(alone, folder, threads)
-        tables = ort.InferenceSession(
-            rewritten.tables, alone, providers=["CPUExecutionProvider"], enable_fallback=False
+        session = ort.InferenceSession(
+            tables, alone, providers=["CPUExecutionProvider"], enable_fallback=False
         )
-        names = [each.name for each in tables.get_outputs()]
-        values = [ort.OrtValue.ortvalue_from_numpy(each) for each in tables.run(names, {})]
+        names = [each.name for each in session.get_outputs()]
+        values = [ort.OrtValue.ortvalue_from_numpy(each) for each in session.run(names, {})]
         settings.add_external_initializers(names, values)
         return values
 

@@ -190,7 +190,7 @@ class Session:
         )
         if not rewritten.num_replaced:
             return str(graph), []
-        kept = kernels.prepare(settings, rewritten, graph.parent)
+        kept = kernels.prepare(settings, graph.parent, rewritten.tables)
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.is_exact = rewritten.is_exact
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
