@@ -59,8 +59,8 @@ class Kernels:
         """Prepares a session of a rewritten graph, whose weights are in a folder.
 
         ``settings`` say how many threads it has; the kernels divide their work by that. ``tables``
-        are those of `maskdial.kernels.rewrite.Rewritten`. The result is to be kept until the session
-        is made, which copies it.
+        are those of `maskdial.kernels.rewrite.Rewritten`. The result is to be kept until the
+        session is made, which copies it.
         """
         threads = settings.intra_op_num_threads
         self._register(settings, folder, threads)
