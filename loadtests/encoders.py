@@ -1,9 +1,9 @@
 """``python -m loadtests encoders``: vectors and classes of texts, against transformers in torch.
 
-A checkpoint with random weights in the shape of ModernBERT-base, as a model of embeddings and as a
-classifier. A request has one text, or several of mixed lengths, which the library pads to the
-longest. Everything runs on one thread of this process, in turns, and is timed by its processor
-time, which other load on the machine changes little.
+A checkpoint with random weights in the shape of ModernBERT-base or DeBERTa-v3-base, as a model of
+embeddings and as a classifier. A request has one text, or several of mixed lengths, which the
+library pads to the longest. Everything runs on one thread of this process, in turns, and is timed
+by its processor time, which other load on the machine changes little.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from loadtests import add_number, add_seed, add_work
 from loadtests.checkpoints import build_checkpoint, export_random, masked_words, new_folder
-from loadtests.compare.setup import MODERN_BERT, TINY, Shape
+from loadtests.compare.setup import DEBERTA, MODERN_BERT, TINY, Shape
 from loadtests.engines import load_served
 from loadtests.measurement import (
     Section,
@@ -43,7 +43,7 @@ DESCRIPTION = (
     "Measure vectors and classes of texts: our engine, and transformers in float32, each on one "
     "thread and by its processor time. The model has random weights in a real shape."
 )
-_SHAPES = {MODERN_BERT.name: MODERN_BERT, TINY["masked"].name: TINY["masked"]}
+_SHAPES = {shape.name: shape for shape in (MODERN_BERT, DEBERTA, TINY["masked"])}
 _HEADS = {"embed": "AutoModel", "classify": "AutoModelForSequenceClassification"}
 _PRECISIONS = ("int8", "fp32")
 _LABELS = 4

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from loadtests import LoadTestError, add_number, add_seed, add_work
 from loadtests.checkpoints import build_checkpoint, export_random, llama_config, new_folder
-from loadtests.compare.setup import find
+from loadtests.compare.setup import DEBERTA, find
 from loadtests.measurement import (
     Section,
     add_report_options,
@@ -292,7 +292,6 @@ def _encoder(args: argparse.Namespace, name: str) -> Path:
         AutoModelForSequenceClassification,
         AutoModelForTokenClassification,
         BertConfig,
-        DebertaV2Config,
         PreTrainedTokenizerFast,
     )
 
@@ -315,20 +314,8 @@ def _encoder(args: argparse.Namespace, name: str) -> Path:
         )
         model = AutoModelForTokenClassification.from_config(config)
     else:
-        config = DebertaV2Config(
-            vocab_size=MASKED_WORDS,
-            hidden_size=768,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            intermediate_size=3072,
-            relative_attention=True,
-            position_buckets=256,
-            pos_att_type=["p2c", "c2p"],
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-            position_biased_input=False,
-            id2label={0: "BENIGN", 1: "INJECTION"},
-        )
+        config = DEBERTA.config
+        config.id2label = {0: "BENIGN", 1: "INJECTION"}
         model = AutoModelForSequenceClassification.from_config(config)
     with new_folder(folder) as path:
         model.eval().save_pretrained(path)

@@ -22,7 +22,6 @@ from maskdial.runtime.host_limits import available_bytes as available_bytes
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 _IN_BLOCKS = b"MatMulNBits"
-_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _ELEMENTS = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -62,23 +61,23 @@ def load_session(
     # Threads that spin while they wait take the time of others, torch's among them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     source: Path | bytes = graph
+    kept: list[onnxruntime.OrtValue] = []
     if kernels is not None and isinstance(graph, Path):
         rewritten = rewrite(graph, "auto")
         if rewritten.num_replaced:
             source = rewritten.model
-            threads = usable_cores() or os.cpu_count() or 1
-            options.intra_op_num_threads = threads
-            options.add_session_config_entry("maskdial.threads", str(threads))
-            options.register_custom_ops_library(str(kernels.path))
-            options.add_session_config_entry(_WEIGHTS, str(graph.parent))
+            options.intra_op_num_threads = usable_cores() or os.cpu_count() or 1
+            kept = kernels.prepare(options, graph.parent, rewritten.tables)
     size = source.stat().st_size if isinstance(source, Path) else len(source)
     options.enable_mem_reuse = size < LARGE_GRAPH
-    return onnxruntime.InferenceSession(
+    session = onnxruntime.InferenceSession(
         source,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=UNWANTED_FUSIONS,
     )
+    del kept
+    return session
 
 
 class Loaded:

@@ -142,6 +142,34 @@ class _ModernBert(Shape):
 
 MODERN_BERT = _ModernBert("modernbert-base", "masked", "ModernBERT-base", {})
 
+
+@dataclass(frozen=True, slots=True)
+class _Deberta(Shape):
+    """DeBERTa-v3's, with the vocabulary of our BERT."""
+
+    @property
+    def config(self) -> "PreTrainedConfig":
+        from transformers import DebertaV2Config
+
+        return DebertaV2Config(
+            vocab_size=MASKED_WORDS,
+            relative_attention=True,
+            position_buckets=256,
+            pos_att_type=["p2c", "c2p"],
+            share_att_key=True,
+            norm_rel_ebd="layer_norm",
+            position_biased_input=False,
+            type_vocab_size=0,
+            hidden_size=768,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            intermediate_size=3072,
+            **self.measures,
+        )
+
+
+DEBERTA = _Deberta("deberta-v3-base", "masked", "DeBERTa-v3-base", {})
+
 SHAPES = {shape.name: shape for shape in _ALL}
 
 

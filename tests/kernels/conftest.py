@@ -24,6 +24,7 @@ LIBRARY = "TESTS_KERNELS"
 TYPES = {
     np.dtype(np.float32): onnx.TensorProto.FLOAT,
     np.dtype(np.float64): onnx.TensorProto.DOUBLE,
+    np.dtype(np.int16): onnx.TensorProto.INT16,
     np.dtype(np.int32): onnx.TensorProto.INT32,
     np.dtype(np.int64): onnx.TensorProto.INT64,
 }

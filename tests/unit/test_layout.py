@@ -89,6 +89,7 @@ REWRITERS = tuple(
             "contained",
             "fuse",
             "graph",
+            "positions",
             "prune",
             "recurrent",
             "rewrite",

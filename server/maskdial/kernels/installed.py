@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import onnxruntime as ort
+
 from maskdial.errors import ConfigError
 from maskdial.extras import how_to_install
 from maskdial.kernels.build import library_path
 
 _log = logging.getLogger("maskdial.kernels")
 
+EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
+"""The entry of a session's configuration that says where the weights of a graph are that is loaded
+from memory."""
 _BUILD = "python -m maskdial.kernels build"
 
 
@@ -47,6 +52,37 @@ class Kernels:
                 "MASKDIAL_KERNELS_ISA names instructions that this processor does not have"
             )
         return cls(path, processor)
+
+    def prepare(
+        self, settings: ort.SessionOptions, folder: Path, tables: bytes
+    ) -> list[ort.OrtValue]:
+        """Prepares a session of a rewritten graph, whose weights are in a folder.
+
+        ``settings`` say how many threads it has; the kernels divide their work by that. ``tables``
+        are those of `maskdial.kernels.rewrite.Rewritten`. The result is to be kept until the
+        session is made, which copies it.
+        """
+        threads = settings.intra_op_num_threads
+        self._register(settings, folder, threads)
+        if not tables:
+            return []
+        alone = ort.SessionOptions()
+        alone.intra_op_num_threads = threads
+        alone.log_severity_level = settings.log_severity_level
+        alone.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._register(alone, folder, threads)
+        session = ort.InferenceSession(
+            tables, alone, providers=["CPUExecutionProvider"], enable_fallback=False
+        )
+        names = [each.name for each in session.get_outputs()]
+        values = [ort.OrtValue.ortvalue_from_numpy(each) for each in session.run(names, {})]
+        settings.add_external_initializers(names, values)
+        return values
+
+    def _register(self, settings: ort.SessionOptions, folder: Path, threads: int) -> None:
+        settings.register_custom_ops_library(str(self.path))
+        settings.add_session_config_entry("maskdial.threads", str(threads))
+        settings.add_session_config_entry(EXTERNAL_DATA, str(folder))
 
 
 def find_kernels(setting: Literal["auto", "on", "off"]) -> Kernels | None:

@@ -28,6 +28,8 @@ _ATTENTIONS = frozenset({ATTENTION, *ATTENTION_OVER.values(), "MaskedAttention"}
 # Operators that may compute the head's rows from the graph's inputs.
 _INDEXING = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze"})
 _ROWS, _AXIS = "rows.read", "axis.rows"
+_ROWS_INPUT = 5
+"""Of ``MaskedAttention``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,10 @@ def _prune(graph: Graph, selection: _Selection) -> str:
                 node.input[index] = gathers[name].output[0]
     if masked:
         attention.input[0] = gathers[attention.input[0]].output[0]
-    attention.input.append(rows)
+    if masked and len(attention.input) > _ROWS_INPUT:  # positions follow
+        attention.input[_ROWS_INPUT] = rows
+    else:
+        attention.input.append(rows)
     _write(graph, selection, indexing, gathers, axis=1 - axis)
     return rows
 

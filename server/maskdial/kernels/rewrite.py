@@ -51,6 +51,7 @@ from maskdial.kernels.graph import (
     attributes_of,
 )
 from maskdial.kernels.logits import SUMMARY
+from maskdial.kernels.positions import attend_by_distance
 from maskdial.kernels.prune import prune_last_layer
 from maskdial.kernels.recurrent import rewrite_recurrence, states_of
 from maskdial.kernels.varlen import pack_texts
@@ -158,6 +159,8 @@ class Rewritten:
         kv_cache: element type of an integer KV cache; None without one.
         windows: by layer, how many tokens one sees, where that is not all.
         projections: the products that adapters may add to, by their layers' names.
+        tables: a graph without inputs, serialized, whose outputs are initializers that ``model``
+            lacks; empty if it lacks none. `Kernels.prepare` computes them.
     """
 
     model: bytes
@@ -168,6 +171,7 @@ class Rewritten:
     kv_cache: CacheInteger | None
     windows: Mapping[int, int]
     projections: Mapping[str, Projection]
+    tables: bytes
 
 
 def rewrite(
@@ -213,6 +217,8 @@ def rewrite(
     if integer is not None:
         _quantize_cache(graph, integer)
     fuse_biases(graph)
+    # An adapter of queries or keys would also change those of positions, which may share its layer.
+    tables = b"" if adapters else attend_by_distance(graph)
     num_replaced += pack_texts(graph)
     rows = prune_last_layer(graph)
     adapting = Adapting(graph, rows) if adapters else None
@@ -237,6 +243,7 @@ def rewrite(
         integer,
         dict(_windows(graph)),
         projections,
+        tables,
     )
 
 

@@ -2,10 +2,10 @@
 heads.
 
 ``MaskedAttention`` (``src/masked_attention.cpp``) takes the place of a ``MultiHeadAttention`` that
-masks padding only. If no other operator attends, and all operators in between compute each token by
-itself, ``Pack`` (``src/varlen.cpp``) puts the texts one after the other, from (batch, length, ...)
-to (tokens, 1, ...), once. ``Unpack`` puts the heads' inputs back into padded rows, which end with
-zeros.
+masks padding only; `maskdial.kernels.positions` has put it in place of attention by distance. If no
+other operator attends, and all operators in between compute each token by itself, ``Pack``
+(``src/varlen.cpp``) puts the texts one after the other, from (batch, length, ...) to (tokens, 1,
+...), once. ``Unpack`` puts the heads' inputs back into padded rows, which end with zeros.
 """
 
 from dataclasses import dataclass, field
@@ -28,9 +28,13 @@ _MASKED = -10_000  # scores this low have no weight
 _TOKENS = frozenset({"input_ids", "token_type_ids"})
 _ATTENTION_DEFAULTS: dict[str, float] = {"mask_filter_value": -10_000.0, "unidirectional": 0}
 
+_OURS = "MaskedAttention"
+_ATTENTIONS = frozenset({"MultiHeadAttention", _OURS})
 _NORMS = RESIDUAL_NORMS | {"LayerNormalization", "SimplifiedLayerNormalization"}
 # Operators that are worth packing their inputs; others are packed if an input is.
-_HEAVY = _NORMS | QUANTIZED | {"MatMul", "MatMulNBits", "MultiHeadAttention", "RotaryEmbedding"}
+_HEAVY = _NORMS | QUANTIZED | _ATTENTIONS | {"MatMul", "MatMulNBits", "RotaryEmbedding"}
+# Operators between a comparison of tokens' positions with lengths and a mask.
+_MASKING = frozenset({"Cast", "Squeeze", "Unsqueeze"})
 
 
 def pack_texts(graph: Graph) -> int:
@@ -42,13 +46,17 @@ def pack_texts(graph: Graph) -> int:
     attentions = [node for node in graph.nodes if _masks_padding_only(graph, node)]
     if not attentions:
         return 0
-    num_attentions = sum(node.op_type == "MultiHeadAttention" for node in graph.nodes)
+    num_attentions = sum(node.op_type in _ATTENTIONS for node in graph.nodes)
     plan = _plan(graph)
     if len(attentions) == num_attentions and len(plan.entries) == 1:
         _pack(graph, plan)
         fuse_norms(graph, {_packed(name) for name in plan.values})
     else:
-        replaced = {id(node): _masked_attention(graph, node, packed=False) for node in attentions}
+        replaced = {
+            id(node): _masked_attention(graph, node, packed=False)
+            for node in attentions
+            if node.op_type != _OURS
+        }
         graph.replace(replaced)
     return len(attentions)
 
@@ -79,6 +87,8 @@ class _Plan:
 
 def _masks_padding_only(graph: Graph, node: NodeProto) -> bool:
     """Whether a node is attention of texts within their lengths, perhaps through a window."""
+    if node.op_type == _OURS:  # `maskdial.kernels.positions` made it
+        return True
     if node.op_type != "MultiHeadAttention":
         return False
     query, key, value, bias, lengths, scores, *rest = [*node.input, "", "", "", "", ""][:10]
@@ -108,10 +118,32 @@ def _window(graph: Graph, node: NodeProto) -> int:
     masked, size = graph.integers(mul.input[1]), graph.integers(compare.input[1])
     if len(masked) != 1 or masked[0] > _MASKED or graph.integers(unsqueeze.input[1]) != [0, 1]:
         return 0
-    positions = [graph.producers.get(each) for each in difference.input]
-    if [_axis_of_positions(graph, each) for each in positions] != [1, 0] or len(size) != 1:
+    if not is_distance(graph, difference) or len(size) != 1:
         return 0
     return max(size[0], 0)
+
+
+def is_distance(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node computes how far each token, a row, is behind each other, a column."""
+    if node.op_type != "Sub":
+        return False
+    positions = [graph.producers.get(each) for each in node.input]
+    return [_axis_of_positions(graph, each) for each in positions] == [1, 0]
+
+
+def is_token_mask(graph: Graph, name: str) -> bool:
+    """Whether a value is 1 for the tokens within the texts' lengths, and 0 for padding."""
+    node = graph.producers.get(name)
+    while node is not None and node.op_type in _MASKING:
+        node = graph.producers.get(node.input[0])
+    if node is None or node.op_type != "Less":
+        return False
+    ends = graph.producers.get(node.input[1])
+    while ends is not None and ends.op_type in _MASKING and ends.input[0] != LENGTHS:
+        ends = graph.producers.get(ends.input[0])
+    places = graph.producers.get(node.input[0])
+    counts = ends is not None and ends.op_type == "Unsqueeze" and ends.input[0] == LENGTHS
+    return counts and LENGTHS in graph.inputs and _axis_of_positions(graph, places) == 0
 
 
 def _axis_of_positions(graph: Graph, node: NodeProto | None) -> int:
@@ -184,8 +216,10 @@ def _looks_tokens_up(graph: Graph, node: NodeProto) -> bool:
 def _rowwise_inputs(graph: Graph, node: NodeProto) -> list[str]:
     """As `rowwise_inputs`, and through operators that keep batch and length apart."""
     kind, inputs = node.op_type, list(node.input)
-    if kind == "MultiHeadAttention":
+    if kind in _ATTENTIONS:
         return inputs[:3] if _masks_padding_only(graph, node) else []
+    if kind == "Mul" and _clears_padding(graph, node):
+        return inputs[:1]
     if kind == "Reshape":
         return inputs[:1] if _keeps_tokens(graph, inputs[1]) else []
     if kind == "Unsqueeze":
@@ -203,6 +237,11 @@ def _rowwise_inputs(graph: Graph, node: NodeProto) -> list[str]:
         batched = attributes_of(node).get("is_packed_batching", 0) == 0
         return inputs[:1] if from_zero and batched else []
     return rowwise_inputs(graph, node)
+
+
+def _clears_padding(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node multiplies tokens by 1 and padding by 0."""
+    return node.op_type == "Mul" and is_token_mask(graph, node.input[1])
 
 
 def _keeps_tokens(graph: Graph, shape: str) -> bool:
@@ -269,14 +308,29 @@ def _pack(graph: Graph, plan: _Plan) -> None:
                 node.input[1] = "positions.packed"
             elif node.op_type == "MultiHeadAttention":
                 node.CopyFrom(_masked_attention(graph, node, packed=True))
+            elif node.op_type == _OURS:
+                _set_attribute(node, "packed", 1)
+            elif _clears_padding(graph, node):
+                packed[results[0]] = packed[node.input[0]]
+                nodes += _unpacked(packed, results, needed)
+                continue
             _rename(node, packed)
         nodes.append(node)
         for name in results:
             if name in plan.entries:
                 nodes.append(_node("Pack", [name, LENGTHS], packed[name]))
-            elif id(node) in plan.nodes and name in needed:
-                nodes.append(_node("Unpack", [packed[name], LENGTHS, "input_ids"], name))
+        if id(node) in plan.nodes:
+            nodes += _unpacked(packed, results, needed)
     graph.set_nodes(nodes, constants.values())
+
+
+def _unpacked(packed: dict[str, str], names: list[str], needed: set[str]) -> list[NodeProto]:
+    """The operators that put the values back into padded rows that others need so."""
+    return [
+        _node("Unpack", [packed[name], LENGTHS, "input_ids"], name)
+        for name in names
+        if name in needed
+    ]
 
 
 def _packed(name: str) -> str:

@@ -16,7 +16,7 @@ from maskdial.bundle.adapter import Projection
 from maskdial.bundle.bundle import LARGE_GRAPH
 from maskdial.bundle.manifest import CacheChoice, CacheInteger
 from maskdial.errors import BundleError, ConfigError, exhaustion
-from maskdial.kernels.installed import Kernels
+from maskdial.kernels.installed import EXTERNAL_DATA, Kernels
 from maskdial.runtime.cores import usable_cores
 from maskdial.runtime.numerics import numerics_version
 from maskdial.runtime.providers import find_provider
@@ -130,8 +130,9 @@ class Session:
         self.windows: Mapping[int, int] = {}
         self.projections: Mapping[str, Projection] = {}
         model: str | bytes = str(graph)
+        kept: list[ort.OrtValue] = []
         if options.kernels is not None:
-            model = self._take_kernels(graph, options.kernels, settings, options)
+            model, kept = self._take_kernels(graph, options.kernels, settings, options)
         elif options.kv_cache not in ("auto", "float"):
             raise ConfigError(
                 f"only the kernels can read a KV cache of {options.kv_cache}: build them (python "
@@ -140,7 +141,7 @@ class Session:
             )
         elif (rewritten := provider.rewrite(graph)) is not None:
             model, self.multiplies_exactly = rewritten, True
-            _find_external_data(settings, graph)
+            settings.add_session_config_entry(EXTERNAL_DATA, str(graph.parent))
         try:
             if options.provider == "cpu":
                 size = len(model) if isinstance(model, bytes) else graph.stat().st_size
@@ -156,6 +157,7 @@ class Session:
             )
             with self.turn:
                 self._session = _beside(create, options.meanwhile)
+            del kept
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             if exhaustion(error) is not None:
                 raise
@@ -181,8 +183,10 @@ class Session:
 
     def _take_kernels(
         self, graph: Path, kernels: Kernels, settings: ort.SessionOptions, options: SessionOptions
-    ) -> str | bytes:
-        """What to load: the graph rewritten for the kernels, or its path if they have no part."""
+    ) -> tuple[str | bytes, list[ort.OrtValue]]:
+        """What to load: the graph rewritten for the kernels, or its path if they have no part; and
+        what to keep until it is loaded.
+        """
         from maskdial.kernels.rewrite import rewrite  # needs onnx, which is optional
 
         rewritten = rewrite(
@@ -192,19 +196,15 @@ class Session:
             gives_hidden=options.gives_hidden,
         )
         if not rewritten.num_replaced:
-            return str(graph)
-        settings.register_custom_ops_library(str(kernels.path))
-        # The kernels divide their work by it.
-        threads = str(settings.intra_op_num_threads)
-        settings.add_session_config_entry("maskdial.threads", threads)
-        _find_external_data(settings, graph)
+            return str(graph), []
+        kept = kernels.prepare(settings, graph.parent, rewritten.tables)
         self.kernels, self.multiplies_exactly = kernels.processor, not rewritten.num_left
         self.is_exact = rewritten.is_exact
         if rewritten.is_portable:
             self.numerics = numerics_version(self.kernels)
         self.kv_cache, self.windows = rewritten.kv_cache, rewritten.windows
         self.projections = rewritten.projections
-        return rewritten.model
+        return rewritten.model, kept
 
     def _check_split(self, graph: Path, provider: Provider) -> None:
         """Has a plug-in judge which operators it leaves to the CPU."""
@@ -296,13 +296,6 @@ def _beside(create: Callable[[], T], meanwhile: Callable[[], object] | None) -> 
         wait([created], timeout=_HEAD_START)
         meanwhile()
         return created.result()
-
-
-def _find_external_data(settings: ort.SessionOptions, graph: Path) -> None:
-    """Says where the weights of a graph are that is loaded from memory."""
-    settings.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(graph.parent)
-    )
 
 
 def _session_options(

@@ -4,6 +4,7 @@
 // compiled with AVX-512 must not be the one that the linker keeps for every processor.
 #pragma once
 
+#include "relative.h"
 #include "softmax.h"
 
 namespace {
@@ -30,17 +31,24 @@ void attend_fully(const FullQueries& q, float* scratch) {
   float* values = keys + q.padded_length() * size;
   float* tile = values + q.length * size;  // queries, and then results
   float* scores = tile + kMaxQueries * size;
+  const PositionScratch positions(q, scratch + q.scratch_of_content());
   for (size_t start = 0; start < q.length; start += kKeyBlock) {
     const size_t count = q.length - start < kKeyBlock ? q.length - start : kKeyBlock;
     // The values' place holds as many rows, and is not used yet.
-    gather_rows(q.keys + start * q.stride, q.stride, q.key_bias, count, q.head_size, size, values);
-    transpose<kKeyBlock>(values, size * sizeof(float), count, size, keys + start * size);
+    float* rows = q.columns == nullptr ? values : positions.keys + start * size;
+    gather_rows(q.keys + start * q.stride, q.stride, q.key_bias, count, q.head_size, size, rows);
+    transpose<kKeyBlock>(rows, size * sizeof(float), count, size, keys + start * size);
   }
   gather_rows(q.values, q.stride, q.value_bias, q.length, q.head_size, size, values);
+  const FloatPositions by_queries = {positions.keys, size, q.scale,
+                                     static_cast<const float*>(q.queries_of_positions.table)};
+  const FloatPositions by_keys = {tile, size, q.scale,
+                                  static_cast<const float*>(q.keys_of_positions.table)};
   float factors[kFloatRows];
   float* out[kFloatRows];
-  for (size_t row = 0; row < q.num_queries; row += kFloatRows) {
-    const size_t some = q.num_queries - row < kFloatRows ? q.num_queries - row : kFloatRows;
+  for (size_t row = 0, some = 0; row < q.num_queries; row += some) {
+    some = tile_rows(q, row, kFloatRows);
+    prepare_positions(q, by_queries, row, positions);
     gather_rows(q.queries + row * q.stride, q.stride, q.query_bias, some, q.head_size, size, tile);
     for (size_t r = 0; r < some; ++r) factors[r] = q.scale;
     const size_t begin = q.begin(row) / kKeyBlock * kKeyBlock, end = q.end(row + some - 1);
@@ -50,6 +58,7 @@ void attend_fully(const FullQueries& q, float* scratch) {
       multiply_floats<kFloatRows>(some, tile, size, keys + start * size, kKeyBlock, size, factors,
                                   out, (left + kLanes - 1) / kLanes * kLanes);
     }
+    if (q.columns != nullptr) add_position_scores(q, by_keys, row, some, positions, scores);
     for (size_t r = 0; r < some; ++r) {
       const size_t skipped = q.begin(row + r) - begin, seen = q.end(row + r) - q.begin(row + r);
       std::memset(scores + r * stride, 0, skipped * sizeof(float));

@@ -1,4 +1,5 @@
-// The operator MaskedAttention(query, key, value, bias?, lengths, rows?) -> y
+// The operator MaskedAttention(query, key, value, bias?, lengths, rows?, position_keys?, key_factors?,
+//                             position_queries?, query_factors?, reaches?) -> y
 //
 //   query, key, value   float (batch, length, num_heads * head_size), texts padded to the right; or
 //                       (tokens, 1, num_heads * head_size), texts one after the other (Pack)
@@ -6,6 +7,14 @@
 //                       query is then (queries, 1, num_heads * head_size)
 //   bias                float (3 * num_heads * head_size), added to query, key and value
 //   lengths             int32 (batch): the tokens of each text, at least 1
+//   position_keys,
+//   position_queries    for scores by the distance of two tokens (DeBERTa), without a window: PositionTable
+//                       of each head, of 2 * span + 1 columns, padded to whole blocks: int16, with factors
+//                       float (num_heads, columns), if numbers are rounded to 12 bits, else float.
+//                       Column span + n is for keys that come so far behind a query (of position_keys), or
+//                       queries behind a key (of position_queries), that n is the last one of `reaches`
+//                       within their distance; column span - n, for those as far before.
+//   reaches             int32 (span + 1), ascending from 0
 //   y                   like query; zeros where it is padded
 //   num_heads, scale, window, packed, integers   attributes; scale 0 means 1 / sqrt(head_size); tokens
 //                       see those less than window tokens away, all if it is 0; with integers,
@@ -26,13 +35,14 @@ namespace {
 
 // Queries per task: many, since each task copies and transposes the text's keys, which takes about as long as
 // attention from kKeyQueries queries.
-constexpr size_t kTaskQueries = 128, kLeastQueries = 16, kKeyQueries = 24;
+constexpr size_t kTaskQueries = 512, kLeastQueries = 16, kKeyQueries = 24;
 
 class MaskedAttention {
  public:
   static constexpr Signature kSignature{
       "MaskedAttention",
-      {kFloat, kFloat, kFloat, optional(kFloat), kInt32, optional(kInt64)},
+      {kFloat, kFloat, kFloat, optional(kFloat), kInt32, optional(kInt64), optional(kAnyType),
+       optional(kFloat), optional(kAnyType), optional(kFloat), optional(kInt32)},
       {kFloat}};
 
   MaskedAttention(const OrtApi& api, const OrtKernelInfo* info)
@@ -66,6 +76,9 @@ class MaskedAttention {
     float* out;
     size_t columns, head_size;
     std::vector<Block> blocks{};
+    Tensor tables[2]{}, factors[2]{};  // of keys and queries of positions
+    size_t span = 0;
+    std::vector<int32_t> by_distance{};  // a column each, from -(the longest text) on
 
     void attend(size_t task) const {
       const Block& block = blocks[task / op->heads_];
@@ -76,7 +89,7 @@ class MaskedAttention {
       const size_t to = std::min(block.length, block.start + block.count - 1 + window);
       const size_t start = block.query * columns + head;
       const size_t text = (block.row + from) * columns + head;
-      const FullQueries queries = {
+      FullQueries queries = {
           query + start,
           key + text,
           value + text,
@@ -92,11 +105,28 @@ class MaskedAttention {
           op->scale_ != 0 ? op->scale_ : 1.0f / std::sqrt(static_cast<float>(head_size)),
           out + start,
       };
-      const bool rounds = op->integers_ && head_size <= kMaxHeadSize;
+      const bool rounds = op->rounds(head_size);
+      if (!by_distance.empty()) {
+        queries.columns = by_distance.data() + (by_distance.size() - kLanes) / 2;
+        queries.num_columns = 2 * span + 1;
+        queries.keys_of_positions = table_of(0, task % op->heads_);
+        queries.queries_of_positions = table_of(1, task % op->heads_);
+      }
       const auto run = rounds ? op->processor_->attend_fully_int16 : op->processor_->attend_fully;
       run(queries, thread_scratch(queries.scratch()));
     }
+
+    // The head's part of a table, each of which has as many bytes.
+    PositionTable table_of(size_t which, size_t head) const {
+      const Tensor &table = tables[which], &its = factors[which];
+      if (table.data == nullptr) return {};
+      const size_t bytes = table.size() * (table.type == kInt16 ? sizeof(int16_t) : sizeof(float));
+      return {static_cast<const char*>(table.data) + head * (bytes / op->heads_),
+              its.data == nullptr ? nullptr : its.floats() + head * (its.size() / op->heads_)};
+    }
   };
+
+  bool rounds(size_t head_size) const { return integers_ && head_size <= kMaxHeadSize; }
 
   Pass read(OrtKernelContext* context) const {
     const Tensor query = Tensor::input(api_, context, 0);
@@ -122,6 +152,8 @@ class MaskedAttention {
     require(pass.head_size > 0 && pass.head_size * heads_ == pass.columns, "head size");
     require(bias.data == nullptr || (bias.type == kFloat && bias.size() == 3 * pass.columns),
             "bias");
+    const Tensor reaches = Tensor::input(api_, context, 10, true);
+    if (reaches.given()) read_positions(context, reaches, pass);
     pass.out = Tensor::output(api_, context, 0, query.dims);
     require(packed_ ? key.dim(1) == 1 : key.dim(0) == lengths.dim(0), "batch");
     const auto* each = static_cast<const int32_t*>(lengths.data);
@@ -131,7 +163,45 @@ class MaskedAttention {
       divide_rows(each, lengths.dim(0), key.dim(0), static_cast<const int64_t*>(rows.data),
                   rows.size(), pass);
     }
+    if (reaches.given()) fill_columns(each, lengths.dim(0), reaches, pass);
     return pass;
+  }
+
+  void read_positions(OrtKernelContext* context, const Tensor& reaches, Pass& pass) const {
+    const auto* least = static_cast<const int32_t*>(reaches.data);
+    require(window_ == 0 && reaches.type == kInt32 && reaches.size() > 1 && least[0] == 0,
+            "reaches");
+    pass.span = reaches.size() - 1;
+    for (size_t n = 0; n < pass.span; ++n) require(least[n] < least[n + 1], "reaches");
+    const bool integers = rounds(pass.head_size);
+    const size_t num_columns = (2 * pass.span + kKeyBlock) / kKeyBlock * kKeyBlock;
+    const size_t padded_size = (pass.head_size + kLanes - 1) / kLanes * kLanes;
+    for (size_t which = 0; which < 2; ++which) {
+      const Tensor table = Tensor::input(api_, context, 6 + 2 * which, true);
+      const Tensor factors = Tensor::input(api_, context, 7 + 2 * which, true);
+      if (!table.given()) continue;
+      require(table.type == (integers ? kInt16 : kFloat) &&
+                  table.size() == heads_ * num_columns * padded_size,
+              "positions");
+      require(!integers || (factors.given() && factors.size() == heads_ * num_columns), "factors");
+      pass.tables[which] = table;
+      pass.factors[which] = factors;
+    }
+  }
+
+  // The column of each distance, and of some beyond, which are read and not used.
+  static void fill_columns(const int32_t* lengths, size_t num_texts, const Tensor& reaches,
+                           Pass& pass) {
+    const auto longest = static_cast<size_t>(*std::max_element(lengths, lengths + num_texts));
+    const auto* least = static_cast<const int32_t*>(reaches.data);
+    pass.by_distance.resize(2 * longest + kLanes);
+    int32_t* zero = pass.by_distance.data() + longest;
+    size_t n = 0;
+    for (size_t distance = 0; distance < longest + kLanes; ++distance) {
+      while (n < pass.span && static_cast<size_t>(least[n + 1]) <= distance) ++n;
+      zero[distance] = static_cast<int32_t>(pass.span + n);
+      if (distance <= longest) *(zero - distance) = static_cast<int32_t>(pass.span - n);
+    }
   }
 
   // Divides the texts into blocks, and clears the padding.
@@ -169,7 +239,7 @@ class MaskedAttention {
   }
 
   // The same for queries of some of num_tokens packed tokens, in any order. Those of a text that follow
-  // one another share a block; through a window, only if their tokens do, too.
+  // one another share a block; through a window or with positions, only if their tokens do, too.
   void divide_rows(const int32_t* lengths, size_t num_texts, size_t num_tokens,
                    const int64_t* rows, size_t num_rows, Pass& pass) const {
     std::vector<size_t> ends;
@@ -179,6 +249,7 @@ class MaskedAttention {
       ends.push_back(end += static_cast<size_t>(lengths[text]));
     }
     require(end == num_tokens, "lengths");
+    const bool placed = window_ != 0 || pass.span != 0;
     for (size_t i = 0; i < num_rows; ++i) {
       require(rows[i] >= 0 && static_cast<size_t>(rows[i]) < num_tokens, "rows");
       const auto token = static_cast<size_t>(rows[i]);
@@ -187,14 +258,14 @@ class MaskedAttention {
       const size_t first = text == 0 ? 0 : ends[text - 1];
       if (!pass.blocks.empty()) {
         Block& last = pass.blocks.back();
-        const bool follows = window_ == 0 || token == first + last.start + last.count;
+        const bool follows = !placed || token == first + last.start + last.count;
         // Rows may be given twice; attention expects no more queries than tokens.
         if (last.row == first && follows && last.count < std::min(kTaskQueries, last.length)) {
           ++last.count;
           continue;
         }
       }
-      pass.blocks.push_back({i, 1, first, ends[text] - first, window_ == 0 ? 0 : token - first});
+      pass.blocks.push_back({i, 1, first, ends[text] - first, placed ? token - first : 0});
     }
   }
 

@@ -18,6 +18,7 @@ struct OrtKeyValuePairs;
 struct OrtCustomOp;
 
 enum ElementType : int {
+  kAnyType = 0,
   kFloat = 1,
   kUint8 = 2,
   kInt8 = 3,

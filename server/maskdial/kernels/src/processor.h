@@ -151,6 +151,8 @@ constexpr size_t kLanes = 16;
 constexpr size_t kMaxHeadSize = 512;
 // Tiles of queries that see all tokens have at most this many rows.
 constexpr size_t kMaxQueries = 12;
+// The scores of so many queries by queries of positions are computed together.
+constexpr size_t kPositionQueries = 128;
 
 // Keys that no query of a task sees are left out in multiples of this many, so that the blocks in which
 // keys and values are computed begin at the same tokens in every task.
@@ -230,6 +232,14 @@ struct Int16Head {
   const int16_t* values;  // the same
 };
 
+// One head's keys or queries of relative positions: floats [num_blocks][padded_size][kKeyBlock], or
+// integers [num_blocks][padded_size / 2][kKeyBlock][2] with a factor for each column. A table that is null
+// adds nothing to the scores.
+struct PositionTable {
+  const void* table = nullptr;
+  const float* factors = nullptr;
+};
+
 // Queries of one head of a text: query i is that of token first + i of these keys, and sees those
 // less than window tokens away. A row is that of a token, of which this head is a part; a bias, which
 // may be null, is added to each row.
@@ -242,6 +252,12 @@ struct FullQueries {
   size_t num_queries, first, length, window, head_size;
   float scale;
   float* out;  // [num_queries][stride]
+  // Without a window: query i and key j also get the scores of the query times column c(j - i) of the keys
+  // of positions, and of the key times column c(i - j) of the queries of positions. c ascends from
+  // -length to length + kLanes, by at most 1 each, and is below num_columns; null without positions.
+  const int32_t* columns = nullptr;
+  size_t num_columns = 0;
+  PositionTable keys_of_positions{}, queries_of_positions{};
 
   // The keys of a query.
   SHARED size_t begin(size_t query) const {
@@ -255,11 +271,28 @@ struct FullQueries {
   SHARED size_t padded_length() const { return (length + kKeyBlock - 1) / kKeyBlock * kKeyBlock; }
   // A query's scores begin anywhere, and end with whole vectors.
   SHARED size_t score_stride() const { return padded_length() + kLanes; }
+  // The queries whose scores by queries of positions are in scratch memory.
+  SHARED size_t position_queries_at_once() const {
+    const size_t most = num_queries < kPositionQueries ? num_queries : kPositionQueries;
+    return (most + kLanes - 1) / kLanes * kLanes;
+  }
+  // The products of a tile of rows and the columns of positions that it needs, which begin and end
+  // with whole vectors; as many may be read behind them.
+  SHARED size_t window_stride() const {
+    const size_t most = length + kLanes < num_columns ? length + kLanes : num_columns;
+    return (most + kLanes - 1) / kLanes * kLanes + 3 * kLanes;
+  }
   // The floats of scratch memory: keys, values, a tile of queries and their scores. Integers of 16
   // bits, which need factors, take no more.
-  SHARED size_t scratch() const {
+  SHARED size_t scratch_of_content() const {
     return (padded_length() + length + kMaxQueries) * padded_size() +
            kMaxQueries * score_stride();
+  }
+  // And those of positions.
+  SHARED size_t scratch() const {
+    if (columns == nullptr) return scratch_of_content();
+    return scratch_of_content() + padded_length() * padded_size() +
+           position_queries_at_once() * (score_stride() + kLanes) + kLanes * window_stride();
   }
 };
 

@@ -67,8 +67,11 @@ inline Floats exponential(Floats x) {
 }
 
 // out[d][i] = rows[i][d] for kBlock rows of 4-byte elements, of which count are there; zeros follow.
+// The rows of `out` are `stride` apart.
 template <size_t kBlock>
-void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, float* out) {
+inline __attribute__((always_inline)) void transpose_to(const void* rows, size_t row_bytes,
+                                                        size_t count, size_t size, float* out,
+                                                        size_t stride) {
   const auto* bytes = static_cast<const char*>(rows);
   size_t i = 0;
 #if defined(__AVX2__)
@@ -92,11 +95,11 @@ void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, fl
       const __m512d ce = _mm512_castps_pd(_mm512_unpacklo_ps(c, e));
       const __m512d ab2 = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
       const __m512d ce2 = _mm512_castps_pd(_mm512_unpackhi_ps(c, e));
-      float* to = out + d * kBlock + i;
+      float* to = out + d * stride + i;
       store(to, _mm512_castpd_ps(_mm512_unpacklo_pd(ab, ce)));
-      store(to + kBlock, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, ce)));
-      store(to + 2 * kBlock, _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, ce2)));
-      store(to + 3 * kBlock, _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, ce2)));
+      store(to + stride, _mm512_castpd_ps(_mm512_unpackhi_pd(ab, ce)));
+      store(to + 2 * stride, _mm512_castpd_ps(_mm512_unpacklo_pd(ab2, ce2)));
+      store(to + 3 * stride, _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, ce2)));
     }
   }
 #endif
@@ -104,10 +107,10 @@ void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, fl
     for (size_t d = 0; d < size; d += 4) {
       __m128 a = quad(i, d), b = quad(i + 1, d), c = quad(i + 2, d), e = quad(i + 3, d);
       _MM_TRANSPOSE4_PS(a, b, c, e);
-      _mm_storeu_ps(out + d * kBlock + i, a);
-      _mm_storeu_ps(out + (d + 1) * kBlock + i, b);
-      _mm_storeu_ps(out + (d + 2) * kBlock + i, c);
-      _mm_storeu_ps(out + (d + 3) * kBlock + i, e);
+      _mm_storeu_ps(out + d * stride + i, a);
+      _mm_storeu_ps(out + (d + 1) * stride + i, b);
+      _mm_storeu_ps(out + (d + 2) * stride + i, c);
+      _mm_storeu_ps(out + (d + 3) * stride + i, e);
     }
   }
 #elif defined(NEON)
@@ -126,22 +129,27 @@ void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, fl
       const float32x4_t a = quad(i, d), b = quad(i + 1, d), c = quad(i + 2, d), e = quad(i + 3, d);
       const float64x2_t ab = pairs(a, b), ce = pairs(c, e);
       const float64x2_t ab2 = pairs2(a, b), ce2 = pairs2(c, e);
-      float* to = out + d * kBlock + i;
+      float* to = out + d * stride + i;
       store(to, vreinterpretq_f32_f64(vtrn1q_f64(ab, ce)));
-      store(to + kBlock, vreinterpretq_f32_f64(vtrn1q_f64(ab2, ce2)));
-      store(to + 2 * kBlock, vreinterpretq_f32_f64(vtrn2q_f64(ab, ce)));
-      store(to + 3 * kBlock, vreinterpretq_f32_f64(vtrn2q_f64(ab2, ce2)));
+      store(to + stride, vreinterpretq_f32_f64(vtrn1q_f64(ab2, ce2)));
+      store(to + 2 * stride, vreinterpretq_f32_f64(vtrn2q_f64(ab, ce)));
+      store(to + 3 * stride, vreinterpretq_f32_f64(vtrn2q_f64(ab2, ce2)));
     }
   }
 #endif
   for (; i < count; ++i) {
     for (size_t d = 0; d < size; ++d) {
-      std::memcpy(out + d * kBlock + i, bytes + i * row_bytes + d * sizeof(float), sizeof(float));
+      std::memcpy(out + d * stride + i, bytes + i * row_bytes + d * sizeof(float), sizeof(float));
     }
   }
   for (size_t d = 0; d < size && count < kBlock; ++d) {
-    std::memset(out + d * kBlock + count, 0, (kBlock - count) * sizeof(float));
+    std::memset(out + d * stride + count, 0, (kBlock - count) * sizeof(float));
   }
+}
+
+template <size_t kBlock>
+void transpose(const void* rows, size_t row_bytes, size_t count, size_t size, float* out) {
+  transpose_to<kBlock>(rows, row_bytes, count, size, out, kBlock);
 }
 
 #if defined(__AVX512VNNI__)

@@ -122,6 +122,14 @@ inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
   return _mm512_dpwssd_epi32(sums, a, b);
 }
 
+// Lanes row[columns[l] - begin], of columns that ascend by at most 1 each.
+inline Floats load_columns(const float* row, size_t begin, const int32_t* columns) {
+  const float* first = row + (static_cast<size_t>(columns[0]) - begin);
+  if (columns[kWidth - 1] - columns[0] == static_cast<int32_t>(kWidth - 1)) return load(first);
+  const __m512i places = _mm512_sub_epi32(load_sums(columns), _mm512_set1_epi32(columns[0]));
+  return _mm512_permutexvar_ps(places, load(first));
+}
+
 #elif defined(__AVX2__)
 
 constexpr size_t kWidth = 8;
@@ -271,6 +279,13 @@ inline Sums add_pair_products(Sums sums, Pairs a, Pairs b) {
 #endif
 }
 
+inline Floats load_columns(const float* row, size_t begin, const int32_t* columns) {
+  const float* first = row + (static_cast<size_t>(columns[0]) - begin);
+  if (columns[kWidth - 1] - columns[0] == static_cast<int32_t>(kWidth - 1)) return load(first);
+  const __m256i places = _mm256_sub_epi32(load_sums(columns), _mm256_set1_epi32(columns[0]));
+  return _mm256_permutevar8x32_ps(load(first), places);
+}
+
 #elif defined(NEON)
 
 constexpr size_t kWidth = 4;
@@ -374,6 +389,12 @@ inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
   return vmlal_s16(vmlal_s16(sums, a.first, b.first), a.second, b.second);
 }
 
+inline Floats load_columns(const float* row, size_t begin, const int32_t* columns) {
+  float lanes[kWidth];
+  for (size_t l = 0; l < kWidth; ++l) lanes[l] = row[static_cast<size_t>(columns[l]) - begin];
+  return load(lanes);
+}
+
 #else
 
 constexpr size_t kWidth = 1;
@@ -436,6 +457,10 @@ inline Pairs load_pairs(const int16_t* p) { return {p[0], p[1]}; }
 inline Pairs load_pairs(const int16_t* p, const int16_t* q) { return {*p, *q}; }
 inline Sums add_pair_products(Sums sums, const Pairs& a, const Pairs& b) {
   return sums + a.first * b.first + a.second * b.second;
+}
+
+inline Floats load_columns(const float* row, size_t begin, const int32_t* columns) {
+  return row[static_cast<size_t>(*columns) - begin];
 }
 
 #endif
