@@ -58,7 +58,7 @@ SERVER = (
         "model_cache",
     ),
     *("runtime", "kernels", "bundle", "metrics", "bounds", "logs", "log_writer"),
-    *("folder_lock", "extras", "errors"),
+    *("folder_lock", "elementary", "extras", "errors"),
 )
 EXPORT = (
     *(

@@ -30,9 +30,9 @@ class Client(
 
     ``timeout`` is how many seconds to wait for data before giving up (None: forever); connecting
     may take five of them at most. Each task takes a ``timeout`` of its own. ``api_key`` is sent as
-    a bearer token; ``policy`` names policies that all requests ask for, with commas. Requests that the server turns away with status 429 or 503 are retried according
-    to ``retry``, with ``sleep`` between attempts. ``transport`` sends them in another way than over
-    the network, as in httpx.
+    a bearer token; ``policy`` names policies that all requests ask for, with commas. Requests that
+    the server turns away with status 429 or 503 are retried according to ``retry``, with ``sleep``
+    between attempts. ``transport`` sends them in another way than over the network, as in httpx.
 
     ``model`` names a served model, and can be left out if only one of them fits the task.
     Parameters not listed here are sent as they are; the server rejects the ones it does not know.

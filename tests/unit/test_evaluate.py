@@ -1,0 +1,201 @@
+"""`maskdial eval`: the harness' definitions, computed here in another way."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from maskdial import Model, cli
+from maskdial.errors import ConfigError
+from maskdial.local.model import AsyncModel
+from maskdial.offline.evaluate.answers import Asker, Outcome
+from maskdial.offline.evaluate.compare import difference, figure, mcnemar
+from maskdial.offline.evaluate.task import EvalTask, read_task
+from maskdial.registry.catalog import STARTER_FOLDER
+
+HYBRID = STARTER_FOLDER / "hybrid"
+CHOICES = {
+    "task": "choices",
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": {"test": "data.jsonl"}},
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{q}}",
+    "doc_to_choice": "{{choices}}",
+    "doc_to_target": "{{gold}}",
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+}
+QUESTIONS = [
+    {"q": "Once upon a time there was a little", "choices": ["girl", "xylophone"], "gold": 0},
+    {"q": "The king sat upon his ", "choices": ["throne", "of of of of"], "gold": 1},
+    {"q": "", "choices": ["The old man", "qz qz"], "gold": 0},
+]
+
+
+def write(folder: Path, task: dict[str, Any], lines: list[dict[str, Any]]) -> Path:
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    path = folder / "task.yaml"
+    path.write_text(yaml.safe_dump(task))
+    return path
+
+
+async def outcomes(task: EvalTask) -> list[Outcome]:
+    async with await AsyncModel.load(HYBRID) as model:
+        return await Asker(model).outcomes(task)
+
+
+def test_choices_are_ranked_by_the_likelihood_of_what_they_add(tmp_path: Path) -> None:
+    task = read_task(write(tmp_path, CHOICES, QUESTIONS))
+    found = asyncio.run(outcomes(task))
+    with Model(HYBRID) as model:
+        for outcome, question in zip(found, QUESTIONS, strict=True):
+            sums = []
+            for choice in question["choices"]:
+                # The model's texts begin with its token for their end, which the harness leaves
+                # out; so whole sequences of ids are scored here, in one call each.
+                context = question["q"].rstrip()
+                tokenizer = model.model.writer.tokenizer
+                whole = tokenizer.encode(f"{question['q']} {choice}", add_special_tokens=False).ids
+                before = tokenizer.encode(context, add_special_tokens=False).ids
+                if not context:
+                    whole, before = [0, *whole], [0]
+                (logprobs,) = model.score_ids([whole])
+                sums.append(sum(logprobs[len(before) - 1 :]))
+            lengths = [len(each) for each in question["choices"]]
+            per_character = np.divide(sums, lengths)
+            assert outcome.values == {
+                "acc": float(np.argmax(sums) == question["gold"]),
+                "acc_norm": float(np.argmax(per_character) == question["gold"]),
+            }
+    assert [each.values["acc"] for each in found] == [1.0, 0.0, 1.0]
+
+
+def test_perplexities_of_whole_texts(tmp_path: Path) -> None:
+    """Also of one that is longer than the context: each token has as much before it as fits."""
+    texts = ["The king had a daughter.", "And so they went on. " * 150]
+    rolling = {
+        **{k: CHOICES[k] for k in ("task", "dataset_path", "dataset_kwargs", "test_split")},
+        "output_type": "loglikelihood_rolling",
+        "doc_to_target": "{{text}}",
+    }
+    task = read_task(write(tmp_path, rolling, [{"text": text} for text in texts]))
+    found = asyncio.run(outcomes(task))
+    with Model(HYBRID) as model:
+        size = model.model.writer.max_length - 2
+        for outcome, text in zip(found, texts, strict=True):
+            ids = model.model.writer.tokenizer.encode(text, add_special_tokens=False).ids
+            total, whole = 0.0, [0, *ids]
+            for first in range(0, len(ids), size):
+                last = min(first + size, len(ids))
+                begin = 0 if first == 0 else last - size
+                (logprobs,) = model.score_ids([whole[begin : last + 1]])
+                total += sum(logprobs[first - begin :])
+            assert outcome.values["word_perplexity"] == pytest.approx(total, rel=1e-9)
+            assert outcome.weights["byte_perplexity"] == len(text.encode())
+    figures = {metric: figure(metric, found).value for metric in task.metrics}
+    num_bytes = sum(len(text.encode()) for text in texts)
+    total = sum(each.values["bits_per_byte"] for each in found)
+    assert figures["byte_perplexity"] == pytest.approx(math.exp(-total / num_bytes))
+    assert figures["bits_per_byte"] == pytest.approx(math.log2(figures["byte_perplexity"]))
+
+
+def test_written_texts_end_at_what_ends_them(tmp_path: Path) -> None:
+    with Model(HYBRID) as model:
+        ids = model.model.writer.tokenizer.encode("The king said", add_special_tokens=False).ids
+        (written,) = model.generate([ids], max_new_tokens=20, do_sample=False)
+    end = written.text.split()[2]
+    until = {
+        **{k: CHOICES[k] for k in ("task", "dataset_path", "dataset_kwargs", "test_split")},
+        "output_type": "generate_until",
+        "doc_to_text": "q",
+        "doc_to_target": "a",
+        "generation_kwargs": {"until": [end], "max_gen_toks": 20, "do_sample": False},
+    }
+    expected = written.text.split(end)[0]
+    lines = [{"q": "The king said", "a": expected}, {"q": "The king said", "a": "no"}]
+    found = asyncio.run(outcomes(read_task(write(tmp_path, until, lines))))
+    assert [each.values["exact_match"] for each in found] == [1.0, 0.0]
+
+
+def of_counts(values: list[int]) -> list[Outcome]:
+    return [Outcome({"acc": float(value)}, {"acc": 1.0}) for value in values]
+
+
+def test_differences_are_paired() -> None:
+    ours, others = of_counts([1, 1, 0, 0, 1, 0, 1, 1]), of_counts([1, 1, 1, 1, 1, 1, 0, 1])
+    apart = difference("acc", ours, others)
+    assert (apart.lost, apart.won, apart.value) == (3, 1, -0.25)
+    assert apart.probability == pytest.approx(2 * (1 + 4) / 16)  # of 4 tosses at most one
+    assert apart.low <= -0.25 <= apart.high
+    same = difference("acc", ours, ours)
+    assert (same.low, same.high, same.probability) == (0.0, 0.0, 1.0)
+    assert mcnemar(0, 10) == pytest.approx(2 / 1024)
+    score = figure("acc", ours)
+    values = [1, 1, 0, 0, 1, 0, 1, 1]
+    assert score.error == pytest.approx(np.std(values, ddof=1) / math.sqrt(8))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, report = write(tmp_path, CHOICES, QUESTIONS), tmp_path / "report.json"
+    program = ["eval", str(HYBRID), str(HYBRID), "--task", str(path), "--json", str(report)]
+    assert cli.main(program) == 0
+    shown = capsys.readouterr().out
+    assert "choices: 3 questions" in shown
+    assert "0 lost, 0 won (p = 1.000)" in shown
+    first, second = json.loads(report.read_text())
+    assert first["figures"] == second["figures"]
+    assert cli.main([*program, "--limit", "2"]) == 0
+    assert "2 questions" in capsys.readouterr().out
+    assert cli.main(["eval", str(STARTER_FOLDER / "sentiment"), "--task", str(path)]) == 1
+    assert capsys.readouterr().err
+    assert cli.main([*program, "--limit", "0"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines", "told"),
+    [
+        ({"num_fewshot": 5}, QUESTIONS, "num_fewshot"),
+        ({"filter_list": []}, QUESTIONS, "filter_list: Extra inputs are not permitted"),
+        ({"dataset_path": "hellaswag"}, QUESTIONS, "dataset_path"),
+        ({"metric_list": [{"metric": "f1"}]}, QUESTIONS, "metric 'f1' is not one of"),
+        ({"doc_to_choice": None}, QUESTIONS, "multiple_choice needs doc_to_choice"),
+        ({"test_split": "train"}, QUESTIONS, "test_split names none of test"),
+        ({"doc_to_text": "{{nothing}}"}, QUESTIONS, "question 1 cannot be made: 'nothing' is"),
+        ({"doc_to_text": "{{q.__class__}}"}, QUESTIONS, "question 1 cannot be made"),
+        ({"doc_to_choice": "{{gold}}"}, QUESTIONS, "gives no list of texts"),
+        ({"doc_to_target": "{{q}}"}, QUESTIONS, "question 1 cannot be made"),
+        ({}, [{**QUESTIONS[0], "gold": 7}], "the target 7 is none of its 2 choices"),
+        ({}, [], "its data has no lines"),
+        ({"generation_kwargs": {"temperature": 0.7}}, QUESTIONS, "generation_kwargs.temperature"),
+    ],
+)
+def test_faults_of_a_task(
+    tmp_path: Path, changed: dict[str, Any], lines: list[dict[str, Any]], told: str
+) -> None:
+    path = write(tmp_path, {**CHOICES, **changed}, lines)
+    with pytest.raises(ConfigError) as caught:
+        read_task(path)
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [", "is no YAML"),
+        ("[]", "the file: "),
+        ("tags: !!python/object:os.system {}", "is no YAML"),
+    ],
+)
+def test_faults_of_the_file(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_task(path)
+    assert told in caught.value.message
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_task(tmp_path / "none.yaml")
