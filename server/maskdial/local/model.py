@@ -425,6 +425,7 @@ class Model:
     token_classify = _sync(AsyncModel.token_classify)
     rerank = _sync(AsyncModel.rerank)
     score = _sync(AsyncModel.score)
+    score_ids = _sync(AsyncModel.score_ids)
     generate = _sync(AsyncModel.generate)
     chat = _sync(AsyncModel.chat)
 

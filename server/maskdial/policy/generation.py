@@ -110,7 +110,11 @@ class GuardedGeneration:
             self._generation.stream() as stream,
             contextlib.aclosing(self._read(stream)) as events,
         ):
-            yield events
+            try:
+                yield events
+            finally:
+                for text in self._texts:
+                    text.abandon()
 
     async def _read(
         self, stream: AsyncIterator[tuple[int, TokenEvent | UnmaskedBlock]]

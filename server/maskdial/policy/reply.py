@@ -6,10 +6,12 @@ a placeholder take the place of those that it covers, with a log-probability of 
 drawn.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.causal.chat.request import ReplyReader
@@ -101,6 +103,7 @@ class _Segment:
         index: of the call.
         delta: what a piece of it adds to the reply.
         readings: the rules that read it.
+        number: of the segment in the reply.
         whole: whether it is read once it has ended: a call, or a text that has to match a grammar.
     """
 
@@ -111,9 +114,10 @@ class _Segment:
         delta: Delta | None,
         readings: Sequence[_Reading],
         *,
+        number: int,
         whole: bool = False,
     ) -> None:
-        self.part, self.index, self.delta = part, index, delta
+        self.part, self.index, self.delta, self.number = part, index, delta, number
         self.readings, self.whole = readings, whole
         self.words = Words()
         self.units: deque[_Unit] = deque()
@@ -171,8 +175,10 @@ class GuardedText:
         self._prompt_length = len(prompt_ids)
         self._placeholders: Placeholders = request.placeholders.copy()
         self._given = tuple(self._placeholders.known)
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[tuple[int, int, Verdict]] = []  # with their segment and place
+        self._telling: dict[int, list[asyncio.Task[None]]] = {}  # by reading, in turn
         self._segment: _Segment | None = None
+        self._num_segments = 0
         self._written = _Written()
         self._num_read = self._num_written = 0
         self._sent: list[str] = []
@@ -197,6 +203,7 @@ class GuardedText:
             if halt is None:
                 self._add(delta, bare if i == len(deltas) - 1 else None)
             else:
+                await self._told()
                 return self._halt(event.finish)
         if not deltas:
             self._wait(bare)
@@ -206,12 +213,20 @@ class GuardedText:
                 segment.words.finish()
             halt = await self._read(segment)
             if halt is not None:
+                await self._told()
                 return self._halt(event.finish)
         if event.finish is not None:
+            await self._told()
             if segment is not None:
                 self._close(segment)
             return self._end(event.finish)
         return self._taken()
+
+    def abandon(self) -> None:
+        """Asks for no more verdicts."""
+        for task in chain.from_iterable(self._telling.values()):
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # or it would be reported as one that nobody saw
 
     def _deltas(self, event: TokenEvent) -> list[ReplyDelta]:
         if self._reader is not None:
@@ -236,7 +251,10 @@ class GuardedText:
         redacts = any(each.rule.action == "redact" for each in readings)
         bound = part == "content" and redacts and self._fit.binds_content
         whole = part == "arguments" or bound
-        self._segment = _Segment(part, index, _delta_of(part), readings, whole=whole)
+        self._num_segments += 1
+        self._segment = _Segment(
+            part, index, _delta_of(part), readings, number=self._num_segments, whole=whole
+        )
         if segment is not None:
             # Tokens that added nothing may have begun what follows.
             self._segment.units.extend(_Unit(0, 0, each.event) for each in segment.units)
@@ -257,7 +275,7 @@ class GuardedText:
         """Takes a token that adds nothing: it waits for the next that does."""
         if self._segment is None:
             readings: list[_Reading] = []
-            self._segment = _Segment("content", -1, _delta_of("content"), readings)
+            self._segment = _Segment("content", -1, _delta_of("content"), readings, number=0)
         place = len(self._segment.text)
         self._segment.units.append(_Unit(place, place, event))
 
@@ -266,7 +284,10 @@ class GuardedText:
         if segment.whole:
             return await self._read_whole(segment) if segment.words.ended else None
         ready = [(each, each.next(segment.words)) for each in segment.readings]
-        due = [(each, windows) for each, windows in ready if windows]
+        for reading, windows in ready:
+            if windows and not reading.rule.holds:
+                self._tell(reading, segment, windows)
+        due = [(each, windows) for each, windows in ready if windows and each.rule.holds]
         found = await together(
             [partial(each.read, segment.words, some, self._request) for each, some in due]
         )
@@ -290,6 +311,29 @@ class GuardedText:
             self._rewrite(segment, [each for each in segment.units if each.start < end], text)
         return halt
 
+    def _tell(self, reading: _Reading, segment: _Segment, windows: Sequence[Window]) -> None:
+        """Has a rule that only tells read on, while the text goes on without it."""
+        others = self._telling.setdefault(id(reading), [])
+        before = others[-1:]
+
+        async def tell() -> None:
+            for other in before:
+                await other
+            for each in await reading.read(segment.words, windows, self._request):
+                self._note(reading, segment, each)
+
+        others[:] = [each for each in others if not each.done()]
+        others.append(asyncio.create_task(tell()))
+
+    async def _told(self) -> None:
+        """Waits for what rules that only tell have to say.
+
+        Raises:
+            UnavailableError, OverloadedError: one could not be judged.
+        """
+        for task in chain.from_iterable(self._telling.values()):
+            await task
+
     def _note(self, reading: _Reading, segment: _Segment, found: Found) -> _Halt | None:
         """Notes a verdict; returns where it ends the text, if it does."""
         rule = reading.rule
@@ -297,7 +341,7 @@ class GuardedText:
         place = segment.text[found.start : found.end]
         if verdict.action == "redact" and any(each in place for each in self._given):
             return None  # it hides nothing any more
-        self._verdicts.append(verdict)
+        self._verdicts.append((segment.number, found.start, verdict))
         self._request.watch.note(verdict)
         if verdict.action == "redact":
             segment.spans.append(Span(found.start, found.end, found.label, found.score))
@@ -422,7 +466,7 @@ class GuardedText:
                     verdict = verdict_of(
                         reading.policy, reading.rule, each, segment.part, segment.index
                     )
-                    self._verdicts.append(verdict)
+                    self._verdicts.append((segment.number, each.start, verdict))
                     self._request.watch.note(verdict)
                     if verdict.action == "redact":
                         spans[i].append(Span(each.start, each.end, each.label, each.score))
@@ -503,7 +547,8 @@ class GuardedText:
         if not events or self._written.carried:
             self._emit(TokenEvent(0, self._no_token, "", 0.0, special=True))
             events += self._taken()
-        verdicts = (*self._request.verdicts, *self._verdicts)
+        found = sorted(self._verdicts, key=lambda each: each[:2])  # not as they came
+        verdicts = (*self._request.verdicts, *(verdict for _, _, verdict in found))
         last, read = events[-1], events[-1].read
         if read is not None and self._reader is not None:
             called = self._reader.finish_reason == "tool_calls"

@@ -173,7 +173,7 @@ def test_redacted_as_the_whole_text_wherever_tokens_end(tokenizer: Any) -> None:
         end = passed[-1].finish
         assert end is not None
         assert end.generated_text == sent
-        assert end.verdicts == tuple(watch.noted)
+        assert list(end.verdicts) == sorted(watch.noted, key=lambda each: each.start)
         assert len(watch.noted) == len(secrets_in(text))
 
 
@@ -279,3 +279,56 @@ def test_tokens_without_text_wait_for_the_next(tokenizer: Any) -> None:
     passed = [each for part in parts for each in part]
     assert "".join(e.text for e in passed) == whole("".join(pieces))
     assert not any(each.text == "" and each.logprob == -0.5 for each in passed[1:3])
+
+
+def test_a_rule_that_only_tells_holds_nothing_back(tokenizer: Any) -> None:
+    """Its verdicts are there with the last token, in the order of the text."""
+    text = "Bob met Ada Lovelace, and Bob wrote to ada@example.org, more than once, as ever."
+    events = events_of(list(text))
+
+    async def write() -> tuple[str, list[Verdict]]:
+        guard, watch = guarded(tokenizer, [rule_of("flag", every=2, context=2)])
+        asked, answered = watch.verdicts, asyncio.Event()
+
+        async def slow(*given: Any) -> list[list[Found]]:
+            await answered.wait()
+            return await asked(*given)
+
+        watch.verdicts = slow  # type: ignore[method-assign]
+        passed = ""
+        for event in events[:-1]:
+            passed += "".join(each.text for each in await guard.push(event))
+        assert passed == text[: len(passed)]
+        assert len(passed) > len(text) - 5
+        answered.set()
+        last = await guard.push(events[-1])
+        assert last[-1].finish is not None
+        return passed + "".join(each.text for each in last), list(last[-1].finish.verdicts)
+
+    written, verdicts = asyncio.run(write())
+    assert written == text
+    assert [text[each.start : each.end] for each in verdicts] == [
+        "Bob",
+        "Ada Lovelace",
+        "Bob",
+        "ada@example.org",
+    ]
+
+
+def test_a_text_that_is_abandoned_asks_no_more(tokenizer: Any) -> None:
+    async def write() -> None:
+        guard, watch = guarded(tokenizer, [rule_of("flag", every=2, context=2)])
+
+        async def never(*_: Any) -> list[list[Found]]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        watch.verdicts = never  # type: ignore[method-assign]
+        for event in events_of(list("Bob met Bob and Bob and Bob and Bob."))[:-1]:
+            await guard.push(event)
+        guard.abandon()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(write())
