@@ -130,7 +130,7 @@ def change_mask(graph: onnx.GraphProto) -> None:
 
 
 def is_score(where: onnx.NodeProto) -> bool:
-    return where.output[0].startswith("masked_fill")
+    return bool(where.output[0].startswith("masked_fill"))
 
 
 def change_index(graph: onnx.GraphProto) -> None:

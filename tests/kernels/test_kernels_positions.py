@@ -41,14 +41,14 @@ class Heads:
 
     @property
     def scale(self) -> float:
-        return (3 * self.size) ** -0.5
+        return float((3 * self.size) ** -0.5)
 
     @property
     def reaches(self) -> NDArray[np.int32]:
         """Distances of one position each up to `exact`, and then of ever more."""
         steps = np.arange(self.span + 1)
         beyond = np.maximum(steps - self.exact, 0)
-        return (steps + beyond * (beyond + 1) // 2).astype(np.int32)
+        return np.asarray(steps + beyond * (beyond + 1) // 2, np.int32)
 
     def rows(self) -> dict[str, Floats]:
         """Keys and queries of positions, (2 * span, num_heads, size)."""
@@ -160,7 +160,8 @@ HEADS = [
 
 def texts_of(heads: Heads) -> list[Floats]:
     plain = PlainHeads(heads.num_heads, heads.size)
-    return [text / 2 for text in drawn(np.random.default_rng(heads.columns), plain, LENGTHS)]
+    half = np.float32(0.5)
+    return [text * half for text in drawn(np.random.default_rng(heads.columns), plain, LENGTHS)]
 
 
 def feeds_with(heads: Heads, texts: list[Floats], *, packed: bool = True) -> dict[str, Any]:

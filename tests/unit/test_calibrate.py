@@ -85,7 +85,8 @@ def test_isotonic_tables_are_scikit_learns(num_texts: int) -> None:
     table = fit_isotonic(scores, truth)
     reference = isotonic.IsotonicRegression(out_of_bounds="clip").fit(scores, truth)
     asked = np.linspace(-0.1, 1.1, 241)
-    ours = np.interp(asked, *zip(*table, strict=True))
+    at, meaning = zip(*table, strict=True)
+    ours = np.interp(asked, at, meaning)
     np.testing.assert_allclose(ours, reference.predict(asked), atol=1e-12)
 
 

@@ -30,7 +30,7 @@ CHOICES = {
     "doc_to_target": "{{gold}}",
     "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
 }
-QUESTIONS = [
+QUESTIONS: list[dict[str, Any]] = [
     {"q": "Once upon a time there was a little", "choices": ["girl", "xylophone"], "gold": 0},
     {"q": "The king sat upon his ", "choices": ["throne", "of of of of"], "gold": 1},
     {"q": "", "choices": ["The old man", "qz qz"], "gold": 0},

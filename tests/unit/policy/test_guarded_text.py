@@ -294,7 +294,7 @@ def test_a_rule_that_only_tells_holds_nothing_back(tokenizer: Any) -> None:
             await answered.wait()
             return await asked(*given)
 
-        watch.verdicts = slow  # type: ignore[method-assign]
+        watch.verdicts = slow  # type: ignore[method-assign, assignment]
         passed = ""
         for event in events[:-1]:
             passed += "".join(each.text for each in await guard.push(event))
@@ -323,7 +323,7 @@ def test_a_text_that_is_abandoned_asks_no_more(tokenizer: Any) -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        watch.verdicts = never  # type: ignore[method-assign]
+        watch.verdicts = never  # type: ignore[method-assign, assignment]
         for event in events_of(list("Bob met Bob and Bob and Bob and Bob."))[:-1]:
             await guard.push(event)
         guard.abandon()
