@@ -1026,3 +1026,22 @@ def test_the_route_is_the_direct_one_where_it_can_be(
     monkeypatch.setattr(route, "_NEEDED", ("no_such_module",))
     with pytest.raises(ExportError, match=r"BertModel is not known .* pip install"):
         export_any_way(str(path), tmp_path / "b")
+
+
+@pytest.mark.parametrize(("layers", "hidden", "times"), [(2, 64, 1.0), (32, 4096, 8**0.5)])
+def test_the_tolerance_follows_what_is_added_up(layers: int, hidden: int, times: float) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 512,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    assert read_decoder("model", config).rounding == pytest.approx(times)

@@ -12,6 +12,10 @@ from maskdial_export.direct.experts import Experts
 from maskdial_export.direct.recurrent import Recurrent
 from maskdial_export.errors import ExportError
 
+_SMALL = 16_384
+"""Layers times their width up to which the tolerance is that of small models; SmolLM2-135M's are
+17,280, and its logits are 0.4 of the tolerance apart. Those of a random 8B are as far from theirs.
+"""
 Floats = NDArray[np.float32]
 Activation = Literal["silu", "gelu_tanh", "gelu_new"]
 NormKind = Literal["rms", "layer", "centered"]
@@ -187,6 +191,13 @@ class Decoder:
     logits_softcap: float | None = None
     experts: Experts | None = None
     further: tuple[str, ...] = ()
+
+    @property
+    def rounding(self) -> float:
+        """How much further two computations in float32 may be apart than those of a small model:
+        independent errors grow with the root of how many are added up.
+        """
+        return max(1.0, math.sqrt(len(self.layers) * self.hidden_size / _SMALL))
 
     @property
     def query_size(self) -> int:

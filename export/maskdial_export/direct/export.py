@@ -203,7 +203,7 @@ def _write_decoder(
             original,
             [*ids, *further][: decoder.max_length],
             len(ids),
-            tolerance,
+            tolerance * decoder.rounding,
             is_gated=is_gated,
         )
         quality = None
