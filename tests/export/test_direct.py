@@ -765,7 +765,7 @@ def test_a_wrong_row_or_block_does_not_pass(
     def damaged(config: Mapping[str, Any], weights: Weights) -> Reference:
         return Reference(config, Damaged(weights, name, change))
 
-    monkeypatch.setattr(direct_module, "Reference", damaged)
+    monkeypatch.setattr(direct_module, "make_reference", damaged)
     with pytest.raises(ExportError, match="the graph and the reference disagree on a ragged batch"):
         direct(path, tmp_path / "bundle")
 
