@@ -138,11 +138,12 @@ def is_token_mask(graph: Graph, name: str) -> bool:
         node = graph.producers.get(node.input[0])
     if node is None or node.op_type != "Less":
         return False
-    ends = graph.producers.get(node.input[1])
-    while ends is not None and ends.op_type in _MASKING and ends.input[0] != LENGTHS:
-        ends = graph.producers.get(ends.input[0])
+    kinds, ends = set[str](), node.input[1]
+    while ends != LENGTHS and (maker := graph.producers.get(ends)) is not None:
+        kinds.add(maker.op_type)
+        ends = maker.input[0] if maker.op_type in _MASKING else ""
     places = graph.producers.get(node.input[0])
-    counts = ends is not None and ends.op_type == "Unsqueeze" and ends.input[0] == LENGTHS
+    counts = ends == LENGTHS and "Unsqueeze" in kinds
     return counts and LENGTHS in graph.inputs and _axis_of_positions(graph, places) == 0
 
 
