@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from maskdial.ask.catalogue import (
     INFILL,
@@ -55,8 +54,6 @@ _FILLING = (task_of(FillMaskRequest), INFILL)
 """Tasks by which a masked model writes."""
 
 _log = logging.getLogger("maskdial.policy")
-
-T = TypeVar("T")
 
 
 class Rerouted(Exception):  # noqa: N818 (nothing is wrong)

@@ -37,7 +37,6 @@ _MOST_KNOWN = 4096  # texts, of each model
 _MARGIN = 8  # tokens by which a part of a text may become longer where it is cut off
 _QUESTION = 256  # tokens of a prompt that asks about a text, beside both
 
-
 T = TypeVar("T")
 
 
