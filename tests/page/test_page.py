@@ -31,7 +31,6 @@ PANELS = {
     "ranker/rerank": ".bar",
     "embedder/embed": ".map circle",
     "embedder/similarity": ".similarities td",
-    "chat/chat": ".turns [data-role=assistant]",
 }
 # The same panels for other models.
 ALIKE = {
@@ -389,3 +388,37 @@ def test_the_documentation_needs_no_other_host(visit: Visits) -> None:
     page = visit().open("/docs")
     expect(page.locator(".opblock").first).to_be_visible()
     expect(page.locator("#swagger")).to_contain_text("/fill-mask")
+
+
+def test_a_model_is_unloaded_and_loaded_with_the_admin_key(
+    visit: Visits, start_server: Callable[..., Any]
+) -> None:
+    models = {name: STARTER_FOLDER / name for name in ("hybrid", "sentiment")}
+    server = start_server(models=models, admin_key="boss")
+    page = visit(url=server.url).open()
+    model = page.locator(".model", has_text="sentiment")
+    model.get_by_role("button", name="Unload").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("the admin key")
+    dialog.get_by_label("API key").fill("boss")
+    dialog.get_by_label("API key").press("Enter")
+    expect(model.get_by_role("button", name="Load", exact=True)).to_be_visible()
+    expect(model).to_contain_text("unloaded")
+    model.get_by_role("button", name="Load", exact=True).click()
+    expect(model.get_by_role("button", name="Unload")).to_be_visible()
+    assert page.evaluate("Object.keys(sessionStorage)") == ["maskdial-admin-key"]
+    server.stop()
+
+
+def test_the_status_says_when_the_server_is_gone(visit: Visits) -> None:
+    one = visit()
+    one.page.clock.install()
+    page = open_dial(one)
+    expect(page.locator("#status")).to_contain_text("models ready")
+    page.route("**/info", lambda route: route.abort())
+    page.clock.run_for(11_000)
+    expect(page.locator("#status")).to_contain_text("does not answer")
+    page.unroute("**/info")
+    page.clock.run_for(11_000)
+    expect(page.locator("#status")).to_contain_text("models ready")
+    one.complaints.clear()  # Chromium's of the request that failed

@@ -27,16 +27,25 @@ export async function post(path, body, signal) {
   return { content, headers: reply.headers, seconds: (performance.now() - started) / 1e3 };
 }
 
+/** Sends JSON to a route for administrators, and asks for their key where it has to. */
+export async function administer(path, body) {
+  const options = { method: "POST", body: JSON.stringify(body), kind: "admin" };
+  return (await send(path, options)).json();
+}
+
 /** The JSON at a route. */
 export async function get(path, signal) {
   return (await send(path, { signal })).json();
 }
 
+/** The JSON at a route, without asking for a key. */
+export async function peek(path) {
+  return (await checked(await attempt(path, {}))).json();
+}
+
 /** The text at a route. Does not ask for a key: `/metrics` may have one of its own. */
 export async function getText(path) {
-  const reply = await attempt(path, {});
-  if (!reply.ok) throw new ApiError(await reason(reply), reply.status);
-  return reply.text();
+  return (await checked(await attempt(path, {}))).text();
 }
 
 /**
@@ -79,12 +88,17 @@ async function send(path, options) {
     const reply = await attempt(path, options);
     if (reply.ok) return reply;
     const error = new ApiError(await reason(reply), reply.status);
-    if (reply.status !== 401 || !(await askForKey(error.message))) throw error;
+    if (reply.status !== 401 || !(await askForKey(error.message, options.kind ?? "ask"))) throw error;
   }
 }
 
-async function attempt(path, options) {
-  const headers = { ...options.headers, ...authorization() };
+async function checked(reply) {
+  if (!reply.ok) throw new ApiError(await reason(reply), reply.status);
+  return reply;
+}
+
+async function attempt(path, { kind, ...options }) {
+  const headers = { ...options.headers, ...authorization(kind) };
   if (options.body) headers["content-type"] = "application/json";
   try {
     return await fetch(address(path), { ...options, headers, cache: "no-store" });

@@ -1,8 +1,8 @@
 /** The bench: every served model, and a panel for each of its tasks. */
 
+import { administer, peek } from "./api.js";
 import { el, show } from "./dom.js";
 import { panel } from "./panel.js";
-import { chat } from "./panels/chat.js";
 import { extract } from "./panels/extract.js";
 import { fillMask } from "./panels/fill_mask.js";
 import { generate } from "./panels/generate.js";
@@ -25,18 +25,26 @@ const TASKS = new Map(
   ].map((task) => [task.name, task]),
 );
 
-/** Draws the section for the models and policies of `/info`. */
+/**
+ * Draws the section for the models and policies of `/info`.
+ *
+ * @returns {(models: object[]) => void} shows what has changed of these models
+ */
 export function bench(section, models, policies) {
   const names = [...new Set(models.map((model) => model.name))];
   const place = el("div.bench-panel", { id: "bench-panel", role: "tabpanel" });
   const tabs = [];
+  const cards = new Map();
   const groups = names.map((name) => {
     const versions = models.filter((model) => model.name === name);
+    const card = show(el("div"), facts(versions));
+    cards.set(name, card);
     return el(
       "div.model",
       {},
       el("h3", {}, name),
-      facts(versions),
+      card,
+      versions.some(chats) && el("a.chat", { href: `#chat/${encodeURIComponent(name)}` }, "Chat"),
       el(
         "div.tasks",
         { role: "tablist", "aria-label": `Tasks of ${name}` },
@@ -77,7 +85,10 @@ export function bench(section, models, policies) {
     );
     tabs.push(button);
     function select() {
-      for (const each of tabs) each.setAttribute("aria-selected", String(each === button));
+      for (const each of tabs) {
+        each.setAttribute("aria-selected", String(each === button));
+        each.tabIndex = each === button ? 0 : -1; // one stop for the whole list
+      }
       made ??= panel(task, name);
       show(place, made);
     }
@@ -94,6 +105,17 @@ export function bench(section, models, policies) {
     next.click();
   }
   tabs[0]?.click();
+  return (found) => {
+    for (const [name, card] of cards) {
+      const versions = found.filter((model) => model.name === name);
+      if (versions.length) show(card, facts(versions));
+    }
+  };
+}
+
+/** Whether a model answers chats. */
+export function chats(model) {
+  return model.chat && model.tasks.includes("generate");
 }
 
 function tasksOf(versions, policies) {
@@ -101,7 +123,6 @@ function tasksOf(versions, policies) {
   for (const model of versions) {
     // Models that write canvases take none of the panels' settings
     if (model.tasks.includes("generate") && model.family !== "masked") {
-      if (model.chat) found.push(chat());
       found.push(generate(model.generation_defaults, policies));
     }
     const any = !model.labels.length; // it has none of its own
@@ -117,10 +138,27 @@ function tasksOf(versions, policies) {
 }
 
 function facts(versions) {
-  const [{ architecture, precision, max_length, provider, state, reason }] = versions;
+  const [{ name, architecture, precision, max_length, provider, state, reason }] = versions;
   const known = [architecture, precision, max_length && `${max_length} tokens`, provider];
+  const said = el("p.facts", {}, reason || (state === "ready" ? "" : state));
+  const isLoaded = state === "ready";
+  const button = el("button.link", { type: "button" }, isLoaded ? "Unload" : "Load");
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    show(said, isLoaded ? "unloading…" : "loading…");
+    try {
+      const reply = await administer(`/models/${isLoaded ? "unload" : "load"}`, { model: name });
+      const { models } = await peek("/info");
+      const now = models.filter((model) => model.name === name);
+      show(button.parentNode.parentNode, facts(now.length ? now : [{ ...versions[0], ...reply }]));
+    } catch (error) {
+      show(said, error.message);
+      button.disabled = false;
+    }
+  });
+  const manages = ["ready", "unloaded", "failed"].includes(state);
   return [
-    el("p.facts", {}, known.filter(Boolean).join(" · ")),
-    state !== "ready" && el("p.facts", {}, reason || state),
+    el("p.facts", {}, known.filter(Boolean).join(" · "), manages && [" · ", button]),
+    said,
   ];
 }

@@ -1,30 +1,33 @@
-/** The API key: asked for when the server wants one, and kept in this tab only. */
+/** API keys: asked for when the server wants one, and kept in this tab only. */
 
 import { el, show } from "./dom.js";
 
-const NAME = "maskdial-key";
-let asking = null;
+/** A key, by what it is for: `ask` models, or `admin`. */
+const NAMES = { ask: "maskdial-key", admin: "maskdial-admin-key" };
+const TITLES = { ask: "This server asks for a key", admin: "This needs the admin key" };
+const asking = {};
 
 /** The header that carries the key, if there is one. */
-export function authorization() {
-  const key = sessionStorage.getItem(NAME);
+export function authorization(kind = "ask") {
+  const key = sessionStorage.getItem(NAMES[kind]);
   return key === null ? {} : { authorization: `Bearer ${key}` };
 }
 
 /**
- * Asks for the key, once however many requests need it.
+ * Asks for a key, once however many requests need it.
  *
  * @param {string} reason the server's sentence
+ * @param {"ask"|"admin"} kind what it is for
  * @returns {Promise<boolean>} whether there is a new one
  */
-export function askForKey(reason) {
-  asking ??= ask(reason).finally(() => {
-    asking = null;
+export function askForKey(reason, kind) {
+  asking[kind] ??= ask(reason, kind).finally(() => {
+    delete asking[kind];
   });
-  return asking;
+  return asking[kind];
 }
 
-function ask(reason) {
+function ask(reason, kind) {
   const input = el("input", {
     type: "password",
     name: "key",
@@ -36,7 +39,7 @@ function ask(reason) {
   const dialog = el("dialog.key", { "aria-labelledby": "key-title" }, form);
   show(
     form,
-    el("h2", { id: "key-title" }, "This server asks for a key"),
+    el("h2", { id: "key-title" }, TITLES[kind]),
     el("p.error", {}, reason),
     input,
     el("p.hint", {}, "It stays in this tab, and is forgotten when you close it."),
@@ -53,7 +56,7 @@ function ask(reason) {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       const given = dialog.returnValue === "ok" && input.value !== "";
-      if (given) sessionStorage.setItem(NAME, input.value);
+      if (given) sessionStorage.setItem(NAMES[kind], input.value);
       dialog.remove();
       resolve(given);
     });
