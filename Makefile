@@ -160,8 +160,9 @@ locks:
 	$(LOCKING)/bin/python -m tools.image_locks
 
 $(RUNTIME): $(PROJECTS) constraints.txt | $(BIN)/pip
-	$(PIP) install -c constraints.txt -e .
-	touch $@
+	@echo "installing the server's packages into .venv and compiling the kernels: a minute or two"
+	@$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
 
 # Dependency groups need pip 25.1; Python 3.11 and 3.12 come with an older one.
 $(TEST): $(PROJECTS) constraints.txt | $(BIN)/pip

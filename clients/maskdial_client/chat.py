@@ -44,7 +44,7 @@ class Chat:
                 if line.startswith("/"):
                     self._run_command(line)
                 elif line.strip():
-                    self._answer(line)
+                    self.answer(line)
             except (MaskdialClientError, ValueError) as error:
                 if not self._interactive:
                     raise
@@ -76,8 +76,12 @@ class Chat:
                 "before the /"
             )
 
-    def _answer(self, line: str) -> None:
-        """Streams an answer. The turn joins the conversation once any part of it has arrived."""
+    def answer(self, line: str) -> None:
+        """Streams an answer. The turn joins the conversation once any part of it has arrived.
+
+        Raises:
+            MaskdialClientError: the request failed.
+        """
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         question = {"role": "user", "content": line}
         text, details, stopped = "", None, False
@@ -101,7 +105,7 @@ class Chat:
             self._turns += [question, {"role": "assistant", "content": text}]
         if stopped:
             _say("(stopped)")
-        elif self._interactive and details is not None and details.finish_reason == "length":
+        elif details is not None and details.finish_reason == "length":
             _say(f"(cut off after {details.generated_tokens} tokens; see --max-new-tokens)")
 
 

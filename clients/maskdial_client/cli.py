@@ -27,6 +27,8 @@ from maskdial_client.transport import DEFAULT_URL
 
 T = TypeVar("T")
 
+_CHAT_TOKENS = 4096  # of a reply; a server's own default is meant for text that is written on
+
 
 def add_fill_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial fill``."""
@@ -191,16 +193,30 @@ def run_generate(args: argparse.Namespace) -> int:
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``maskdial chat``."""
+    parser.add_argument(
+        "message",
+        nargs="*",
+        help="a message, whose answer ends the command; - stands for what standard input has; "
+        "without one, each line of standard input is answered",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     _add_sampling_arguments(parser)
     _add_connection_arguments(parser)
 
 
 def run_chat(args: argparse.Namespace) -> int:
-    """Answers the lines of standard input as one conversation."""
+    """Answers a message, or the lines of standard input as one conversation."""
 
     def command(client: Client) -> None:
-        Chat(client, system=args.system, parameters=_sampling_options(args)).run()
+        parameters = _sampling_options(args)
+        if parameters["max_new_tokens"] is None:
+            parameters["max_new_tokens"] = _CHAT_TOKENS
+        chat = Chat(client, system=args.system, parameters=parameters)
+        if args.message:
+            words = [sys.stdin.read() if word == "-" else word for word in args.message]
+            chat.answer(" ".join(words))
+        else:
+            chat.run()
 
     return _run(args, command)
 

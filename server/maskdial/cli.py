@@ -4,15 +4,13 @@ import argparse
 import difflib
 import json
 import re
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
-from urllib.parse import urlsplit
 
 import maskdial
-from maskdial import health, logs, prefixes, settings
+from maskdial import health, logs, prefixes, settings, status
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.starters import starters
 from maskdial.config import (
@@ -51,7 +49,6 @@ _CLIENT_COMMANDS = {
     "chat": "chat with a model",
 }
 
-_CONNECT_SECONDS = 1.0
 _LEAST_ADDRESSES = 512 * 2**20  # bytes
 
 _METAVARS = {
@@ -151,6 +148,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         return command
 
     _add_serve_arguments(add("serve", "start the server", _serve))
+    add("doctor", "tell what this machine and installation have, and what is slow", _doctor)
+    ps = add("ps", "list the models of a running server", status.run)
+    status.add_arguments(ps)
     health = add("health", "ask the server on this machine whether it is ready", _health)
     _add_health_arguments(health)
     run = add("run", "chat with a model, or have it read a text, without a server", _run)
@@ -165,7 +165,10 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
         "file there, exported the first time; a bundle; or a starter model's name",
     )
     run.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="...", help="a text, unless it is a chat"
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="a text or a message; without one, a model with a chat template chats",
     )
     _add_pull_arguments(add("pull", "download a model and take it into the cache", _pull))
     for name in ("models", "list"):
@@ -376,6 +379,12 @@ def _pull(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(_: argparse.Namespace) -> int:
+    from maskdial.doctor import report  # ONNX Runtime, whose import takes longer than all else here
+
+    return report()
+
+
 def _models(_: argparse.Namespace) -> int:
     from maskdial.bundle.bundle import read_manifests
 
@@ -387,10 +396,8 @@ def _models(_: argparse.Namespace) -> int:
         first = manifests[0]
         rows.append((model.name, first.source, first.precision, tasks, f"{model.num_bytes:,}"))
     total = sum(model.num_bytes for model in found)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for *texts, size in rows if found else ():
-        cells = [printable(text).ljust(width) for text, width in zip(texts, widths, strict=False)]
-        print("  ".join([*cells, size.rjust(widths[-1])]))
+    if found:
+        print(status.table(rows))
     print(f"{cache_folder()}: {total:,} bytes")
     return 0
 
@@ -454,7 +461,7 @@ def _ask(options: argparse.Namespace, run: Command) -> int:
 
     if options.bundle is not None and options.url is not None:
         raise ConfigError("give either --bundle or --server: a bundle needs no server")
-    if options.url is not None or (options.bundle is None and _is_reachable(DEFAULT_URL)):
+    if options.url is not None or (options.bundle is None and status.is_reachable(DEFAULT_URL)):
         return run(options)
     if options.bundle is None:
         note = f"no server at {DEFAULT_URL}; the starter models answer in this process"
@@ -467,16 +474,6 @@ def _ask(options: argparse.Namespace, run: Command) -> int:
     logs.configure("warning", "text")
     with InProcessTransport(load_config(flags)) as options.transport:
         return run(options)
-
-
-def _is_reachable(url: str) -> bool:
-    """Whether anything listens at the address of a URL."""
-    address = urlsplit(url)
-    try:
-        socket.create_connection((address.hostname, address.port), _CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser, *, adapter: bool = False) -> None:

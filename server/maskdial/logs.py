@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import textwrap
 from datetime import UTC, datetime
@@ -25,12 +26,25 @@ STACKS = "stacks"
 
 
 def configure(level: str, log_format: LogFormat) -> None:
-    """Sets up the root logger, which writes to stderr. Only the JSON format has the access log."""
+    """Sets up the root logger, which writes to stderr.
+
+    The access log is for collectors, in JSON, and for who watches a terminal.
+    """
     handler = LogWriter(_STDERR)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
-    logging.getLogger(ACCESS).setLevel("INFO" if log_format == "json" else "WARNING")
+    has_access_log = log_format == "json" or os.isatty(_STDERR)
+    logging.getLogger(ACCESS).setLevel("INFO" if has_access_log else "WARNING")
+    handler.addFilter(lambda record: log_format == "json" or not _is_look(record))
+
+
+def _is_look(record: logging.LogRecord) -> bool:
+    """Whether a record is of a request that only looked, as pages, probes and scrapers do often."""
+    access = getattr(record, "access", None)
+    if access is None:
+        return False
+    return access["method"] in ("GET", "HEAD", "OPTIONS") and (access["status"] or 0) < 400
 
 
 class TextFormatter(logging.Formatter):
@@ -44,10 +58,26 @@ class TextFormatter(logging.Formatter):
         return f"{text}\n{textwrap.indent(stacks.rstrip(), '    ')}" if stacks else text
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        if (access := getattr(record, "access", None)) is not None:
+            record.message = _access_line(access)
         return _CONTROL.sub(_escaped, super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return textwrap.indent(super().formatException(ei), "    ")
+
+
+def _access_line(access: dict[str, Any]) -> str:
+    """What a person wants to know of a request: what was asked of whom, how it ended, how long."""
+    ended = "" if access["outcome"] == "ok" else f" {access['outcome']}"
+    parts = [
+        f"{access['method']} {access['route'] or 'unknown route'} {access['status'] or '-'}{ended}",
+        access["model"] and f"model {access['model']}",
+        access["key"] and f"key {access['key']}",
+        f"{access['total_ms']:,.0f} ms"
+        + (f" ({access['queue_ms']:,.0f} in the queue)" if access.get("queue_ms", 0) >= 1 else ""),
+        "compute_tokens" in access and f"{access['compute_tokens']:,} tokens computed",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 class JsonFormatter(logging.Formatter):

@@ -69,15 +69,30 @@ def test_each_line_is_answered_in_the_conversation_so_far(
     assert fake.bodies == [
         {
             "messages": [system("Be brief."), user("Hi")],
-            "parameters": {"temperature": 0.0, "stop": ["x"]},
+            "parameters": {"max_new_tokens": 4096, "temperature": 0.0, "stop": ["x"]},
             "stream": True,
         },
         {
             "messages": [system("Be brief."), user("Hi"), ASSISTANT, user("More")],
-            "parameters": {"temperature": 0.0, "stop": ["x"]},
+            "parameters": {"max_new_tokens": 4096, "temperature": 0.0, "stop": ["x"]},
             "stream": True,
         },
     ]
+
+
+def test_a_message_is_answered_and_nothing_else_is_read(
+    chat: Any, fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat("never read", "What", "is it?", "--max-new-tokens", "7") == 0
+    assert capsys.readouterr() == (f"{ANSWER}\n", "")
+    assert chat("a long\ntext", "Sum up:", "-") == 0
+    assert [(body["messages"], body["parameters"]) for body in fake.bodies] == [
+        ([user("What is it?")], {"max_new_tokens": 7}),
+        ([user("Sum up: a long\ntext")], {"max_new_tokens": 4096}),
+    ]
+    fake.refuse(422, "validation")
+    assert chat("", "Hi") == 1
+    assert capsys.readouterr().err == "maskdial: this is validation\n"
 
 
 def test_commands_change_the_conversation(chat: Any, fake: Any) -> None:

@@ -140,7 +140,7 @@ def test_a_chat(fake: Any, command: Command, monkeypatch: pytest.MonkeyPatch) ->
     shown = command("chat")
     assert not UNSAFE.search(shown)
     assert SHOWN in shown
-    assert shown.endswith("\n\tx\n")
+    assert shown.endswith("\n\tx\n(cut off after 2 tokens; see --max-new-tokens)\n")
 
 
 @pytest.mark.parametrize("code", [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xD800, 0xDFFF])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from maskdial import logs
 from maskdial.log_writer import LogWriter
 from maskdial.logs import STACKS, JsonFormatter, TextFormatter
 
@@ -45,6 +46,64 @@ def test_an_access_record_has_its_fields_instead_of_a_message() -> None:
     content = json.loads(JsonFormatter().format(record("x", access={"route": "/a", "status": 200})))
     assert (content["route"], content["status"]) == ("/a", 200)
     assert "message" not in content
+
+
+ACCESS_FIELDS = {
+    "method": "POST",
+    "route": "/v1/chat/completions",
+    "model": "chat",
+    "key": None,
+    "status": 200,
+    "outcome": "ok",
+    "total_ms": 1234.5,
+}
+
+
+def access_line(**fields: object) -> str:
+    made = record("request", access=ACCESS_FIELDS | fields)
+    return TextFormatter().format(made).partition("maskdial: ")[2]
+
+
+def test_a_request_is_a_line_for_a_person() -> None:
+    assert access_line() == "POST /v1/chat/completions 200, model chat, 1,234 ms"
+    line = access_line(key="team\n", queue_ms=12.3, compute_tokens=1500, status=499, outcome="gone")
+    assert line == (
+        "POST /v1/chat/completions 499 gone, model chat, key team\\n, 1,234 ms (12 in the queue), "
+        "1,500 tokens computed"
+    )
+    refused = access_line(route=None, model=None, status=None, outcome="disconnect")
+    assert refused == "POST unknown route - disconnect, 1,234 ms"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_who_watches_a_terminal_sees_what_was_asked_and_what_failed(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    root = logging.Logger("root")
+    written: list[str] = []
+
+    class Writer(logging.Handler):
+        def emit(self, each: logging.LogRecord) -> None:
+            written.append(self.format(each))
+
+    monkeypatch.setattr(os, "isatty", lambda descriptor: is_terminal)
+    monkeypatch.setattr(logs, "LogWriter", lambda descriptor: Writer())
+    monkeypatch.setattr(
+        logging, "basicConfig", lambda level, handlers: root.addHandler(handlers[0])
+    )
+    monkeypatch.setattr(logging, "captureWarnings", lambda on: None)
+    logger = logging.getLogger(logs.ACCESS)
+    level = logger.level
+    try:
+        logs.configure("info", "text")
+        assert logger.isEnabledFor(logging.INFO) == is_terminal
+        for fields in ({}, {"method": "GET"}, {"method": "GET", "status": 404}):
+            root.handle(record("request", access=ACCESS_FIELDS | fields))
+        assert [line.partition("maskdial: ")[2][:8] for line in written] == ["POST /v1", "GET /v1/"]
+        logs.configure("info", "json")
+        assert logger.isEnabledFor(logging.INFO)
+    finally:
+        logger.setLevel(level)
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
