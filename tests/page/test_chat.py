@@ -50,13 +50,15 @@ def send(page: Page, text: str) -> None:
 
 def replies(page: Page, *deltas: dict[str, Any], end: str = "stop") -> list[dict[str, Any]]:
     """Has every request answered by these deltas; returns the bodies of requests to come."""
-    events = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    events: list[dict[str, Any]] = [
+        {"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
     events.append({"choices": [{"delta": {}, "finish_reason": end}]})
     text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     bodies: list[dict[str, Any]] = []
 
     def answer(route: Route) -> None:
-        bodies.append(route.request.post_data_json)
+        bodies.append(json.loads(str(route.request.post_data)))
         route.fulfill(status=200, content_type="text/event-stream", body=text)
 
     page.unroute("**/v1/chat/completions")

@@ -1,6 +1,7 @@
 """``maskdial doctor``: what it tells of a machine, and what it advises."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "reservable_bytes", lambda: None)
     monkeypatch.setattr(doctor, "is_reachable", lambda url: False)
     monkeypatch.setattr(doctor, "find_kernels", lambda setting: Kernels(tmp_path, "avx512vnni"))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Disk(50 * 2**30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(50 * 2**30))
     monkeypatch.setenv("MASKDIAL_CACHE", str(tmp_path / "cache"))
 
 
@@ -50,7 +51,7 @@ def test_what_is_slow_says_what_to_do(
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     monkeypatch.setattr(doctor, "available_bytes", lambda: 2**30)
     monkeypatch.setattr(doctor, "find_kernels", lambda setting: None)
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Disk(2**30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(2**30))
     status, facts, sentences = told(capsys)
     assert status == 0
     assert facts["kernels"].startswith("not built (maskdial_kernels-")
