@@ -67,6 +67,8 @@ def test_unknown_architecture(
     source = new_checkpoint("bert")
     add_json(source / "config.json", model_type="bert5", architectures=["Bert5ForMaskedLM"])
     assert_refused(source, "has no model type 'bert5'")
+    add_json(source / "config.json", model_type=None)
+    assert_refused(source, 'add "model_type", such as "bert"')
 
 
 @pytest.mark.parametrize(

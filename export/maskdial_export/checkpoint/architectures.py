@@ -84,6 +84,11 @@ def settle(config: Mapping[str, Any], task: str) -> tuple[str, TaskName]:
     model_type = config.get("model_type")
     if task == "decide" or (task == "auto" and model_type == _DECIDER):
         return auto.MODEL_FOR_DECISION_MAPPING_NAMES[_DECIDER], "decide"
+    if model_type is None and "auto_map" not in config:
+        raise ExportError(
+            'config.json names no model type, as those of before 2020; add "model_type", such as '
+            '"bert", and "architectures", such as ["BertForSequenceClassification"]'
+        )
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING_NAMES:
         remote = " (code in a checkpoint is never run)" if "auto_map" in config else ""
         raise ExportError(
