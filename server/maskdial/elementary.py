@@ -14,26 +14,48 @@ from numpy.typing import ArrayLike, NDArray
 _LN2_HIGH = 6.93147180369123816490e-01
 """The logarithm of 2 to 33 bits: its products with exponents are exact."""
 _LN2_LOW = 1.90821492927058770002e-10
-_TERMS = (
-    14  # of the exponential's series: up to half of ln 2, the next is below half of the last bit
-)
+_SERIES = tuple(1.0 / math.factorial(term) for term in range(14, -1, -1))
+"""Of the exponential, the highest power first: up to half of ln 2, the next term is below half of
+the last bit."""
 _LOG_TERMS = 12  # of that of the inverse hyperbolic tangent, up to 0.172
+_LN2 = math.log(2.0)
+_FEW = 16  # elements
 _LEAST, _MOST = -746.0, 710.0  # beyond them it is zero, or infinite
 _HALF_ROOT = math.sqrt(0.5)
 
 
 def exp(values: ArrayLike) -> NDArray[np.float64]:
     """The exponential of each element, in the shape of the values."""
-    x = np.clip(np.asarray(values, np.float64), _LEAST, _MOST)
-    twos = np.rint(x / math.log(2.0))
+    x = np.asarray(values, np.float64)
+    if x.size <= _FEW:
+        return np.array([_exp(each) for each in x.ravel().tolist()], np.float64).reshape(x.shape)
+    x = np.clip(x, _LEAST, _MOST)
+    twos = np.rint(x / _LN2)
     with np.errstate(invalid="ignore"):
         rest = (x - twos * _LN2_HIGH) - twos * _LN2_LOW
         powers = np.where(np.isnan(x), 0.0, twos).astype(np.int64)
-    series = np.full_like(rest, 1.0 / math.factorial(_TERMS))
-    for term in range(_TERMS - 1, -1, -1):
-        series = series * rest + 1.0 / math.factorial(term)
+    series = np.full_like(rest, _SERIES[0])
+    for factor in _SERIES[1:]:
+        series *= rest
+        series += factor
     with np.errstate(over="ignore", under="ignore"):
         return np.asarray(np.ldexp(series, powers), np.float64)
+
+
+def _exp(x: float) -> float:
+    """The same of one number: a few of them take a tenth of the time that NumPy's calls do."""
+    if math.isnan(x):
+        return x
+    x = min(max(x, _LEAST), _MOST)
+    twos = round(x / _LN2)  # to even, as NumPy's
+    rest = (x - twos * _LN2_HIGH) - twos * _LN2_LOW
+    series = _SERIES[0]
+    for factor in _SERIES[1:]:
+        series = series * rest + factor
+    try:
+        return math.ldexp(series, twos)
+    except OverflowError:
+        return math.inf
 
 
 def log(values: ArrayLike) -> NDArray[np.float64]:

@@ -51,6 +51,17 @@ def test_what_is_not_a_plain_number() -> None:
     assert float(elementary.exp(0.0)) == 1.0
 
 
+@pytest.mark.parametrize("spread", [1e-9, 1.0, 50.0, 750.0])
+def test_a_few_have_the_bits_that_many_have(spread: float) -> None:
+    special = [-np.inf, -746.0, -745.2, -708.5, 0.0, 709.7827, 709.79, np.inf, np.nan]
+    x = np.concatenate([values()[:9_991] / 745 * spread, special])
+    many = elementary.exp(x)
+    few = np.concatenate([elementary.exp(each) for each in x.reshape(-1, 8)])
+    assert few.tobytes() == many.tobytes()
+    pair = elementary.exp(x[:6].reshape(2, 3))
+    assert (pair.shape, pair.tobytes()) == ((2, 3), many[:6].tobytes())
+
+
 @pytest.mark.parametrize(
     ("function", "at"),
     [
