@@ -148,6 +148,7 @@ format: $(DEV)
 	$(BIN)/python clients/generate_sync.py
 	$(BIN)/python -m tools.architecture_table
 	$(BIN)/python -m tools.settings_table
+	$(BIN)/python -m tools.speed_chart
 	$(BIN)/python -m tools.dashboard
 
 dist: $(DIST)
