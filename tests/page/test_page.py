@@ -416,9 +416,9 @@ def test_the_status_says_when_the_server_is_gone(visit: Visits) -> None:
     page = open_dial(one)
     expect(page.locator("#status")).to_contain_text("models ready")
     page.route("**/info", lambda route: route.abort())
-    page.clock.run_for(11_000)
+    page.clock.fast_forward(11_000)
     expect(page.locator("#status")).to_contain_text("does not answer")
     page.unroute("**/info")
-    page.clock.run_for(11_000)
+    page.clock.fast_forward(11_000)
     expect(page.locator("#status")).to_contain_text("models ready")
     one.complaints.clear()  # Chromium's of the request that failed
