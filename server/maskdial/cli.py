@@ -58,6 +58,7 @@ _METAVARS = {
     "model_dir": "DIR",
     "batch_dir": "DIR",
     "policy": "FILE",
+    "receipt_key": "FILE",
     "prefix_cache_dir": "DIR",
     "uds": "FILE",
     "ssl_certfile": "FILE",
@@ -73,7 +74,6 @@ _METAVARS = {
     "provider": "NAMES",
     "draft": "MODEL",
     "responses_store": "FILE",
-    "log_texts": "true|false",
 }
 
 

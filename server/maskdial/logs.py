@@ -14,7 +14,8 @@ ACCESS = "maskdial.access"
 
 _STDERR = 2
 
-LogFormat = Literal["text", "json"]
+LogFormat = Literal["text", "json", "json-texts"]
+"""With ``json-texts``, the access log has the bodies of requests and replies."""
 
 # The C0 and C1 control characters, delete, and Unicode's line separators; a tab is harmless.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
@@ -27,10 +28,11 @@ STACKS = "stacks"
 def configure(level: str, log_format: LogFormat) -> None:
     """Sets up the root logger, which writes to stderr. Only the JSON format has the access log."""
     handler = LogWriter(_STDERR)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    is_json = log_format != "text"
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
-    logging.getLogger(ACCESS).setLevel("INFO" if log_format == "json" else "WARNING")
+    logging.getLogger(ACCESS).setLevel("INFO" if is_json else "WARNING")
 
 
 class TextFormatter(logging.Formatter):

@@ -142,7 +142,7 @@ class Bundle:
     """A model folder with a valid manifest and verified files.
 
     ``stamps`` are those of its files when they were verified, ``hashing`` the large files of which
-    that is still under way.
+    that is still under way. ``sha256`` is the manifest's own, which has those of all others.
     """
 
     name: str
@@ -150,6 +150,7 @@ class Bundle:
     manifest: Manifest
     stamps: dict[str, Stamp] = field(default_factory=dict)
     hashing: dict[str, "Future[str]"] = field(default_factory=dict)
+    sha256: str = ""
 
     @property
     def graph(self) -> Path:
@@ -407,7 +408,8 @@ def _verify(name: str, path: Path, manifest: Manifest, hashes: _Hashes) -> Bundl
             hashing[file_name] = sha256
         else:
             _compare(name, file_name, sha256.result(), manifest)
-    return Bundle(name, path, manifest, stamps, hashing)
+    own = MANIFEST if manifest.graph == GRAPH else FULL_MANIFEST
+    return Bundle(name, path, manifest, stamps, hashing, file_sha256(path / own))
 
 
 def _below(file_name: str, manifest: Manifest) -> str:

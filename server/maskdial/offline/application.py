@@ -23,6 +23,7 @@ _OPEN = {
     "batch_dir": None,
     "prefix_cache_dir": None,
     "responses_store": None,
+    "receipt_key": None,
 }
 # A caller in this process waits for its turn; nobody refuses it (`ClientUsage.unlimited`).
 _MAX_QUEUE = 2**20
