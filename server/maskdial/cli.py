@@ -192,6 +192,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
+    verify = add("verify", "check that the replies of a log are the model's", _verify)
+    if chosen == "verify":
+        _add_verify_arguments(verify)
     ray = add("ray", "serve from the replicas of a Ray cluster, or answer a file there", _ray)
     if chosen == "ray":
         _add_ray_arguments(ray)
@@ -558,6 +561,18 @@ def _batch(options: argparse.Namespace) -> int:
     import maskdial.offline.command
 
     return maskdial.offline.command.run(options)
+
+
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    import maskdial.offline.verify.command
+
+    maskdial.offline.verify.command.add_arguments(parser)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    import maskdial.offline.verify.command
+
+    return maskdial.offline.verify.command.run(options)
 
 
 def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:

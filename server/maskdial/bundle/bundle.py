@@ -408,8 +408,8 @@ def _verify(name: str, path: Path, manifest: Manifest, hashes: _Hashes) -> Bundl
             hashing[file_name] = sha256
         else:
             _compare(name, file_name, sha256.result(), manifest)
-    own = MANIFEST if manifest.graph == GRAPH else FULL_MANIFEST
-    return Bundle(name, path, manifest, stamps, hashing, file_sha256(path / own))
+    manifest_file = path / (MANIFEST if manifest.graph == GRAPH else FULL_MANIFEST)
+    return Bundle(name, path, manifest, stamps, hashing, file_sha256(manifest_file))
 
 
 def _below(file_name: str, manifest: Manifest) -> str:
