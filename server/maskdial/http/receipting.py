@@ -29,7 +29,7 @@ def wants_receipt(value: bytes) -> bool:
         ValidationError: it is neither 1 nor 0.
     """
     if value not in (b"0", b"1"):
-        raise ValidationError("must be 1 for a receipt, or 0", field=HEADER)
+        raise ValidationError(f"{HEADER} must be 1, which asks for a receipt, or 0")
     return value == b"1"
 
 
@@ -81,8 +81,7 @@ class Receipting:
             is_whole = "content-length" in headers
             if not (is_whole or headers.get("content-type", "").startswith(EVENTS.media_type)):
                 raise ValidationError(
-                    "a stream of JSON lines has no room for a receipt; set stream to false",
-                    field=HEADER,
+                    "a stream of JSON lines has no room for a receipt; set stream to false"
                 )
             self._start = message
             return

@@ -6,8 +6,11 @@ Any library that reads these verifies it; without a key, it is an unsecured one 
 import base64
 import binascii
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
 
 from maskdial.receipts.signing import PublicKey, SigningKey
 
@@ -22,8 +25,7 @@ class ReceiptError(Exception):
     """A text is no receipt, or not one of this version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(BaseModel):
     """What one reply was made of; hashes are SHA-256 in hexadecimal digits.
 
     Attributes:
@@ -37,19 +39,21 @@ class Receipt:
         time: when it was made, in seconds since 1970.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
     bundle: str
     numerics: str
     server: str
     request: str
     asked: str
-    seed: int | None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None
     reply: str
-    time: int
+    time: Annotated[int, Field(ge=0)]
 
     def encode(self, key: SigningKey | None) -> str:
         """The receipt on one line of ASCII, signed if there is a key."""
         header = {"alg": "none"} if key is None else {"alg": "EdDSA", "kid": key.public.id}
-        parts = [header | {"typ": _KIND}, {"v": _VERSION} | asdict(self)]
+        parts = [header | {"typ": _KIND}, {"v": _VERSION} | self.model_dump()]
         signed = ".".join(
             _base64(json.dumps(part, separators=(",", ":")).encode()) for part in parts
         )
@@ -108,13 +112,17 @@ def read_receipt(text: str) -> ReadReceipt:
 
 
 def _checked(content: dict[str, Any]) -> Receipt:
-    kinds = dict.fromkeys(Receipt.__slots__, str) | {"seed": int | None, "time": int}
-    if content.keys() != kinds.keys() or not all(
-        isinstance(content[name], kind) and not isinstance(content[name], bool)
-        for name, kind in kinds.items()
-    ):
-        raise ReceiptError("the receipt has other fields than one of its version; it was changed")
-    return Receipt(**content)
+    """A receipt of the right fields.
+
+    Raises:
+        ReceiptError: they are others.
+    """
+    try:
+        return Receipt.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise ReceiptError(
+            "the receipt has other fields than one of its version; it was changed"
+        ) from error
 
 
 def _base64(content: bytes) -> str:

@@ -1,5 +1,6 @@
 """Entries: the requests of a log, each with the reply that it got."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Entry:
             raise ValidationError("the request has no body, an object")
         if not isinstance(response, dict) or "body" not in response:
             raise ValidationError("the answer has no response with a body")
-        reply, receipt = response["body"], response.get("receipt", "")
+        reply, receipt = response["body"], response.get("receipt") or ""
         if isinstance(reply, str) and not receipt:
             receipt = receipt_of_stream(reply)
         if not isinstance(receipt, str):
@@ -70,11 +71,13 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self._places: dict[_Key, int] = {}
-        try:
-            self._file = path.open("rb")
-            self._index(path)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {io_reason(error)}") from error
+        with contextlib.ExitStack() as stack:
+            try:
+                self._file = stack.enter_context(path.open("rb"))
+                self._index(path)
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be read: {io_reason(error)}") from error
+            stack.pop_all()
 
     def close(self) -> None:
         """Closes the file."""
