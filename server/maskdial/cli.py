@@ -622,7 +622,7 @@ def _inspect(options: argparse.Namespace) -> int:
     console.print(Text(printable(bundles[0].name), style="bold"))
     for bundle in bundles:
         table = Table(show_header=False, box=None)
-        for name, text in describe(bundle.manifest, options.bundle, _replies(bundle)).items():
+        for name, text in describe(bundle, _replies(bundle)).items():
             table.add_row(Text(name, style="dim"), Text(printable(text)))
         console.print(table)
     return 0

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,13 @@ import pytest
 import yaml
 
 from maskdial import Model, cli
+from maskdial.bundle.bundle import load_bundle, load_bundles
+from maskdial.bundle.card import CARD, read_card
+from maskdial.config import load_config
 from maskdial.errors import ConfigError
+from maskdial.inspection import describe
 from maskdial.local.model import AsyncModel
+from maskdial.offline.application import Application
 from maskdial.offline.evaluate.answers import Asker, Outcome
 from maskdial.offline.evaluate.compare import difference, figure, mcnemar
 from maskdial.offline.evaluate.task import EvalTask, read_task
@@ -154,6 +160,60 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["eval", str(STARTER_FOLDER / "sentiment"), "--task", str(path)]) == 1
     assert capsys.readouterr().err
     assert cli.main([*program, "--limit", "0"]) == 1
+
+
+def test_a_card_is_shown_and_leaves_the_bundle_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, CHOICES, QUESTIONS)
+    first, second = (Path(shutil.copytree(HYBRID, tmp_path / name)) for name in ("first", "second"))
+    manifest = json.loads((second / "maskdial.json").read_text())
+    (second / "maskdial.json").write_text(json.dumps(manifest))  # another file, so another bundle
+    before = [load_bundle("x", folder).sha256 for folder in (first, second)]
+    run = ["eval", str(first), str(second), "--task", str(path), "--card"]
+    assert cli.main([*run, "--limit", "2"]) == cli.main(run) == 0
+    bundles = [load_bundle("x", folder) for folder in (first, second)]
+    assert [each.sha256 for each in bundles] == before
+    for bundle, compared in zip(bundles, (False, True), strict=True):
+        (found,) = bundle.card.measured  # the second time in place of the first
+        assert (found.task, found.questions, found.bundle) == ("choices", 3, bundle.sha256)
+        assert [each.metric for each in found.figures] == ["acc", "acc_norm"]
+        assert found.figures[0].value == pytest.approx(2 / 3)
+        assert found.reference == (before[0] if compared else None)
+        assert len(found.differences) == (2 if compared else 0)
+    about = describe(bundles[1], {})
+    today = bundles[1].card.measured[0].date
+    told = "acc 0.6667 (+0.0000 to first), acc_norm"
+    assert about["measured"].startswith(f"choices, 3 questions, {today}: {told}")
+    assert about["identity"] == before[1]
+
+    async def listed() -> list[Any]:
+        config = load_config({"model": [f"m={second}"], "threads": 1})
+        async with Application.start(config) as application:
+            messages = [each async for each in application.stream("GET", "/models", b"")]
+            content: list[Any] = json.loads(b"".join(each.get("body", b"") for each in messages))
+            return content
+
+    for item in asyncio.run(listed()):
+        assert item["bundle"] == load_bundles("m", second)[item["mask"] == "full"].sha256
+        assert len(item["card"]) == (item["mask"] == "causal")
+
+    # What was measured before the manifest changed is of another bundle.
+    (second / "maskdial.json").write_text(json.dumps(manifest, indent=1))
+    assert load_bundle("x", second).card.measured == ()
+    (second / CARD).write_text("[]")
+    assert load_bundle("x", second).card.measured == ()
+    assert "is no quality card of this version" in caplog.text
+    capsys.readouterr()
+    assert cli.main(run) == 1
+    assert "is no quality card" in capsys.readouterr().err
+    (second / CARD).write_bytes(b" " * 2_000_000)
+    with pytest.raises(ConfigError, match="more than 1,048,576 bytes"):
+        read_card(second)
+    (second / CARD).unlink()
+    (second / CARD).mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_card(second)
 
 
 @pytest.mark.parametrize(

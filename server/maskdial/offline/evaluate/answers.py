@@ -32,6 +32,9 @@ class Asker:
     Args:
         model: writes token by token.
 
+    Attributes:
+        served: the model itself.
+
     Raises:
         ConfigError: it does not.
     """
@@ -42,6 +45,7 @@ class Asker:
             raise ConfigError(f"{model.name} does not write token by token, which tasks ask for")
         manifest = writer.manifest
         special = manifest.special_tokens
+        self.served = writer
         self._model = model
         self._tokenizer = writer.tokenizer
         self._longest = writer.max_length - 2  # the engine needs room for one more token

@@ -4,9 +4,10 @@ What a file says beyond that is an error, never left out: a score that was made 
 file says is none. Its format: github.com/EleutherAI/lm-evaluation-harness, docs/task_guide.md.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -110,6 +111,11 @@ class EvalTask:
     delimiter: str
     until: tuple[str, ...]
     max_new_tokens: int
+
+    @property
+    def sha256(self) -> str:
+        """Of all that it asks."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
 
 
 def read_task(path: Path, limit: int | None = None) -> EvalTask:
