@@ -49,6 +49,7 @@ SERVER = (
         "unmasking",
         "grammar",
         "engine",
+        "receipts",
         "responses_store",
         "config",
         "settings",
