@@ -14,6 +14,7 @@ from maskdial.errors import ConfigError, io_reason
 from maskdial.local.model import AsyncModel
 from maskdial.offline.evaluate.answers import Asker, Outcome
 from maskdial.offline.evaluate.compare import difference, figure
+from maskdial.offline.evaluate.reading import READING, Reader
 from maskdial.offline.evaluate.task import EvalTask, read_task
 
 
@@ -50,23 +51,28 @@ def run(options: argparse.Namespace) -> int:
     models = [asyncio.run(_ask(bundle, tasks)) for bundle in options.bundles]
     report = []
     measured: dict[Path, list[Measured]] = {bundle: [] for bundle in options.bundles}
-    for task, *outcomes in zip(tasks, *(model.outcomes for model in models), strict=True):
+    for task, *answers in zip(tasks, *models, strict=True):
         print(f"{task.name}: {len(task.items):,} questions")
-        for bundle, model, ours in zip(options.bundles, models, outcomes, strict=True):
-            figures = [figure(metric, ours) for metric in task.metrics]
-            compared = ours is not outcomes[0]
-            apart = [difference(m, ours, outcomes[0]) for m in task.metrics if compared]
+        first = answers[0]
+        for bundle, ours in zip(options.bundles, answers, strict=True):
+            figures = [figure(metric, ours.outcomes) for metric in task.metrics]
+            compared = ours is not first
+            apart = [
+                difference(metric, ours.outcomes, first.outcomes)
+                for metric in task.metrics
+                if compared
+            ]
             print("\n".join(_lines(bundle, figures, apart)))
             report.append(_entry(task, bundle, figures, apart))
-            reference = {"reference": models[0].sha256, "reference_name": options.bundles[0].name}
+            reference = {"reference": first.sha256, "reference_name": options.bundles[0].name}
             measured[bundle].append(
                 Measured(
                     task=task.name,
                     task_sha256=task.sha256,
                     questions=len(task.items),
                     date=datetime.now(UTC).date().isoformat(),
-                    numerics=model.numerics,
-                    bundle=model.sha256,
+                    numerics=ours.numerics,
+                    bundle=ours.sha256,
                     figures=tuple(figures),
                     differences=tuple(apart),
                     **(reference if compared else {}),
@@ -84,19 +90,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
-    """What a bundle has answered, by task, and what it is."""
+class _Asked:
+    """What a bundle has answered to a task, and which of its models."""
 
     sha256: str
     numerics: str
-    outcomes: list[list[Outcome]]
+    outcomes: list[Outcome]
 
 
-async def _ask(bundle: Path, tasks: Sequence[EvalTask]) -> _Model:
+async def _ask(bundle: Path, tasks: Sequence[EvalTask]) -> list[_Asked]:
+    found = []
     async with await AsyncModel.load(bundle) as model:
-        asker = Asker(model)
-        served, outcomes = asker.served, [await asker.outcomes(task) for task in tasks]
-        return _Model(served.bundle.sha256, served.numerics, outcomes)
+        for task in tasks:
+            asker = Reader(model, task.kind) if task.kind in READING else Asker(model)
+            outcomes, served = await asker.outcomes(task), asker.served
+            found.append(_Asked(served.bundle.sha256, served.numerics, outcomes))
+    return found
 
 
 def _lines(bundle: Path, figures: Sequence[Figure], apart: Sequence[Difference]) -> list[str]:
