@@ -79,21 +79,7 @@ DRAWN = (
             "parameters": {"joint": True, "temperature": 1, "top_k": 3},
         },
     ),
-    *(
-        Kind(
-            f"unmasked {stream}",
-            "/v1/completions",
-            lambda _, stream=stream: {
-                "model": "hybrid",
-                "mask": "full",
-                "prompt": "Once",
-                "max_tokens": 12,
-                "temperature": 1,
-                "stream": stream,
-            },
-        )
-        for stream in (False, True)
-    ),
+    *(Kind(f"unmasked {stream}", "/v1/completions", _unmasked(stream)) for stream in (False, True)),
 )
 
 

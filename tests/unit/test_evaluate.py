@@ -398,7 +398,12 @@ def test_labels_and_vectors_are_scored_as_elsewhere(tmp_path: Path) -> None:
         return float(one @ other / np.sqrt((one @ one) * (other @ other)))
 
     embedder = make_embedder(tmp_path / "embedder")
-    pairs = {**common, "output_type": "similarity", "doc_to_text": "q", "doc_to_pair": "p"}
+    pairs: dict[str, Any] = {
+        **common,
+        "output_type": "similarity",
+        "doc_to_text": "q",
+        "doc_to_pair": "p",
+    }
     scores = [3.0, 1.5, 1.5, 0, 5.0, 2.25, 4.0, 0.5]
     lines = [
         {"q": text, "p": other, "a": score}

@@ -45,7 +45,10 @@ def coded(content: Any) -> str:
 def test_a_request_is_what_it_says_however_it_is_written() -> None:
     one = request_sha256("/x", b'{"a": 1.0, "b": "\xc3\xa9"}', 3)
     assert one == request_sha256("/x", b'{"b":"\\u00e9","a":1.0}', 3)
-    others = [("/y", b'{"a":1.0,"b":"\\u00e9"}', 3), ("/x", b'{"a":2.0,"b":"\\u00e9"}', 3)]
+    others: list[tuple[str, bytes, int | None]] = [
+        ("/y", b'{"a":1.0,"b":"\\u00e9"}', 3),
+        ("/x", b'{"a":2.0,"b":"\\u00e9"}', 3),
+    ]
     others += [("/x", b'{"a":1.0,"b":"\\u00e9"}', seed) for seed in (4, None)]
     assert one not in {request_sha256(*each) for each in others}
 

@@ -417,8 +417,9 @@ def _verify(name: str, path: Path, manifest: Manifest, hashes: _Hashes) -> Bundl
         else:
             _compare(name, file_name, sha256.result(), manifest)
     manifest_file = path / (MANIFEST if manifest.graph == GRAPH else FULL_MANIFEST)
-    own = file_sha256(manifest_file)
-    return Bundle(name, path, manifest, stamps, hashing, own, _read_card(path).of(own))
+    identity = file_sha256(manifest_file)
+    card = _read_card(path).of(identity)
+    return Bundle(name, path, manifest, stamps, hashing, identity, card)
 
 
 def _read_card(path: Path) -> Card:

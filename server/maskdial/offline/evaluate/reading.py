@@ -8,7 +8,8 @@ from maskdial.local.model import AsyncModel
 from maskdial.masked.tasks.classify import ClassifyRequest
 from maskdial.masked.tasks.embed import EmbedRequest
 from maskdial.offline.evaluate.answers import Outcome
-from maskdial.offline.evaluate.task import EvalTask, Item, OutputType
+from maskdial.offline.evaluate.form import OutputType
+from maskdial.offline.evaluate.task import EvalTask, Item
 
 READING: frozenset[OutputType] = frozenset({"classification", "similarity"})
 """The kinds of tasks for it."""

@@ -1,96 +1,23 @@
-"""A task as lm-evaluation-harness has it in YAML: a part of its fields, and local files only.
-
-What a file says beyond that is an error, never left out: a score that was made otherwise than the
-file says is none. Its format: github.com/EleutherAI/lm-evaluation-harness, docs/task_guide.md.
-"""
+"""A task: questions as lm-evaluation-harness makes them of a file and of its data."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jinja2
-import pydantic
-import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import Field
 
 from maskdial.errors import ConfigError, io_reason
 from maskdial.offline.evaluate.filters import ExactMatch, Filter, Strict
+from maskdial.offline.evaluate.form import OutputType, TaskFile
 from maskdial.offline.evaluate.shots import Shots
-
-OutputType = Literal[
-    "multiple_choice",
-    "loglikelihood",
-    "loglikelihood_rolling",
-    "generate_until",
-    "classification",
-    "similarity",
-]
-"""The last two are not the harness': the label of a text, and how alike two texts are."""
-
-METRICS: Mapping[OutputType, tuple[str, ...]] = {
-    "multiple_choice": ("acc", "acc_norm"),
-    "loglikelihood": ("perplexity",),
-    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
-    "generate_until": ("exact_match",),
-    "classification": ("acc", "f1_macro"),
-    "similarity": ("spearman", "pearson"),
-}
-"""Those of each kind of task."""
 
 _TEMPLATES = ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, keep_trailing_newline=True
 )
-
-
-class _Metric(ExactMatch):
-    metric: str
-    aggregation: str | None = None
-    higher_is_better: bool | None = None
-
-
-class _Generation(Strict):
-    until: list[str] | None = None
-    max_gen_toks: Annotated[int, Field(ge=1)] = 256
-    do_sample: Literal[False] = False
-    temperature: Annotated[float, Field(ge=0, le=0, strict=False)] = 0.0
-
-
-class _Dataset(Strict):
-    data_files: str | dict[str, str | list[str]]
-
-
-class _Shots(Strict):
-    sampler: Literal["default", "first_n"] = "default"
-    split: str | None = None
-    samples: list[dict[str, Any]] | None = None
-
-
-class _File(Strict):
-    task: str
-    dataset_path: Literal["json"]
-    dataset_kwargs: _Dataset
-    output_type: OutputType
-    doc_to_target: str | int
-    doc_to_text: str = ""
-    doc_to_pair: str | None = None
-    doc_to_choice: str | list[str] | None = None
-    description: str = ""
-    target_delimiter: str = " "
-    test_split: str | None = None
-    validation_split: str | None = None
-    num_fewshot: Annotated[int, Field(ge=0)] = 0
-    fewshot_split: str | None = None
-    fewshot_config: _Shots = _Shots()
-    fewshot_delimiter: str = "\n\n"
-    filter_list: list[Filter] | None = None
-    repeats: Literal[1] = 1
-    metric_list: list[_Metric] | None = None
-    generation_kwargs: _Generation = _Generation()
-    metadata: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,35 +82,7 @@ def read_task(path: Path, limit: int | None = None) -> EvalTask:
     Raises:
         ConfigError: a file cannot be read or used, or says what is not known here.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {io_reason(error)}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    try:
-        file = _File.model_validate(content)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(
-            f"{path}: {where}: {first['msg']}; docs/evaluation.md lists what is known"
-        ) from error
-    known = METRICS[file.output_type]
-    metrics = known if file.metric_list is None else tuple(m.metric for m in file.metric_list)
-    for metric in metrics:
-        if metric not in known:
-            raise ConfigError(
-                f"{path}: metric {metric!r} is not one of {file.output_type}: {', '.join(known)}"
-            )
-    if file.output_type == "multiple_choice" and file.doc_to_choice is None:
-        raise ConfigError(f"{path}: multiple_choice needs doc_to_choice")
-    if file.output_type == "similarity" and file.doc_to_pair is None:
-        raise ConfigError(f"{path}: similarity needs doc_to_pair, the second text")
-    if file.output_type not in ("classification", "similarity") and file.doc_to_pair is not None:
-        raise ConfigError(f"{path}: doc_to_pair is for classification and similarity")
-    if file.filter_list is not None and file.output_type != "generate_until":
-        raise ConfigError(f"{path}: filter_list is for generate_until")
+    file = TaskFile.read(path)
     documents = _documents(path, file, file.test_split or file.validation_split)[:limit]
     if not documents:
         raise ConfigError(f"{path}: its data has no lines")
@@ -197,9 +96,11 @@ def read_task(path: Path, limit: int | None = None) -> EvalTask:
         except (jinja2.TemplateError, KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: question {number} cannot be made: {error}") from error
     generation = file.generation_kwargs
-    filters: dict[str, Filter | None] = dict.fromkeys(metrics)
+    filters: dict[str, Filter | None] = dict.fromkeys(file.metrics)
     if file.filter_list is not None:
-        filters = {f"{metric},{each.name}": each for metric in metrics for each in file.filter_list}
+        filters = {
+            f"{metric},{each.name}": each for metric in file.metrics for each in file.filter_list
+        }
     ways = [ExactMatch.model_validate(m.model_dump(include=_WAYS)) for m in file.metric_list or ()]
     return EvalTask(
         file.task,
@@ -217,7 +118,7 @@ def read_task(path: Path, limit: int | None = None) -> EvalTask:
 _WAYS = set(ExactMatch.model_fields)
 
 
-def _shots(path: Path, file: _File) -> Shots | None:
+def _shots(path: Path, file: TaskFile) -> Shots | None:
     """What chooses the examples before each question; None for none."""
     if not file.num_fewshot:
         return None
@@ -239,7 +140,7 @@ def _shots(path: Path, file: _File) -> Shots | None:
     )
 
 
-def _example(file: _File, document: Mapping[str, Any]) -> str:
+def _example(file: TaskFile, document: Mapping[str, Any]) -> str:
     """A question with its answer."""
     item = _item(file, document, "")
     answer = item.choices[item.target] if item.choices else item.expected
@@ -249,7 +150,7 @@ def _example(file: _File, document: Mapping[str, Any]) -> str:
     return question + file.target_delimiter + answer + file.fewshot_delimiter
 
 
-def _documents(path: Path, file: _File, split: str | None) -> list[dict[str, Any]]:
+def _documents(path: Path, file: TaskFile, split: str | None) -> list[dict[str, Any]]:
     """The lines of a split."""
     given = file.dataset_kwargs.data_files
     files: str | list[str] = []
@@ -279,7 +180,7 @@ def _documents(path: Path, file: _File, split: str | None) -> list[dict[str, Any
     return documents
 
 
-def _item(file: _File, document: Mapping[str, Any], examples: str) -> Item:
+def _item(file: TaskFile, document: Mapping[str, Any], examples: str) -> Item:
     description = _TEMPLATES.from_string(file.description).render(**document)
     context = description + examples + _rendered(file.doc_to_text, document)
     target = _value(file.doc_to_target, document)
@@ -302,7 +203,7 @@ def _item(file: _File, document: Mapping[str, Any], examples: str) -> Item:
     return Item(context, tuple(choices), target)
 
 
-def _choices(file: _File, document: Mapping[str, Any]) -> list[str]:
+def _choices(file: TaskFile, document: Mapping[str, Any]) -> list[str]:
     source = file.doc_to_choice
     if isinstance(source, list):
         return [_rendered(each, document) for each in source]
