@@ -42,6 +42,11 @@ def _chat(**fields: Any) -> Callable[[int], Any]:
     return lambda _: {"model": "hybrid", "messages": messages, "max_tokens": 50, **fields}
 
 
+def _unmasked(stream: bool) -> Callable[[int], Any]:
+    asked = {"model": "hybrid", "mask": "full", "prompt": "Once", "max_tokens": 12}
+    return lambda _: {**asked, "temperature": 1, "stream": stream}
+
+
 _LOOK = {
     "name": "look",
     "description": "Looks.",

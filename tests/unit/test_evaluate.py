@@ -405,11 +405,11 @@ def test_labels_and_vectors_are_scored_as_elsewhere(tmp_path: Path) -> None:
         "doc_to_pair": "p",
     }
     scores = [3.0, 1.5, 1.5, 0, 5.0, 2.25, 4.0, 0.5]
-    lines = [
+    rows: list[dict[str, Any]] = [
         {"q": text, "p": other, "a": score}
         for text, other, score in zip(texts, reversed(texts), scores, strict=True)
     ]
-    task = read_task(write(tmp_path, {**pairs, "doc_to_target": "{{a}}"}, lines))
+    task = read_task(write(tmp_path, {**pairs, "doc_to_target": "{{a}}"}, rows))
     results = asyncio.run(read(embedder, task))
     with Model(embedder) as model:
         cosines = [
