@@ -188,10 +188,11 @@ def altered(line: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**line, "response": {**line["response"], "receipt": receipt.encode(None)}}
 
 
-def replied(line: dict[str, Any], text: str) -> dict[str, Any]:
-    """A line with another text in its reply."""
+def replied(line: dict[str, Any], text: str, *, as_text: bool = False) -> dict[str, Any]:
+    """A line with another text in its reply, perhaps as an access log has it."""
     body = json.loads(json.dumps(line["response"]["body"]))
     body["choices"][0]["text"] = text
+    body = json.dumps(body, indent=1) if as_text else body
     return {**line, "response": {**line["response"], "body": body}}
 
 
@@ -210,6 +211,7 @@ def test_every_change_is_told_apart(log: list[dict[str, Any]], verify: Verify) -
         # Written otherwise, with another id and another time
         (replied(drawn, text) | {"custom_id": "x"}, []),
         (asked({**seeded, "body": dict(reversed(seeded["body"].items()))}), []),
+        (replied(drawn, text, as_text=True), []),
         # A character of the reply
         (forged, ["reply"]),
         (replied(drawn, text[:-1]), ["reply"]),
