@@ -248,6 +248,8 @@ def test_every_change_is_told_apart(log: list[dict[str, Any]], verify: Verify) -
         ({**drawn, "response": {"body": drawn["response"]["body"]}}, ["unseeded"]),
         # What the server refuses
         (asked({**drawn, "response": {"body": {}}}, prompt=None), ["failed"]),
+        (asked({**drawn, "response": {"body": {}}}, stream=f"\n\n: {HEADER} x\n\n"), ["failed"]),
+        (asked(drawn, stream=f"\n\n: {HEADER} x\n\n"), ["failed"]),
         ({**drawn, "url": "/v1/nothing", "response": {"body": {}}}, ["failed"]),
         # Lines with faults
         ({**drawn, "body": "text"}, ["line"]),

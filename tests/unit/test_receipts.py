@@ -119,7 +119,14 @@ def test_texts_that_are_streamed_together_come_in_any_order() -> None:
     assert one != reply_sha256(stream((0, "a"), (1, "b")))
 
 
-@pytest.mark.parametrize("body", [b"", b"no json", b"\xff\x00", b"[" * 200_000, b"9" * 5000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"no json", b"\xff\x00", b"[" * 200_000, b"9" * 5000, rb'"\ud800"'),
+        *(b"[" * 600 + b"]" * 600, b"data: " + b"[" * 600 + b"]" * 600),
+        *(b'data: {"choices": [3], "index": []}', b"data: \xff", b"event: x\n\ndata"),
+    ],
+)
 def test_other_bytes_count_as_they_are(body: bytes) -> None:
     assert reply_sha256(body) == reply_sha256(body)
     assert reply_sha256(body) != reply_sha256(body + b"x")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from maskdial.errors import ConfigError, ValidationError, io_reason
 from maskdial.receipts.receipt import HEADER
 
 _Key = str | int
+_LAST_COMMENT = re.compile(rf"^: {HEADER} (\S*)\s*\Z", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class Entry:
 
 
 def receipt_of_stream(stream: str) -> str:
-    """The receipt in the last comment of a stream; empty if there is none."""
-    _, mark, receipt = stream.rpartition(f": {HEADER} ")
-    return receipt.strip() if mark else ""
+    """The receipt in the comment that ends a stream; empty if there is none."""
+    found = _LAST_COMMENT.search(stream)
+    return "" if found is None else found[1]
 
 
 class AnswerFile:

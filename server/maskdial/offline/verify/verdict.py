@@ -92,7 +92,7 @@ async def _repeated(
         return [Finding("bundle", f"the receipt is of another bundle, {_shown(told.bundle)}")]
     reply = await application.repeat(entry.path, entry.body, told.seed)
     written = reply.headers.get(HEADER) or receipt_of_stream(reply.body.decode(errors="replace"))
-    if not written:
+    if reply.status != 200 or not written:
         return [_failed(reply)]
     again = read_receipt(written).receipt
     if again.bundle != told.bundle:
