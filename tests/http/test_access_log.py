@@ -143,7 +143,7 @@ def test_texts_are_logged_if_asked_for(
 def test_receipts_are_logged(telling: Any, lines: Lines) -> None:
     """A stream's is a part of it."""
     asks = KEY | {HEADER: "1"}
-    body = {"model": "sentiment", "inputs": SECRET}
+    body: dict[str, Any] = {"model": "sentiment", "inputs": SECRET}
     whole = httpx.post(f"{telling.url}/classify", json=body, headers=asks)
     body = {"model": "hybrid", "inputs": "Once", "stream": True}
     stream = httpx.post(f"{telling.url}/generate", json=body, headers=asks)

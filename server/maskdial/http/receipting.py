@@ -63,6 +63,7 @@ class Receipting:
         self._body: list[bytes] = []
         self._reply: list[bytes] = []
         self._start: Message | None = None
+        self._is_stream = False
 
     async def receive(self) -> Message:
         """The next part of the request's body."""
@@ -78,8 +79,9 @@ class Receipting:
         """
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            is_whole = "content-length" in headers
-            if not (is_whole or headers.get("content-type", "").startswith(EVENTS.media_type)):
+            kind = headers.get("content-type", "")
+            self._is_stream = "content-length" not in headers
+            if self._is_stream and not kind.startswith(EVENTS.media_type):
                 raise ValidationError(
                     "a stream of JSON lines has no room for a receipt; set stream to false"
                 )
@@ -88,11 +90,12 @@ class Receipting:
         start, self._start = self._start, None
         self._reply.append(message.get("body", b""))
         ends = not message.get("more_body", False)
+        failed = "outcome" in self._scope["state"]
         if start is not None:
             if ends and start["status"] == 200 and (receipt := await self._receipt()):
                 MutableHeaders(scope=start)[HEADER] = receipt
             await self._send(start)
-        elif ends and "outcome" not in self._scope["state"] and (receipt := await self._receipt()):
+        elif ends and self._is_stream and not failed and (receipt := await self._receipt()):
             comment = f": {HEADER} {receipt}\n\n".encode()
             await self._send({"type": "http.response.body", "body": comment, "more_body": True})
         await self._send(message)
