@@ -34,6 +34,7 @@ from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.policy.guard import Policies
+from maskdial.receipts.signing import read_signing_key
 from maskdial.registry.catalog import find_bundles
 from maskdial.registry.loading import start_models
 from maskdial.registry.registry import Models
@@ -101,6 +102,7 @@ def create_app(
         responses,
         disk,
         policies,
+        None if config.receipt_key is None else read_signing_key(config.receipt_key),
     )
     app.state.on_load_failure = on_load_failure
     app.state.batches = None if config.batch_dir is None else BatchService(app, config.batch_dir)
@@ -113,6 +115,7 @@ def create_app(
         keys=context.keys,
         error_replies=dialects.ERROR_REPLIES,
         tracing=tracing,
+        receipt_key=context.receipt_key,
     )
     if config.cors_allow_origins:
         app.add_middleware(

@@ -55,6 +55,7 @@ _METAVARS = {
     "model_dir": "DIR",
     "batch_dir": "DIR",
     "policy": "FILE",
+    "receipt_key": "FILE",
     "prefix_cache_dir": "DIR",
     "uds": "FILE",
     "ssl_certfile": "FILE",
@@ -70,7 +71,6 @@ _METAVARS = {
     "provider": "NAMES",
     "draft": "MODEL",
     "responses_store": "FILE",
-    "log_texts": "true|false",
 }
 
 
@@ -195,6 +195,9 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     batch = add("batch", "answer a file of requests, without a server", _batch)
     if chosen == "batch":
         _add_batch_arguments(batch)
+    verify = add("verify", "check that the replies of a log are the model's", _verify)
+    if chosen == "verify":
+        _add_verify_arguments(verify)
     ray = add("ray", "serve from the replicas of a Ray cluster, or answer a file there", _ray)
     if chosen == "ray":
         _add_ray_arguments(ray)
@@ -557,6 +560,18 @@ def _batch(options: argparse.Namespace) -> int:
     return maskdial.offline.command.run(options)
 
 
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    import maskdial.offline.verify.command
+
+    maskdial.offline.verify.command.add_arguments(parser)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    import maskdial.offline.verify.command
+
+    return maskdial.offline.verify.command.run(options)
+
+
 def _add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     try:
         import maskdial.ray.cli
@@ -604,7 +619,7 @@ def _inspect(options: argparse.Namespace) -> int:
     console.print(Text(printable(bundles[0].name), style="bold"))
     for bundle in bundles:
         table = Table(show_header=False, box=None)
-        for name, text in describe(bundle.manifest, options.bundle, _replies(bundle)).items():
+        for name, text in describe(bundle, _replies(bundle)).items():
             table.add_row(Text(name, style="dim"), Text(printable(text)))
         console.print(table)
     return 0

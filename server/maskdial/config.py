@@ -289,6 +289,11 @@ class Config(BaseModel):
     metrics_key: Annotated[_Key | None, _None] = Field(
         None, description="key for /metrics; none: it is open"
     )
+    receipt_key: Annotated[Path | None, _None] = Field(
+        None,
+        description="PEM file with the Ed25519 key that signs receipts (x-maskdial-receipt); needs "
+        "the extra receipts",
+    )
     provider: str = Field(
         "auto",
         description=f"execution provider ({', '.join(providers.NAMES)}, or a plug-in: openvino is "
@@ -539,12 +544,8 @@ class Config(BaseModel):
     log_format: LogFormat = Field(
         "text",
         description="json: the log as JSON, with a line for each request: client, "
-        "model, status and duration; texts of requests only with log_texts",
-    )
-    log_texts: bool = Field(
-        False,
-        description="add the bodies of requests and replies to the lines of --log-format json, the "
-        "first 65,536 bytes of each",
+        "model, status and duration; json-texts: its body and that of its reply as well, the first "
+        "65,536 bytes of each",
     )
     responses_store: Annotated[Path | None, _None] = Field(
         None,
@@ -658,12 +659,6 @@ class Config(BaseModel):
     def _check_key_file(self) -> Self:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile: give ssl_certfile as well")
-        return self
-
-    @model_validator(mode="after")
-    def _check_log_texts(self) -> Self:
-        if self.log_texts and self.log_format != "json":
-            raise ValueError("log_texts: give log_format json as well")
         return self
 
     @model_validator(mode="after")

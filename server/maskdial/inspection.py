@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from maskdial.ask import catalogue
+from maskdial.bundle.bundle import Bundle
+from maskdial.bundle.card import Measured
 from maskdial.bundle.manifest import (
     CacheInteger,
     Calibration,
@@ -24,14 +26,14 @@ from maskdial.kernels.installed import find_kernels
 _MAX_LABELS = 20
 
 
-def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> dict[str, str]:
+def describe(bundle: Bundle, replies: Mapping[str, Any]) -> dict[str, str]:
     """A sentence for each thing to know, by its name; what does not apply is left out.
 
     Args:
-        manifest: of one graph.
-        folder: the bundle's.
+        bundle: of one graph.
         replies: how a causal model writes tool calls and reasoning, as the server derives it.
     """
+    manifest, folder = bundle.manifest, bundle.path
     tasks = [task.name for task in catalogue.LISTED if task.serves(manifest)]
     size = sum((folder / name).stat().st_size for name in manifest.files)
     lines = {
@@ -48,10 +50,24 @@ def describe(manifest: Manifest, folder: Path, replies: Mapping[str, Any]) -> di
         "precision": manifest.precision + _invariance(manifest.batch_invariant),
         "quality": "" if manifest.quality is None else _quality(manifest.quality),
         "parity": _parity(manifest.parity),
+        "measured": "; ".join(map(_measured, bundle.card.measured)),
         "source": f"{manifest.source}, {manifest.source_sha256[:16]}",
+        "identity": bundle.sha256,
         "made by": ", ".join(f"{name} {number}" for name, number in manifest.tool_versions.items()),
     }
     return {name: text for name, text in lines.items() if text}
+
+
+def _measured(found: Measured) -> str:
+    """What a task has shown, in a phrase."""
+    apart = {each.metric: each for each in found.differences}
+    scores = []
+    for each in found.figures:
+        score = f"{each.metric} {each.value:.4f}"
+        if each.metric in apart:
+            score += f" ({apart[each.metric].value:+.4f} to {found.reference_name})"
+        scores.append(score)
+    return f"{found.task}, {found.questions:,} questions, {found.date}: {', '.join(scores)}"
 
 
 def _kind(manifest: Manifest) -> str:

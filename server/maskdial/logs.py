@@ -15,7 +15,8 @@ ACCESS = "maskdial.access"
 
 _STDERR = 2
 
-LogFormat = Literal["text", "json"]
+LogFormat = Literal["text", "json", "json-texts"]
+"""With ``json-texts``, the access log has the bodies of requests and replies."""
 
 # The C0 and C1 control characters, delete, and Unicode's line separators; a tab is harmless.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
@@ -31,12 +32,13 @@ def configure(level: str, log_format: LogFormat) -> None:
     The access log is for collectors, in JSON, and for who watches a terminal.
     """
     handler = LogWriter(_STDERR)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    is_json = log_format != "text"
+    handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
-    has_access_log = log_format == "json" or os.isatty(_STDERR)
+    has_access_log = is_json or os.isatty(_STDERR)
     logging.getLogger(ACCESS).setLevel("INFO" if has_access_log else "WARNING")
-    handler.addFilter(lambda record: log_format == "json" or not _is_look(record))
+    handler.addFilter(lambda record: is_json or not _is_look(record))
 
 
 def _is_look(record: logging.LogRecord) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from maskdial.bundle.bundle import load_bundle
+from maskdial.bundle.bundle import Bundle, load_bundle
 from maskdial.bundle.manifest import QualityReport
 from maskdial.inspection import describe
 from maskdial_export import cli
@@ -431,7 +431,7 @@ def test_what_a_language_model_loses_is_in_nats(
     loss = f"diverges by {quality.loss:.4g} nats"
     assert f"in fp32, int8 {loss}, " in lines[-1]
     assert any(f"{loss}: perplexity fp32" in line for line in lines)
-    about = describe(manifest, place / "bundle", {})["quality"]
+    about = describe(Bundle("x", place / "bundle", manifest), {})["quality"]
     assert about.startswith(f"{loss} from fp32 (at most 0.5 nats): perplexity fp32")
 
 

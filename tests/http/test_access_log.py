@@ -10,6 +10,7 @@ import pytest
 
 from maskdial.http.keys import key_name
 from maskdial.logs import JsonFormatter
+from maskdial.receipts.receipt import HEADER
 from maskdial.registry.catalog import STARTER_FOLDER
 
 Lines = Callable[[int], list[dict[str, Any]]]
@@ -113,7 +114,7 @@ HOSTILE = 'a\r\nb\x00\x1b[31m\x7f\x85\u2028{"route": "/fake"}é'
 
 @pytest.fixture(scope="module")
 def telling(start_server: Callable[..., Any]) -> Iterator[Any]:
-    running = start_server(log_format="json", log_texts=True, api_keys=["top secret"])
+    running = start_server(log_format="json-texts", api_keys=["top secret"])
     yield running
     running.stop()
 
@@ -137,6 +138,20 @@ def test_texts_are_logged_if_asked_for(
     formatter = JsonFormatter()
     written = [formatter.format(each) for each in caplog.records if each.name == "maskdial.access"]
     assert all(line.isascii() and line.isprintable() for line in written)
+
+
+def test_receipts_are_logged(telling: Any, lines: Lines) -> None:
+    """A stream's is a part of it."""
+    asks = KEY | {HEADER: "1"}
+    body: dict[str, Any] = {"model": "sentiment", "inputs": SECRET}
+    whole = httpx.post(f"{telling.url}/classify", json=body, headers=asks)
+    body = {"model": "hybrid", "inputs": "Once", "stream": True}
+    stream = httpx.post(f"{telling.url}/generate", json=body, headers=asks)
+    first, second = lines(2)
+    assert first["receipt"] == whole.headers[HEADER]
+    assert "receipt" not in second
+    assert second["reply"] == stream.text
+    assert f"\n: {HEADER} " in stream.text
 
 
 def test_a_streams_events_are_logged_if_asked_for(telling: Any, lines: Lines) -> None:

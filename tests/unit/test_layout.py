@@ -51,6 +51,7 @@ SERVER = (
         "unmasking",
         "grammar",
         "engine",
+        "receipts",
         "responses_store",
         "config",
         "settings",

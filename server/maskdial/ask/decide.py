@@ -22,6 +22,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.causal.decide import likelihoods, read_labels
 from maskdial.causal.model import CausalModel
 from maskdial.config import Config
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.questions import (
     Content,
     DecisionMethod,
@@ -125,6 +126,7 @@ async def decide(
     assert isinstance(model, CausalModel)
     if truncation.enabled:
         raise ValidationError(_CANNOT_CUT, field="truncate")
+    current_usage().note(model, text, questions)
     found = await likelihoods(text, questions, model, config, deadline)
     return Decisions(method, found.probabilities, found.timings, found.num_cached)
 
@@ -142,5 +144,6 @@ async def _answer_prompts(
         answer = await run.answer(request, model, config, deadline)
         return Decisions(method, answer.content, answer.timings)
     assert isinstance(model, CausalModel)
+    current_usage().note(model, prompts, num_questions)
     found = await read_labels(prompts, num_questions, model, config, deadline)
     return Decisions(method, found.probabilities, found.timings, found.num_cached)

@@ -21,6 +21,7 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.config import Config
 from maskdial.elementary import exp
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, Timed, Timings
@@ -101,6 +102,7 @@ async def score(
     with model.metrics.tokenization_duration.time():
         seconds = tokenizing_seconds(request.texts)
         encodings, num_truncated = await offload(read, seconds, deadline)
+    current_usage().note(model, [encoding.ids for encoding in encodings])
     with deadline.explained():
         if isinstance(model, MaskedModel):
             work = _score_masked(model, encodings, num_truncated, config, deadline)

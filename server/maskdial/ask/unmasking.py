@@ -25,9 +25,10 @@ from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.stream import MergedStreams
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
-from maskdial.engine.philox import draw_seed
+from maskdial.engine.philox import settle_seed
 from maskdial.engine.timing import Deadline, Timed, Timings
 from maskdial.errors import ValidationError, about
 from maskdial.masked import run
@@ -184,11 +185,12 @@ class UnmaskedGeneration:
         prompts, texts, turns = [], [], asyncio.Semaphore(_AT_ONCE)
         for prompt, (before, after, num_tokens) in zip(given, read, strict=True):
             prompts.append(Prompt(prompt if isinstance(prompt, str) else None, before, 0, ()))
-            seed = draw_seed() if request.seed is None else request.seed
+            seed = settle_seed(request.seed)
             for copy in range(request.num_sequences):
                 plan = _plan(request, num_tokens, (seed + copy) % MAX_SEED)
                 parts = _parts(before, after, plan, model, request, config, deadline)
                 texts.append(_Text(parts, turns, model, before, plan, request.spelled_tokens))
+        current_usage().note(served, read, request.num_sequences, plan)
         return cls(prompts, texts, shows_passes=bool(request.unmasking.stream_unmasking))
 
     def timings(self, _: Sequence[Completion]) -> Timings:

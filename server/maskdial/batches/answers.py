@@ -34,6 +34,7 @@ from maskdial.masked import run
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.tasks.embed import SimilarityRequest
 from maskdial.masked.tasks.rerank import RerankRequest
+from maskdial.receipts.receipt import HEADER
 from maskdial.registry.choice import ModelChoice
 from maskdial.registry.served import ServedModel, Task
 
@@ -79,18 +80,25 @@ class Answers:
         requests: to the models.
         task: the route of lines that name none, such as ``embed``.
         parameters: of lines that have none.
+        receipts: whether the answers to lines of OpenAI's batches have receipts.
 
     Raises:
         ConfigError: there is no such task.
     """
 
     def __init__(
-        self, requests: Requests, task: str | None, parameters: Mapping[str, Any] | None
+        self,
+        requests: Requests,
+        task: str | None,
+        parameters: Mapping[str, Any] | None,
+        *,
+        receipts: bool = False,
     ) -> None:
         self._requests = requests
         self._context = requests.context
         self._task = task
         self._parameters = parameters
+        self._receipts = receipts
         self._ids = CustomIds()
         self._models: dict[ModelChoice, ServedModel] = {}
         if task is not None and task not in _TASK_NAMES:
@@ -249,7 +257,7 @@ class Answers:
         if "inputs" in line.content:
             body["inputs"] = line.content["inputs"]
         reply = await self._post(f"/{self._task}", body)
-        content = _json_of(reply.body)
+        content = json_of(reply.body)
         if reply.status != 200:
             known = isinstance(content, dict) and {"error", "error_type"} <= content.keys()
             if known:
@@ -258,9 +266,9 @@ class Answers:
         return _succeeded(line, {"output": content})
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> BatchReply:
-        reply = await self._requests.post(path, encode_json(body))
+        reply = await self._requests.post(path, encode_json(body), receipt=self._receipts)
         if reply.comes_later:
-            raise UnavailableError(_sentence_of(_json_of(reply.body)))
+            raise UnavailableError(sentence_of(json_of(reply.body)))
         return reply
 
     async def _answer_envelope(self, line: Line) -> Answer:
@@ -270,10 +278,12 @@ class Answers:
         response = {
             "status_code": reply.status,
             "request_id": reply.headers.get("x-request-id", ""),
-            "body": _json_of(reply.body),
+            "body": json_of(reply.body),
         }
+        if HEADER in reply.headers:
+            response["receipt"] = reply.headers[HEADER]
         return Answer(
-            _line_of(
+            line_of(
                 {
                     "id": f"batch_req_{uuid.uuid4().hex}",
                     "custom_id": content["custom_id"],
@@ -300,7 +310,7 @@ class Expired(Answers):
 
 
 def _succeeded(line: Line, content: Mapping[str, Any]) -> Answer:
-    return Answer(_line_of({**_place(line), **content}))
+    return Answer(line_of({**_place(line), **content}))
 
 
 def _failed(line: Line, failure: _Failure) -> Answer:
@@ -313,9 +323,9 @@ def _failed(line: Line, failure: _Failure) -> Answer:
             "error": {"code": failure.error_type, "message": failure.error},
             "line": line.number,
         }
-        return Answer(_line_of(content), failed=True)
+        return Answer(line_of(content), failed=True)
     content = {**_place(line), "error": failure.error, "error_type": failure.error_type}
-    return Answer(_line_of(content), failed=True)
+    return Answer(line_of(content), failed=True)
 
 
 def _place(line: Line) -> dict[str, Any]:
@@ -326,18 +336,18 @@ def _place(line: Line) -> dict[str, Any]:
     return place
 
 
-def _line_of(content: object) -> bytes:
+def line_of(content: object) -> bytes:
     return encode_json(content) + b"\n"
 
 
-def _json_of(body: bytes) -> Any:
+def json_of(body: bytes) -> Any:
     try:
         return from_json(body)
     except ValueError:
         return body.decode("utf-8", "replace")
 
 
-def _sentence_of(content: Any) -> str:
+def sentence_of(content: Any) -> str:
     """That of an error's body, in any dialect."""
     while isinstance(content, dict):
         content = content.get("error", content.get("message"))

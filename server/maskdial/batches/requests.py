@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.types import Message
+from starlette.types import Message, Receive, Send
 
 from maskdial import dialects
 from maskdial.engine.fairness import ClientUsage, usage_of_request
@@ -23,6 +23,7 @@ from maskdial.errors import (
 from maskdial.http.context import ServerContext
 from maskdial.http.in_process import Reply, headers_of, receiving, scope_of
 from maskdial.http.lifecycle import Lifecycle, Phase
+from maskdial.http.receipting import Receipting
 from maskdial.http.route import TaskRoute
 from maskdial.http.sse import EVENTS
 
@@ -92,10 +93,11 @@ class Requests:
         by_default = self._routes[path].stream_type != EVENTS.media_type
         return bool(stream) or (stream is None and by_default)
 
-    async def post(self, path: str, body: bytes) -> BatchReply:
+    async def post(self, path: str, body: bytes, *, receipt: bool = False) -> BatchReply:
         """The reply to a request with a JSON body, to one of the paths; a stream comes as a whole.
 
-        Errors are replies in the form of the route's dialect.
+        Errors are replies in the form of the route's dialect. With ``receipt``, the headers of the
+        others have one.
         """
         route = self._routes[path]
         request_id = f"{_IDS.getrandbits(128):032x}"
@@ -120,7 +122,12 @@ class Requests:
             else:
                 parts.append(message.get("body", b""))
 
-        receive = receiving(body, asyncio.Event())  # the client never leaves
+        receive: Receive = receiving(body, asyncio.Event())  # the client never leaves
+        sending: Send = send
+        if receipt:
+            receipting = Receipting(scope, receive, send, self.context.receipt_key)
+            usage.provenance = receipting.provenance
+            receive, sending = receipting.receive, receipting.send
         token = usage_of_request.set(usage)
         try:
             try:
@@ -129,7 +136,7 @@ class Requests:
             except Exception as cause:
                 error = cause if isinstance(cause, MaskdialError) else _internal(request_id)
                 response, reply.outcome = route.error_reply(error), error.error_type
-            await response(scope, receive, send)
+            await response(scope, receive, sending)
         finally:
             usage_of_request.reset(token)
             if (lease := state.pop("lease", None)) is not None:
@@ -196,11 +203,11 @@ class BackgroundRequests(Requests):
         super().__init__(app, f"batch {owner}", owner, background=True)
         self._admission = admission
 
-    async def post(self, path: str, body: bytes) -> BatchReply:
+    async def post(self, path: str, body: bytes, *, receipt: bool = False) -> BatchReply:
         num_tries, pause = 0, _FIRST_PAUSE
         while True:
             async with self._admission.admitted():
-                reply = await super().post(path, body)
+                reply = await super().post(path, body, receipt=receipt)
             num_tries += 1
             if reply.comes_later:
                 if not self._is_up(reply.model):

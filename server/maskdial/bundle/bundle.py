@@ -3,6 +3,7 @@
 A bundle holds everything the server needs and nothing else::
 
     maskdial.json     the manifest: what the model is, how to feed it, how it was checked
+    card.json         what `maskdial eval --card` measured, if anything; the manifest lists it not
     model.onnx        the graph (its weights are in model.onnx.data)
     tokenizer.json    a `tokenizers` file
     encoder.onnx      the encoder's graph of an encoder-decoder model
@@ -77,6 +78,7 @@ Graph inputs, by family (the server feeds the ones that the graph declares):
 import contextlib
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,6 +91,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from maskdial.bundle.adapter import ADAPTER_MANIFEST, ADAPTER_WEIGHTS
+from maskdial.bundle.card import Card, read_card
 from maskdial.bundle.manifest import (
     ADDITIONAL_TEMPLATES,
     DRAFT_GRAPH,
@@ -104,7 +107,7 @@ from maskdial.bundle.manifest import (
     Manifest,
 )
 from maskdial.bundle.verified import known_sha256, remember_sha256
-from maskdial.errors import BundleError, io_reason
+from maskdial.errors import BundleError, ConfigError, io_reason
 
 # Fusions that make a graph slower on the CPU: in ONNX Runtime 1.31, SkipLayerNormalization takes
 # six times as long as the Add and the LayerNormalization that it replaces.
@@ -121,6 +124,9 @@ takes minutes for 16 layers of 64 experts. What is not planned is freed after it
 _MAX_MANIFEST_BYTES = 16 * 2**20
 _LARGE = 2**25
 """Bytes of a file that are hashed in a thread: weights. A tokenizer has less."""
+
+
+_log = logging.getLogger("maskdial.models")
 
 
 class Stamp(NamedTuple):
@@ -142,7 +148,8 @@ class Bundle:
     """A model folder with a valid manifest and verified files.
 
     ``stamps`` are those of its files when they were verified, ``hashing`` the large files of which
-    that is still under way.
+    that is still under way. ``sha256`` is the manifest's own, which has those of all others.
+    ``card`` has what was measured of it.
     """
 
     name: str
@@ -150,6 +157,8 @@ class Bundle:
     manifest: Manifest
     stamps: dict[str, Stamp] = field(default_factory=dict)
     hashing: dict[str, "Future[str]"] = field(default_factory=dict)
+    sha256: str = ""
+    card: Card = field(default_factory=Card)
 
     @property
     def graph(self) -> Path:
@@ -407,7 +416,19 @@ def _verify(name: str, path: Path, manifest: Manifest, hashes: _Hashes) -> Bundl
             hashing[file_name] = sha256
         else:
             _compare(name, file_name, sha256.result(), manifest)
-    return Bundle(name, path, manifest, stamps, hashing)
+    manifest_file = path / (MANIFEST if manifest.graph == GRAPH else FULL_MANIFEST)
+    identity = file_sha256(manifest_file)
+    card = _read_card(path).of(identity)
+    return Bundle(name, path, manifest, stamps, hashing, identity, card)
+
+
+def _read_card(path: Path) -> Card:
+    """The quality card; one that cannot be read keeps no model from being served."""
+    try:
+        return read_card(path)
+    except ConfigError as error:
+        _log.warning("%s", error.message)
+        return Card()
 
 
 def _below(file_name: str, manifest: Manifest) -> str:

@@ -19,9 +19,10 @@ from maskdial.causal.sequence import Sequence as CausalSequence
 from maskdial.causal.sequence import SharedPrompt
 from maskdial.causal.stop import Reasoning
 from maskdial.config import Config
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
-from maskdial.engine.philox import draw_seed
+from maskdial.engine.philox import settle_seed
 from maskdial.errors import ValidationError, about
 from maskdial.grammar.matcher import Grammar
 from maskdial.grammar.source import GrammarRequest
@@ -112,6 +113,11 @@ async def read_prompts(
     if request.describe_tokens and params.prompt_logprobs:
         num_read = sum(len(tokens.ids) for tokens in tokenized) * request.num_sequences
         _check_described(num_read + num_sequences * params.max_new_tokens, params)
+    current_usage().note(
+        model,
+        *([tokens.ids for tokens in tokenized], params, wanted, beams, request.num_sequences),
+        *(request.spelled_tokens, request.full_prompt, model.kv_cache_dtype),
+    )
 
     return [
         Prompt(
@@ -279,7 +285,7 @@ def _make_sequences(
     would give alone.
     """
     prompt_ids, source_ids = start
-    first_seed = draw_seed() if request.seed is None else request.seed
+    first_seed = settle_seed(request.seed)
     first = not any(map(model.tokenizer.is_text, prompt_ids))
     searches = beams.num_beams > 1
     shared = SharedPrompt() if request.num_sequences > 1 and not searches else None

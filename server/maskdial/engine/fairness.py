@@ -8,6 +8,12 @@ client that has been served least is next, and an idle client earns no credit.
 from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from maskdial.engine.provenance import Provenance
+
+if TYPE_CHECKING:
+    from maskdial.engine.model import Model
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +25,8 @@ class ClientUsage:
     included. ``background``: an engine turns to it only while nothing else waits or runs there, it
     does not count towards the length of the queue, and it has as long as it takes. ``unlimited``:
     it comes from a caller in this process, who waits for a turn and is refused nothing that bounds
-    what strangers have open; such a caller bounds that itself.
+    what strangers have open; such a caller bounds that itself. ``provenance`` is of requests with a
+    receipt.
     """
 
     client: str = ""
@@ -27,6 +34,7 @@ class ClientUsage:
     tokens: int = 0
     background: bool = False
     unlimited: bool = False
+    provenance: Provenance | None = None
 
     @property
     def takes_room(self) -> bool:
@@ -36,6 +44,11 @@ class ClientUsage:
         one in the background, whose sender limits it.
         """
         return not (self.background or self.tokens)
+
+    def note(self, model: "Model", *asked: object) -> None:
+        """Notes what a model was asked, if there is to be a receipt; see `Provenance.note`."""
+        if self.provenance is not None:
+            self.provenance.note(model, *asked)
 
 
 usage_of_request: ContextVar[ClientUsage] = ContextVar("usage_of_request")

@@ -4,6 +4,8 @@ import secrets
 
 import numpy as np
 
+from maskdial.engine.fairness import current_usage
+
 _WORD = 2**64 - 1
 _SEED_BITS = 53
 
@@ -11,6 +13,25 @@ _SEED_BITS = 53
 def draw_seed() -> int:
     """A fresh seed of 53 bits, which JSON readers with double numbers can give back exactly."""
     return secrets.randbits(_SEED_BITS)
+
+
+def settle_seed(given: int | None) -> int:
+    """The seed of a request: its own, or a fresh one, which its receipt tells.
+
+    Call it in the event loop, where it is known which request is meant.
+    """
+    told = told_seed(given)
+    return draw_seed() if told is None else told
+
+
+def told_seed(given: int | None) -> int | None:
+    """The seed that a receipt tells, the same for all of a request; without one, as given."""
+    provenance = current_usage().provenance
+    if provenance is None:
+        return given
+    if given is not None or provenance.seed is None:
+        provenance.seed = draw_seed() if given is None else given
+    return provenance.seed
 
 
 class Philox:

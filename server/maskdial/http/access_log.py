@@ -1,4 +1,4 @@
-"""The access log: a record for each request, with what was said only for ``--log-texts``."""
+"""The access log: a record for each request, what was said only with ``json-texts``."""
 
 import logging
 from typing import Any
@@ -8,6 +8,7 @@ from starlette.types import Scope
 from maskdial.http.exchange import Exchange
 from maskdial.http.keys import address_of
 from maskdial.logs import ACCESS
+from maskdial.receipts.receipt import HEADER
 
 _log = logging.getLogger(ACCESS)
 _MILLISECONDS = ("x-queue-time", "x-inference-time")
@@ -46,6 +47,8 @@ def log_access(scope: Scope, exchange: Exchange, path: str | None, key: str | No
         fields["compute_tokens"] = state["usage"].tokens
     if _TRUNCATED in headers:
         fields["truncated_tokens"] = int(headers[_TRUNCATED])
+    if HEADER in headers:
+        fields["receipt"] = headers[HEADER]
     if exchange.transcript is not None:
         fields |= exchange.transcript.fields()
     _log.info("request", extra={"access": fields})

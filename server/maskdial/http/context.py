@@ -15,6 +15,7 @@ from maskdial.http.tracing import Tracing
 from maskdial.http.watchdog import Watchdog
 from maskdial.metrics import Metrics
 from maskdial.policy.guard import Policies
+from maskdial.receipts.signing import SigningKey
 from maskdial.registry.registry import Models
 from maskdial.responses_store import ResponseStore
 
@@ -22,7 +23,8 @@ from maskdial.responses_store import ResponseStore
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     """One server's settings, models, metrics, phase, keys, watchdog, tracing, stores of responses
-    and of prefixes, policies, and what it has told the log of ignored fields.
+    and of prefixes, policies, the key of its receipts, and what it has told the log of ignored
+    fields.
     """
 
     config: Config
@@ -37,6 +39,7 @@ class ServerContext:
     responses: ResponseStore | None = None
     disk: DiskStore | None = None
     policies: Policies | None = None
+    receipt_key: SigningKey | None = None
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
 
     @property

@@ -61,6 +61,8 @@ class Exchange:
         transcript: Transcript | None = None,
     ) -> None:
         given, declared, self._awaits_continue = "", b"", False
+        self.receipt = b""
+        """The header that asks for a receipt; empty if there is none."""
         for name, value in scope["headers"]:
             if name == b"content-length":
                 declared = value
@@ -68,6 +70,8 @@ class Exchange:
                 given = value.decode("latin-1")
             elif name == b"expect":
                 self._awaits_continue = True
+            elif name == b"x-maskdial-receipt":
+                self.receipt = value
         # The client's own request id if it is a plain one, otherwise a new one.
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
         # Python reads no number of thousands of digits; one of these is too large in any case.

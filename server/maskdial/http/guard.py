@@ -18,11 +18,13 @@ from maskdial.http.keys import Keys, address_of
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.limits import ClientLimits
 from maskdial.http.local_only import LocalOnly
+from maskdial.http.receipting import Receipting, wants_receipt
 from maskdial.http.replies import error_reply
 from maskdial.http.route import TaskRoute
 from maskdial.http.tracing import Tracing
 from maskdial.http.transcript import Transcript
 from maskdial.metrics import Metrics
+from maskdial.receipts.signing import SigningKey
 
 _log = logging.getLogger("maskdial.requests")
 
@@ -43,6 +45,7 @@ class Guard:
         keys: the clients of each route.
         error_replies: how errors are written on other routes, by prefix.
         tracing: makes spans of the requests to task routes, if it is on.
+        receipt_key: signs receipts, if there is one.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Guard:
         keys: Keys,
         error_replies: Sequence[tuple[str, ErrorReply]] = (),
         tracing: Tracing | None = None,
+        receipt_key: SigningKey | None = None,
     ) -> None:
         self._app = app
         self._config = config
@@ -66,6 +70,8 @@ class Guard:
         self._limits = ClientLimits(config)
         self._error_replies = error_replies
         self._tracing = tracing
+        self._logs_texts = config.log_format == "json-texts"
+        self._receipt_key = receipt_key
         routes = list(routes)
         self._routes = [route for route in routes if isinstance(route, TaskRoute)]
         # A dictionary of the paths without parameters is faster than matching route after route.
@@ -94,7 +100,7 @@ class Guard:
                 else None
             ),
             body_timeout=self._config.body_timeout,
-            transcript=Transcript() if self._config.log_texts and route is not None else None,
+            transcript=Transcript() if route is not None and self._logs_texts else None,
         )
         key = None
         scope["state"]["client"] = address_of(scope)
@@ -151,8 +157,14 @@ class Guard:
         self._lifecycle.check_accepting()
         if route.admin:
             self._keys.check_admin(scope)
-        response = await route.endpoint(Request(scope, exchange.receive))
-        await response(scope, exchange.receive, exchange.send)
+        receive, send = exchange.receive, exchange.send
+        if exchange.receipt and wants_receipt(exchange.receipt):
+            state = scope["state"]
+            receipting = Receipting(scope, receive, send, self._receipt_key, state.get("seed"))
+            state["usage"].provenance = receipting.provenance
+            receive, send = receipting.receive, receipting.send
+        response = await route.endpoint(Request(scope, receive))
+        await response(scope, receive, send)
 
     async def _tell_of_shutdown(self, exchange: Exchange) -> bool:
         """Answers a request whose task is cancelled at the end of the drain; False: it is not."""

@@ -150,7 +150,7 @@ class AsyncModel:
 
         vectors = await self._answers(request, texts)
         if not vectors:
-            embedding = self._pick(task_of(EmbedRequest)).manifest.embedding
+            embedding = self.pick(task_of(EmbedRequest)).manifest.embedding
             assert embedding is not None, "every bundle for this task has one"
             return np.empty((0, dimensions or embedding.dimension), np.float32)
         return np.stack(vectors)
@@ -238,7 +238,7 @@ class AsyncModel:
         Raises:
             ValidationError: the request does not fit the model.
         """
-        model = self._pick(task_of(type(request)))
+        model = self.pick(task_of(type(request)))
         assert isinstance(model, MaskedModel)
         timed = await run.answer(request, model, self._config, Deadline(None, self._config))
         return timed.content
@@ -249,7 +249,7 @@ class AsyncModel:
         Raises:
             ValidationError: the model scores no texts, or one is too long for it.
         """
-        model = self._pick(SCORE)
+        model = self.pick(SCORE)
 
         async def answer(texts: Sequence[str]) -> list[scoring.Score]:
             request = scoring.ScoreRequest(texts, Truncation(truncate))
@@ -264,7 +264,7 @@ class AsyncModel:
         Raises:
             ValidationError: no causal model scores texts here, or one is too long for it.
         """
-        model = self._pick(SCORE)
+        model = self.pick(SCORE)
         if not isinstance(model, CausalModel):
             raise ValidationError("only causal models score token ids")
 
@@ -389,9 +389,14 @@ class AsyncModel:
 
     def _writer(self) -> Writer:
         mask = self._choice.mask
-        return writing(self._pick(task_under(mask)), mask)
+        return writing(self.pick(task_under(mask)), mask)
 
-    def _pick(self, task: Task) -> ServedModel:
+    def pick(self, task: Task) -> ServedModel:
+        """The model of the bundle that does a task.
+
+        Raises:
+            ValidationError: it does not.
+        """
         return self._chooser.pick(self.name, self._models, self._choice, task)
 
 

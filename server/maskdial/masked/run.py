@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from maskdial.config import Config
+from maskdial.engine.fairness import current_usage
 from maskdial.engine.limits import check_num_texts
 from maskdial.engine.offload import offload
 from maskdial.engine.timing import Deadline, T, Timed, Timings
@@ -39,9 +40,10 @@ async def answer(
     if adapter is not model.adapter:
         model = replace(model, adapter=adapter)
     model.engine.check_room(request.least_inputs(model))
-    request = await request.prepared(model, deadline)
+    asked, request = request, await request.prepared(model, deadline)
     started = time.perf_counter()
     reading = await offload(partial(request.read, model), request.read_seconds, deadline)
+    current_usage().note(model, asked, [each.input_ids for each in reading.inputs])
     model.metrics.tokenization_duration.observe(time.perf_counter() - started)
     return await proceed(reading, model, deadline)
 

@@ -12,8 +12,9 @@ from maskdial.app import create_app
 from maskdial.batches.requests import Requests
 from maskdial.config import Config, model_name_fault
 from maskdial.errors import MaskdialError
-from maskdial.http.in_process import InProcess
+from maskdial.http.in_process import InProcess, Reply
 from maskdial.http.lifecycle import Phase
+from maskdial.receipts.receipt import HEADER
 
 _OPEN = {
     "api_keys": (),
@@ -65,6 +66,24 @@ class Application(Requests):
     def stream(self, method: str, path: str, body: bytes) -> AsyncGenerator[Message]:
         """The messages of a reply as they come; leaving cancels the request."""
         return InProcess(self._app).stream(method, path, body, state={"unlimited": True})
+
+    @property
+    def bundles(self) -> frozenset[str]:
+        """The SHA-256 of the manifests that are served; empty if others may be loaded."""
+        if self.context.config.model_dir is not None:
+            return frozenset()
+        return frozenset(model.bundle.sha256 for model in self.context.models)
+
+    async def repeat(self, path: str, body: bytes, seed: int | None) -> Reply:
+        """The reply to a request with a receipt.
+
+        Args:
+            path: of the route.
+            body: the JSON of a request, or of one that was answered before.
+            seed: that was drawn for it then; None for its own, or a fresh one.
+        """
+        state = {"unlimited": True, "seed": seed}
+        return await InProcess(self._app).ask("POST", path, body, [(HEADER, "1")], state=state)
 
 
 def models_setting(folder: Path, name: str | None = None) -> list[str]:

@@ -61,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=get_args(Format), help="of IN (default: by the end of its name)"
     )
+    parser.add_argument(
+        "--receipts",
+        action="store_true",
+        help="give the answers to lines with a custom_id receipts, which 'maskdial verify' checks",
+    )
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument(
         "--resume", action="store_true", help="go on with an OUT that is there, if one is"
@@ -135,7 +140,7 @@ async def _run(
     progress: Callable[[int, int], None],
 ) -> None:
     async with Application.start(config) as application:
-        answers = Answers(application, options.task, parameters)
+        answers = Answers(application, options.task, parameters, receipts=options.receipts)
         await Batch(lines, options.input, answers, output, progress).run()
 
 
@@ -180,6 +185,7 @@ def opened_output(options: argparse.Namespace, config: Config, kind: Format) -> 
         "column": options.column,
         "id-column": options.id_column,
         "format": kind,
+        "receipts": options.receipts or None,
         "bundle": _fingerprint(config),
     }
     files = Files(path, wanted, resume=options.resume, overwrite=options.overwrite)

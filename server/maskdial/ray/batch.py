@@ -93,9 +93,14 @@ class Answerer:
     """An actor: the models, and what answers chunks of lines."""
 
     def __init__(
-        self, config: Config, task: str | None, parameters: Mapping[str, Any] | None
+        self,
+        config: Config,
+        task: str | None,
+        parameters: Mapping[str, Any] | None,
+        receipts: bool,
     ) -> None:
         self._task = task
+        self._receipts = receipts
         self._parameters = parameters
         self._loop = LoopThread()
         self._running = Application.start(config)
@@ -109,7 +114,7 @@ class Answerer:
         return {"answers": answers}
 
     async def _answer(self, lines: list[tuple[int, dict[str, Any], str, int]]) -> Any:
-        answers = Answers(self._application, self._task, self._parameters)
+        answers = Answers(self._application, self._task, self._parameters, receipts=self._receipts)
         results = _Results()
         await Batch(_Chunk(lines), "the chunk", answers, results, lambda *_: None).run()
         return results.found
@@ -165,7 +170,7 @@ def _answered(
         ]
         rows = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
             Answerer,
-            fn_constructor_args=(config, options.task, parameters),
+            fn_constructor_args=(config, options.task, parameters, options.receipts),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(options.actors, len(items))),
             num_cpus=num_threads(config),

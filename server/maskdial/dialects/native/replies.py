@@ -5,6 +5,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from maskdial.ask.score import Score
+from maskdial.bundle.card import Measured
 from maskdial.causal.events import FinishReason, Verdict
 from maskdial.masked.tasks.classify import LabelScore, WindowScore
 from maskdial.masked.tasks.embed import SparseVector
@@ -203,6 +204,8 @@ class ModelDescription(TypedDict):
     provider: str
     kernels: str
     numerics: str
+    bundle: str
+    card: list[Measured]
     kv_cache_dtype: str
     ready: bool
 

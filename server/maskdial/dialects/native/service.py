@@ -23,21 +23,14 @@ from maskdial.registry.registry import Models
 from maskdial.registry.served import ServedModel
 
 _UNKNOWN: dict[str, Any] = {
-    "mask": "",
-    "family": "",
+    **dict.fromkeys(("mask", "family", "architecture", "precision", "provider", "kernels"), ""),
+    **dict.fromkeys(("numerics", "bundle", "kv_cache_dtype"), ""),
     "tasks": [],
-    "architecture": "",
-    "precision": "",
-    "batch_invariant": False,
-    "max_length": 0,
     "labels": [],
-    "chat": False,
+    "card": [],
+    **dict.fromkeys(("batch_invariant", "chat", "ready"), False),
+    "max_length": 0,
     "generation_defaults": {},
-    "provider": "",
-    "kernels": "",
-    "numerics": "",
-    "kv_cache_dtype": "",
-    "ready": False,
 }
 
 
@@ -187,6 +180,8 @@ def _describe_loaded(model: ServedModel) -> dict[str, Any]:
         "provider": model.provider,
         "kernels": model.kernels,
         "numerics": model.numerics,
+        "bundle": model.bundle.sha256,
+        "card": [each.model_dump(exclude_none=True) for each in model.bundle.card.measured],
         "ready": model.engine.ready,
     }
 

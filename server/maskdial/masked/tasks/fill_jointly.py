@@ -15,7 +15,7 @@ from typing import ClassVar
 from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
-from maskdial.engine.philox import draw_seed
+from maskdial.engine.philox import draw_seed, told_seed
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
 from maskdial.grammar.fixed_length import FixedLength
@@ -158,13 +158,15 @@ class JointFillRequest(TaskRequest[list[list[JointFilling]]]):
             )
 
     async def prepared(self, model: TaskModel, deadline: Deadline) -> "JointFillRequest":
+        # Here, as the texts may be read in another thread.
+        known = replace(self, seed=told_seed(self.seed))
         if self.grammars is None:
-            return self
+            return known
         constraints = [
             None if each is None else await compile_constraint(each, model, deadline)
             for each in self.grammars
         ]
-        return replace(self, constraints=constraints)
+        return replace(known, constraints=constraints)
 
     def read(self, model: TaskModel) -> Reading[list[list[JointFilling]]]:
         """The answer has, for each text, its fillings, best first."""

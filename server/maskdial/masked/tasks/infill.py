@@ -13,7 +13,7 @@ from tokenizers import Encoding
 from maskdial.bundle.manifest import TaskName
 from maskdial.bundle.texts import check_characters, check_media, tokenizing_seconds
 from maskdial.bundle.tokenizer import Tokenizer
-from maskdial.engine.philox import draw_seed
+from maskdial.engine.philox import draw_seed, told_seed
 from maskdial.engine.timing import Deadline
 from maskdial.errors import ValidationError, about
 from maskdial.grammar.fixed_length import FixedLength
@@ -89,10 +89,12 @@ class InfillRequest(TaskRequest[list[JointFilling]]):
                 )
 
     async def prepared(self, model: TaskModel, deadline: Deadline) -> "InfillRequest":
+        # Here, as the texts may be read in another thread.
+        known = replace(self, seed=told_seed(self.seed))
         if self.grammar is None:
-            return self
+            return known
         constraint = await compile_constraint(self.grammar, model, deadline)
-        return replace(self, constraint=constraint)
+        return replace(known, constraint=constraint)
 
     def read(self, model: TaskModel) -> Reading[list[JointFilling]]:
         """The answer has the fillings, best first."""

@@ -20,7 +20,9 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a question came to, by metric; ``weight`` is what a mean over questions counts it by."""
+    """What a question came to, by metric; ``weights`` are what a mean over questions counts it by,
+    or, where a metric compares what is found with what is right, that.
+    """
 
     values: dict[str, float]
     weights: dict[str, float]
@@ -32,6 +34,9 @@ class Asker:
     Args:
         model: writes token by token.
 
+    Attributes:
+        served: the model itself.
+
     Raises:
         ConfigError: it does not.
     """
@@ -42,6 +47,7 @@ class Asker:
             raise ConfigError(f"{model.name} does not write token by token, which tasks ask for")
         manifest = writer.manifest
         special = manifest.special_tokens
+        self.served = writer
         self._model = model
         self._tokenizer = writer.tokenizer
         self._longest = writer.max_length - 2  # the engine needs room for one more token
@@ -114,7 +120,13 @@ class Asker:
         text = written.text
         for end in filter(None, task.until):
             text = text.split(end)[0]
-        return Outcome({"exact_match": float(text == item.expected)}, {"exact_match": 1.0})
+        values = {
+            metric: float(
+                task.exact_match.matches(each.apply(text) if each else text, item.expected)
+            )
+            for metric, each in task.filters.items()
+        }
+        return Outcome(values, dict.fromkeys(values, 1.0))
 
     async def _likelihood(self, context: str, continuation: str) -> float:
         """The log-likelihood of a text behind another."""

@@ -4,11 +4,11 @@ question that comes out otherwise was changed by the model.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.bundle.card import Difference, Figure
 from maskdial.offline.evaluate.answers import Outcome
 
 _RESAMPLES = 2000
@@ -38,44 +38,50 @@ _FROM_MEAN: dict[str, Callable[[float], float]] = {
 """How a metric is made of the weighted mean of log-likelihoods; others are the mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A model's score in a metric; ``error`` is the standard error, of means only."""
-
-    metric: str
-    value: float
-    error: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How a model's score in a metric differs from another's on the same questions.
-
-    Attributes:
-        metric: the metric.
-        value: its score less the other's.
-        low, high: where 95% of resampled questions put that.
-        lost, won: questions that only the other, or only it, has right; of counts only.
-        probability: of a split at least as uneven if both were equal (McNemar's exact test).
+def macro_f1(found: Values, right: Values) -> float:
+    """The mean over all labels that occur of twice the hits by what is found and what is there, as
+    scikit-learn's ``f1_score(average="macro")``.
     """
+    labels = np.union1d(found, right)[:, None]
+    is_found, is_right = found == labels, right == labels
+    hits = (is_found & is_right).sum(axis=1)
+    return float((2 * hits / (is_found.sum(axis=1) + is_right.sum(axis=1))).mean())
 
-    metric: str
-    value: float
-    low: float
-    high: float
-    lost: int | None = None
-    won: int | None = None
-    probability: float | None = None
+
+def pearson(one: Values, other: Values) -> float:
+    """The correlation; 0 where one of them does not vary."""
+    one, other = one - one.mean(), other - other.mean()
+    length = math.sqrt(float(one @ one) * float(other @ other))
+    return float(one @ other) / length if length else 0.0
+
+
+def spearman(one: Values, other: Values) -> float:
+    """The correlation of the ranks, of which equal values have their mean."""
+    return pearson(_ranks(one), _ranks(other))
+
+
+def _ranks(values: Values) -> Values:
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[where]
+
+
+_OF_PAIRS: dict[str, Callable[[Values, Values], float]] = {
+    "f1_macro": macro_f1,
+    "spearman": spearman,
+    "pearson": pearson,
+}
+"""Metrics of what was found, with what is right as the weight."""
 
 
 def figure(metric: str, outcomes: Sequence[Outcome]) -> Figure:
     """The score of all questions."""
     values, weights = _columns(metric, outcomes)
     score = _score(metric, values, weights)
-    if metric in _FROM_MEAN:
-        return Figure(metric, score, None)
+    if metric in _FROM_MEAN or metric in _OF_PAIRS:
+        return Figure(metric=metric, value=score, error=None)
     error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return Figure(metric, score, float(error))
+    return Figure(metric=metric, value=score, error=float(error))
 
 
 def difference(metric: str, ours: Sequence[Outcome], others: Sequence[Outcome]) -> Difference:
@@ -90,10 +96,12 @@ def difference(metric: str, ours: Sequence[Outcome], others: Sequence[Outcome]) 
     ]
     low, high = np.percentile(resampled, _INTERVAL)
     value = _score(metric, values, weights) - _score(metric, before, weights)
-    if metric in _FROM_MEAN:
-        return Difference(metric, value, float(low), float(high))
+    found = Difference(metric=metric, value=value, low=float(low), high=float(high))
+    if metric in _FROM_MEAN or metric in _OF_PAIRS:
+        return found
     lost, won = int((before > values).sum()), int((values > before).sum())
-    return Difference(metric, value, float(low), float(high), lost, won, mcnemar(lost, won))
+    counts = {"lost": lost, "won": won, "probability": mcnemar(lost, won)}
+    return found.model_copy(update=counts)
 
 
 def mcnemar(lost: int, won: int) -> float:
@@ -109,6 +117,8 @@ def _columns(metric: str, outcomes: Sequence[Outcome]) -> tuple[Values, Values]:
 
 
 def _score(metric: str, values: Values, weights: Values) -> float:
+    if metric in _OF_PAIRS:
+        return _OF_PAIRS[metric](values, weights)
     if metric not in _FROM_MEAN:
         return float(values.mean())
     return _FROM_MEAN[metric](float(values.sum() / weights.sum()))

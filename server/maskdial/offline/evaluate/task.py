@@ -1,75 +1,23 @@
-"""A task as lm-evaluation-harness has it in YAML: a part of its fields, and local files only.
+"""A task: questions as lm-evaluation-harness makes them of a file and of its data."""
 
-What a file says beyond that is an error, never left out: a score that was made otherwise than the
-file says is none. Its format: github.com/EleutherAI/lm-evaluation-harness, docs/task_guide.md.
-"""
-
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jinja2
-import pydantic
-import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from pydantic import BaseModel, ConfigDict, Field
 
 from maskdial.errors import ConfigError, io_reason
-
-OutputType = Literal["multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until"]
-
-METRICS: Mapping[OutputType, tuple[str, ...]] = {
-    "multiple_choice": ("acc", "acc_norm"),
-    "loglikelihood": ("perplexity",),
-    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
-    "generate_until": ("exact_match",),
-}
-"""Those of each kind of task."""
+from maskdial.offline.evaluate.filters import ExactMatch, Filter, Strict
+from maskdial.offline.evaluate.form import OutputType, TaskFile
+from maskdial.offline.evaluate.shots import Shots
 
 _TEMPLATES = ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, keep_trailing_newline=True
 )
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Metric(_Strict):
-    metric: str
-    aggregation: str | None = None
-    higher_is_better: bool | None = None
-
-
-class _Generation(_Strict):
-    until: list[str] = []
-    max_gen_toks: Annotated[int, Field(ge=1)] = 256
-    do_sample: Literal[False] = False
-    temperature: Annotated[float, Field(ge=0, le=0, strict=False)] = 0.0
-
-
-class _Dataset(_Strict):
-    data_files: str | dict[str, str | list[str]]
-
-
-class _File(_Strict):
-    task: str
-    dataset_path: Literal["json"]
-    dataset_kwargs: _Dataset
-    output_type: OutputType
-    doc_to_target: str | int
-    doc_to_text: str = ""
-    doc_to_choice: str | list[str] | None = None
-    description: str = ""
-    target_delimiter: str = " "
-    test_split: str | None = None
-    validation_split: str | None = None
-    num_fewshot: Literal[0] = 0
-    metric_list: list[_Metric] | None = None
-    generation_kwargs: _Generation = _Generation()
-    metadata: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +28,15 @@ class Item:
         context: what the model has read.
         choices: what may follow it; of ``loglikelihood`` the target, and of whole texts the text.
         target: the number of the right choice; of texts that are written, nothing.
-        expected: of texts that are written: what should be.
+        expected: of texts that are written: what should be; of labels, the right one.
+        gold: how alike two texts are; the second one is its choice.
     """
 
     context: str
     choices: tuple[str, ...]
     target: int
     expected: str = ""
+    gold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +51,8 @@ class EvalTask:
         delimiter: stands between the context and a choice.
         until: texts that end what is written.
         max_new_tokens: of a text that is written.
+        filters: what of it is compared, by metric; None for all.
+        exact_match: how.
     """
 
     name: str
@@ -110,6 +62,14 @@ class EvalTask:
     delimiter: str
     until: tuple[str, ...]
     max_new_tokens: int
+    filters: Mapping[str, Filter | None]
+    exact_match: ExactMatch
+
+    @property
+    def sha256(self) -> str:
+        """Of all that it asks."""
+        content = json.dumps(asdict(self), default=Strict.model_dump)
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def read_task(path: Path, limit: int | None = None) -> EvalTask:
@@ -122,60 +82,83 @@ def read_task(path: Path, limit: int | None = None) -> EvalTask:
     Raises:
         ConfigError: a file cannot be read or used, or says what is not known here.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {io_reason(error)}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    try:
-        file = _File.model_validate(content)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(
-            f"{path}: {where}: {first['msg']}; docs/evaluation.md lists what is known"
-        ) from error
-    known = METRICS[file.output_type]
-    metrics = known if file.metric_list is None else tuple(m.metric for m in file.metric_list)
-    for metric in metrics:
-        if metric not in known:
-            raise ConfigError(
-                f"{path}: metric {metric!r} is not one of {file.output_type}: {', '.join(known)}"
-            )
-    if file.output_type == "multiple_choice" and file.doc_to_choice is None:
-        raise ConfigError(f"{path}: multiple_choice needs doc_to_choice")
-    documents = _documents(path, file)[:limit]
+    file = TaskFile.read(path)
+    documents = _documents(path, file, file.test_split or file.validation_split)[:limit]
     if not documents:
         raise ConfigError(f"{path}: its data has no lines")
+    shots = _shots(path, file)
     items = []
     for number, document in enumerate(documents, 1):
         try:
-            items.append(_item(file, document))
+            examples = [] if shots is None else shots.of(document)
+            before = "".join(_example(file, each) for each in examples)
+            items.append(_item(file, document, before))
         except (jinja2.TemplateError, KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}: question {number} cannot be made: {error}") from error
     generation = file.generation_kwargs
+    filters: dict[str, Filter | None] = dict.fromkeys(file.metrics)
+    if file.filter_list is not None:
+        filters = {
+            f"{metric},{each.name}": each for metric in file.metrics for each in file.filter_list
+        }
+    ways = [ExactMatch.model_validate(m.model_dump(include=_WAYS)) for m in file.metric_list or ()]
     return EvalTask(
         file.task,
         file.output_type,
-        metrics,
+        tuple(filters),
         items,
         file.target_delimiter if file.output_type == "multiple_choice" else "",
-        tuple(generation.until),
+        tuple([file.fewshot_delimiter] if generation.until is None else generation.until),
         generation.max_gen_toks,
+        filters,
+        ways[0] if ways else ExactMatch(),
     )
 
 
-def _documents(path: Path, file: _File) -> list[dict[str, Any]]:
-    """The lines of the split that is tested."""
+_WAYS = set(ExactMatch.model_fields)
+
+
+def _shots(path: Path, file: TaskFile) -> Shots | None:
+    """What chooses the examples before each question; None for none."""
+    if not file.num_fewshot:
+        return None
+    if file.output_type not in ("multiple_choice", "loglikelihood", "generate_until"):
+        raise ConfigError(f"{path}: num_fewshot is not for {file.output_type}")
+    how = file.fewshot_config
+    split = file.fewshot_split if how.split is None else how.split
+    if split is not None:
+        documents = _documents(path, file, split)
+    elif how.samples is not None:
+        documents = how.samples
+    else:
+        raise ConfigError(f"{path}: num_fewshot needs fewshot_split, or samples in fewshot_config")
+    return Shots(
+        documents,
+        file.num_fewshot,
+        in_order=how.sampler == "first_n",
+        excludes=split is not None and split == file.test_split,
+    )
+
+
+def _example(file: TaskFile, document: Mapping[str, Any]) -> str:
+    """A question with its answer."""
+    item = _item(file, document, "")
+    answer = item.choices[item.target] if item.choices else item.expected
+    question = _rendered(file.doc_to_text, document)
+    if not answer:
+        return question
+    return question + file.target_delimiter + answer + file.fewshot_delimiter
+
+
+def _documents(path: Path, file: TaskFile, split: str | None) -> list[dict[str, Any]]:
+    """The lines of a split."""
     given = file.dataset_kwargs.data_files
     files: str | list[str] = []
     if isinstance(given, str):
         files = given
     else:
-        split = file.test_split or file.validation_split
         if split is None or split not in given:
-            raise ConfigError(f"{path}: test_split names none of {', '.join(given)}")
+            raise ConfigError(f"{path}: a split names none of {', '.join(given)}: {split}")
         files = given[split]
     documents: list[dict[str, Any]] = []
     for name in [files] if isinstance(files, str) else files:
@@ -197,13 +180,19 @@ def _documents(path: Path, file: _File) -> list[dict[str, Any]]:
     return documents
 
 
-def _item(file: _File, document: Mapping[str, Any]) -> Item:
-    context = file.description + _rendered(file.doc_to_text, document)
+def _item(file: TaskFile, document: Mapping[str, Any], examples: str) -> Item:
+    description = _TEMPLATES.from_string(file.description).render(**document)
+    context = description + examples + _rendered(file.doc_to_text, document)
     target = _value(file.doc_to_target, document)
     if file.output_type == "loglikelihood_rolling":
         return Item("", (str(target),), 0)
     if file.output_type == "generate_until":
         return Item(context, (), 0, str(target))
+    pair = () if file.doc_to_pair is None else (_rendered(file.doc_to_pair, document),)
+    if file.output_type == "classification":
+        return Item(context, pair, 0, str(target))
+    if file.output_type == "similarity":
+        return Item(context, pair, 0, gold=float(target))
     if file.output_type == "loglikelihood":
         return Item(context, (str(target),), 0)
     choices = _choices(file, document)
@@ -214,7 +203,7 @@ def _item(file: _File, document: Mapping[str, Any]) -> Item:
     return Item(context, tuple(choices), target)
 
 
-def _choices(file: _File, document: Mapping[str, Any]) -> list[str]:
+def _choices(file: TaskFile, document: Mapping[str, Any]) -> list[str]:
     source = file.doc_to_choice
     if isinstance(source, list):
         return [_rendered(each, document) for each in source]

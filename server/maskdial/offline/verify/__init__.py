@@ -1,0 +1,1 @@
+"""``maskdial verify``: whether a log's replies are the model's."""
