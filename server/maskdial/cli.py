@@ -73,7 +73,6 @@ _METAVARS = {
     "provider": "NAMES",
     "draft": "MODEL",
     "responses_store": "FILE",
-    "log_texts": "true|false",
 }
 
 

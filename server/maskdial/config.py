@@ -330,6 +330,12 @@ class Config(BaseModel):
         "not say (prompts to be continued are not); on: for all models; otherwise names of models, "
         "with commas. x-truncated-tokens says by how many tokens",
     )
+    answer_cache_bytes: Annotated[int | None, Field(ge=1, le=_MAX_BYTES), _Off] = Field(
+        None,
+        description="maximum size of what each masked model keeps of its answers, so that an equal "
+        "text is not computed again; exact, so only where an answer does not depend on what shares "
+        "its batch. Each key has its own, unless --prefix-cache-shared is on",
+    )
     max_queue: int = Field(
         1024,
         ge=1,
@@ -476,9 +482,9 @@ class Config(BaseModel):
     )
     prefix_cache_shared: Literal["on", "off"] = Field(
         "off",
-        description="whether requests of different keys share cached prefixes; on: a system prompt "
-        "that all of them send is read once, but how fast a prompt is read tells each of them what "
-        "others have sent",
+        description="whether requests of different keys share cached prefixes and answers; on: a "
+        "system prompt that all of them send is read once, but how fast a prompt is read tells "
+        "each of them what others have sent",
     )
     prefix_cache_dir: Annotated[Path | None, _None] = Field(
         None,
@@ -539,12 +545,8 @@ class Config(BaseModel):
     log_format: LogFormat = Field(
         "text",
         description="json: the log as JSON, with a line for each request: client, "
-        "model, status and duration; texts of requests only with log_texts",
-    )
-    log_texts: bool = Field(
-        False,
-        description="add the bodies of requests and replies to the lines of --log-format json, the "
-        "first 65,536 bytes of each",
+        "model, status and duration; json-texts: with the bodies of requests and replies as well, "
+        "the first 65,536 bytes of each",
     )
     responses_store: Annotated[Path | None, _None] = Field(
         None,
@@ -658,12 +660,6 @@ class Config(BaseModel):
     def _check_key_file(self) -> Self:
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile: give ssl_certfile as well")
-        return self
-
-    @model_validator(mode="after")
-    def _check_log_texts(self) -> Self:
-        if self.log_texts and self.log_format != "json":
-            raise ValueError("log_texts: give log_format json as well")
         return self
 
     @model_validator(mode="after")

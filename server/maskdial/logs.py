@@ -14,7 +14,7 @@ ACCESS = "maskdial.access"
 
 _STDERR = 2
 
-LogFormat = Literal["text", "json"]
+LogFormat = Literal["text", "json", "json-texts"]
 
 # The C0 and C1 control characters, delete, and Unicode's line separators; a tab is harmless.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
@@ -25,12 +25,12 @@ STACKS = "stacks"
 
 
 def configure(level: str, log_format: LogFormat) -> None:
-    """Sets up the root logger, which writes to stderr. Only the JSON format has the access log."""
+    """Sets up the root logger, which writes to stderr. Only JSON has the access log."""
     handler = LogWriter(_STDERR)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(TextFormatter() if log_format == "text" else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
-    logging.getLogger(ACCESS).setLevel("INFO" if log_format == "json" else "WARNING")
+    logging.getLogger(ACCESS).setLevel("WARNING" if log_format == "text" else "INFO")
 
 
 class TextFormatter(logging.Formatter):

@@ -26,8 +26,6 @@ _BOUNDS = {
     "less_than_equal": "at most",
 }
 _KINDS = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
     "float_parsing": "a number",
     "float_type": "a number",
     "int_from_float": "a whole number",

@@ -113,7 +113,7 @@ HOSTILE = 'a\r\nb\x00\x1b[31m\x7f\x85\u2028{"route": "/fake"}é'
 
 @pytest.fixture(scope="module")
 def telling(start_server: Callable[..., Any]) -> Iterator[Any]:
-    running = start_server(log_format="json", log_texts=True, api_keys=["top secret"])
+    running = start_server(log_format="json-texts", api_keys=["top secret"])
     yield running
     running.stop()
 

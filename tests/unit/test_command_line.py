@@ -86,7 +86,10 @@ def test_a_command_line_that_is_wrong_is_one_sentence(
         ("--slots 0", "setting 'slots': must be at least 1 or 'auto', not '0'"),
         ("--port 70000", "setting 'port': must be at most 65,535, not '70000'"),
         ("--grace-period soon", "setting 'grace_period': must be a number, not 'soon'"),
-        ("--log-texts maybe", "setting 'log_texts': must be true or false, not 'maybe'"),
+        (
+            "--log-format maybe",
+            "setting 'log_format': must be 'text', 'json' or 'json-texts', not 'maybe'",
+        ),
         (
             "--log-level loud",
             "setting 'log_level': must be 'debug', 'info', 'warning' or 'error', not 'loud'",

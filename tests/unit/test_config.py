@@ -32,7 +32,6 @@ def test_models_from_flags() -> None:
     [
         ({"port": "http"}, "'port'"),
         ({"port": 70000}, "'port'"),
-        ({"log_texts": "true"}, "log_format json"),
         ({"prefix_cache_dir": "/x", "prefix_cache_bytes": 0}, "some prefix_cache_bytes"),
         ({"slots": -1}, "'slots'"),
         ({"provider": "tpu"}, "'provider'"),

@@ -1,4 +1,4 @@
-"""The access log: a record for each request, with what was said only for ``--log-texts``."""
+"""The access log: a record for each request, with what was said only for ``json-texts``."""
 
 import logging
 from typing import Any

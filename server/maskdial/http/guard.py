@@ -81,6 +81,7 @@ class Guard:
             # Answered as GET; the server itself leaves out the body.
             scope = {**scope, "method": "GET"}
         route = self._find(scope) if scope["method"] == "POST" else None
+        logs_texts = self._config.log_format == "json-texts"
         exchange = Exchange(
             scope,
             receive,
@@ -94,7 +95,7 @@ class Guard:
                 else None
             ),
             body_timeout=self._config.body_timeout,
-            transcript=Transcript() if self._config.log_texts and route is not None else None,
+            transcript=None if route is None or not logs_texts else Transcript(),
         )
         key = None
         scope["state"]["client"] = address_of(scope)

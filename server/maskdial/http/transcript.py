@@ -1,4 +1,4 @@
-"""Transcript: what a request and its reply say, for the access log with ``--log-texts``."""
+"""Transcript: what a request and its reply say, for the log with ``--log-format json-texts``."""
 
 MAX_BYTES = 65_536
 """Of each body; what follows is left out, so that no line of the log is longer than its reader."""
