@@ -172,7 +172,7 @@ def _figures(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
 
 
-_REFERENCES = {"torch": "torch", "numpy": "NumPy"}
+_REFERENCES = {"torch": "torch", "numpy": "NumPy", "onnxruntime": "the graph by itself"}
 
 
 def _parity(parity: ParityReport) -> str:

@@ -70,6 +70,7 @@ EXPORT = (
         "writing",
         "join",
         "golden",
+        "stock",
         "direct",
         "golden_check",
         "quantize",

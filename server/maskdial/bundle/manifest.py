@@ -523,10 +523,11 @@ class ParityReport(_Frozen):
 
     It is measured in fp32: of a traced graph against torch, before a lower precision is applied,
     which has a quality report; of one that was written directly against a decoder in NumPy, with
-    the integers that the graph has, and activations that are not rounded.
+    the integers that the graph has, and activations that are not rounded; of one that another
+    exporter wrote, against ONNX Runtime's run of that by itself.
     """
 
-    reference: Literal["torch", "numpy"] = "torch"
+    reference: Literal["torch", "numpy", "onnxruntime"] = "torch"
     tolerance: float
     ragged_batch: float
     chunked_prompt: float | None = None

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from maskdial.masked.batcher import Batcher
 
-
 _KEYS = itertools.count()  # those of texts that are not said to be equal
 
 
