@@ -187,7 +187,8 @@ def _parity(parity: ParityReport) -> str:
     )
     doubt = f"; {parity.doubt}" if parity.doubt else ""
     reference = _REFERENCES[parity.reference]
-    return f"fp32 against {reference} {measured} (at most {parity.tolerance:.1e}){doubt}"
+    what = "" if parity.reference == "onnxruntime" else "fp32 "
+    return f"{what}against {reference} {measured} (at most {parity.tolerance:.1e}){doubt}"
 
 
 def _json(value: object) -> str:

@@ -44,13 +44,14 @@ from maskdial_export.direct.weights import SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.phase import phase
 from maskdial_export.quantize.gate import Gate
-from maskdial_export.session import Ids
+from maskdial_export.session import Floats, Ids
 from maskdial_export.stock.check import StockCheck
 from maskdial_export.stock.graph import write_stock_graph
 from maskdial_export.stock.model import TYPES, StockModel, read_graph
 from maskdial_export.stock.reference import PlainGraph, StockReference
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_UNIT = 1e-4
 _PROBED = 2048  # tokens; what attends to more has no table of positions to end
 
 
@@ -109,7 +110,8 @@ def _write(
         )
     config = found.checkpoint.config
     check_config(found.checkpoint.name, config)
-    task, outputs, is_pooled = graph.task(_class(config))
+    pools = _pools_here(found.checkpoint)
+    task, outputs, is_pooled = graph.task(_class(config), prefers_tokens=pools)
     if asked not in ("auto", task):
         raise ExportError(
             f"{path.name} of {found.checkpoint.name} is for {task}, and --task asks for {asked}"
@@ -129,10 +131,9 @@ def _write(
     pad = tokens.pad or 0
     with onnxruntime_errors():
         plain = PlainGraph(graph, pad)
-        columns = sum(each.shape[-1] for each in plain.run([np.array([pad])], None, outputs))
-        if task == "question-answering":
-            columns = len(outputs)
-    head, weights = _head(checkpoint, columns, is_pooled=is_pooled)
+        output = plain.run([np.array([pad])], None, outputs)[0]
+    columns = len(outputs) if task == "question-answering" else output.shape[-1]
+    head, weights = _head(checkpoint, columns, output[0] if is_pooled else None)
     model = StockModel(
         architecture=_class(config) or "an ONNX graph",
         base="",
@@ -185,21 +186,31 @@ def _write(
     return described, checkpoint
 
 
+def _pools_here(checkpoint: DirectCheckpoint) -> bool:
+    """Whether modules say how tokens are pooled, and need no weights for it: that is done as for
+    other bundles then, in which company changes no bit.
+    """
+    kinds = {kind for kind, _ in module_folders(checkpoint)}
+    return "Pooling" in kinds and kinds <= {"Transformer", "Pooling", "Normalize", "Dropout"}
+
+
 def _class(config: Any) -> str:
     given = config.get("architectures")
     return str(given[0]) if isinstance(given, list) and len(given) == 1 else ""
 
 
-def _head(checkpoint: DirectCheckpoint, columns: int, *, is_pooled: bool) -> tuple[Head, Weights]:
-    """What stands behind the graph, and its weights."""
+def _head(
+    checkpoint: DirectCheckpoint, columns: int, vector: Floats | None
+) -> tuple[Head, Weights]:
+    """What stands behind the graph, and its weights; ``vector`` is one that it has pooled."""
     task, config = checkpoint.task, checkpoint.config
     weights = SafetensorsWeights(checkpoint.name, [])
-    if task == "embed" and not is_pooled:
+    if task == "embed" and vector is None:
         head, parts = read_head(checkpoint, columns)
         return head, weights.with_parts(parts)
     check_modules(checkpoint)
-    if task == "embed":
-        return _pooled_head(checkpoint, columns), weights
+    if task == "embed" and vector is not None:
+        return _pooled_head(checkpoint, columns, vector), weights
     check_no_modules(checkpoint)
     labels: tuple[str, ...] = ()
     if task in ("classify", "token-classify"):
@@ -209,19 +220,20 @@ def _head(checkpoint: DirectCheckpoint, columns: int, *, is_pooled: bool) -> tup
                 f"the graph of {checkpoint.name} gives {columns} logits, and config.json names "
                 f"{len(labels)} labels (id2label)"
             )
-    reads, problem = (), None
     if task == "classify":
-        reads, problem = ("cls",), config.get("problem_type")
-    return Head(task, reads, (), labels, problem), weights
+        return Head(task, ("cls",), (), labels, config.get("problem_type")), weights
+    return Head(task, (), (), labels), weights
 
 
-def _pooled_head(checkpoint: DirectCheckpoint, columns: int) -> Head:
-    """That of vectors which the graph has pooled, by the modules that were in it."""
-    pooling, normalized = ["mean"], False
+def _pooled_head(checkpoint: DirectCheckpoint, columns: int, vector: Floats) -> Head:
+    """That of vectors which the graph has pooled. Whether it scales them to length 1, files may not
+    say; ``vector`` does.
+    """
+    pooling = ["mean"]
     for kind, folder in module_folders(checkpoint):
         if kind == "Pooling":
             pooling = pooling_modes(checkpoint, read_json(folder / "config.json"))
-        normalized = kind == "Normalize"
+    normalized = bool(np.isclose(np.linalg.norm(vector), 1, atol=_UNIT))
     kept = kept_entries(checkpoint, "truncate_dim")
     steps = (Leading(kept),) if kept is not None and kept < columns else ()
     prompts, default = read_prompts(checkpoint)

@@ -91,8 +91,14 @@ class StockGraph:
         }
         return (self.path, *(self.path.parent / name for name in sorted(beside)))
 
-    def task(self, architecture: str) -> tuple[TaskName, tuple[str, ...], bool]:
+    def task(
+        self, architecture: str, *, prefers_tokens: bool = False
+    ) -> tuple[TaskName, tuple[str, ...], bool]:
         """What it is for, the outputs that say so, and whether they are of a whole text.
+
+        Args:
+            architecture: transformers' class.
+            prefers_tokens: whether vectors of tokens are read where it gives those of texts, too.
 
         Raises:
             ExportError: no output is known, or the class of logits is not.
@@ -108,9 +114,9 @@ class StockGraph:
                 f"{architecture or 'which is empty'}, does not say of what; it must end with one "
                 f"of {', '.join(_OF_CLASSES)}"
             )
-        if _POOLED in self.outputs:
-            return "embed", (_POOLED,), True
         found = [name for name in _STATES if name in self.outputs]
+        if _POOLED in self.outputs and not (found and prefers_tokens):
+            return "embed", (_POOLED,), True
         if not found:
             raise ExportError(
                 f"the graph {self.path.name} gives {', '.join(self.outputs)}; it must give "
