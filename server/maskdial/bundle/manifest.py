@@ -226,6 +226,20 @@ class DraftHead(_Frozen):
     source: str | None = Field(None, description="its checkpoint, if that is not the model's")
 
 
+class TokenPooling(_Frozen):
+    """Which vectors of a text's tokens become one; see `maskdial.masked.tasks.token_pooling`.
+
+    ``factor`` is about how many do. The first ``protected`` ones stay. ``normalizes``: to length 1,
+    also those that stay.
+    """
+
+    factor: float = Field(1.0, ge=1)
+    protected: int = Field(1, ge=0)
+    normalizes: bool = True
+    queries: bool = False
+    documents: bool = True
+
+
 class MultiVector(_Frozen):
     """How a model with a vector for each token reads queries and documents. Lengths in tokens.
 
@@ -240,6 +254,7 @@ class MultiVector(_Frozen):
     attends_to_expansion: bool = False
     skipped: tuple[int, ...] = ()
     skips_in_queries: bool = False
+    pooling: TokenPooling | None = Field(None, description="of tokens; None: each has its vector")
 
     @property
     def hides_expansion(self) -> bool:
