@@ -101,6 +101,8 @@ def test_a_graph_gives_what_its_model_does(tmp_path: Path, name: str) -> None:
         else:
             expected = output.logits[0]
         np.testing.assert_allclose(found, expected.numpy(), atol=2e-5)
+    with Model(tmp_path / "bundle"):  # checks that it gives what it gave here
+        pass
     if manifest.batch_invariant:
         alone = [session.run([text], [each])[0] for text, each in zip(texts, types, strict=True)]
         assert all(map(np.array_equal, together, alone))
@@ -228,6 +230,7 @@ def test_graphs_that_cannot_be_served_are_refused(
     file, dest = graphs / "onnx" / "model.onnx", tmp_path / "bundle"
     assert "has no graph in int8" in refused(graphs, dest, precision="int8")
     assert "is for embed, and --task asks for classify" in refused(graphs, dest, task="classify")
+    assert "is exported as it is" in refused(graphs, dest, trace=True)
     assert "reads at most 32 tokens" in refused(graphs, dest, max_length=40)
     good = onnx.load(str(file))
 
