@@ -27,7 +27,8 @@ TEXTS = [*DOCUMENTS, LONG]
 
 def unit(rng: np.random.Generator, count: int, size: int) -> NDArray[np.float32]:
     vectors = rng.standard_normal((count, size)).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    made: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return made
 
 
 def test_clusters_are_scipys() -> None:

@@ -99,7 +99,12 @@ class _StockWriter(OnePassWriter):
         version = {each.domain: each.version for each in model.opset_import}
         if version.get("", version.get("ai.onnx", OPSET)) < OPSET:
             model = self._raised(model)
-        return compose.add_prefix(model, _PREFIX)
+        try:
+            return compose.add_prefix(model, _PREFIX)
+        except TypeError as error:  # bytes, which protobuf gives for what is no text
+            raise ExportError(
+                f"{self._graph.path.name} is damaged: a name in it is no text"
+            ) from error
 
     def _raised(self, model: onnx.ModelProto) -> onnx.ModelProto:
         try:

@@ -24,7 +24,6 @@ _OF_CLASSES: Mapping[str, TaskName] = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "token-classify",
     "ForMaskedLM": "fill-mask",
-    "ForPreTraining": "fill-mask",
 }
 # Operators of integers, and of weights that are restored from them
 _ROUNDS = frozenset(
