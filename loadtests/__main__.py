@@ -17,6 +17,7 @@ _COMMANDS = {
     "kernels": "compare passes with our kernels and with ONNX Runtime's",
     "decisions": "compare questions about a text with transformers' pipeline",
     "encoders": "compare vectors and classes of texts with transformers in torch",
+    "answers": "measure requests whose answers are kept",
     "policies": "measure streams that a policy reads",
     "adapters": "compare decode steps of texts with adapters and without",
     "faults": "break, kill, flood and soak a server, and look for what is lost or kept",

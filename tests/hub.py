@@ -20,7 +20,7 @@ class Hub:
 
     Attributes:
         url: its address, for HF_ENDPOINT.
-        files: contents by name; large ones end in .gguf or .safetensors.
+        files: contents by name; large ones end in .gguf, .onnx or .safetensors.
         damaged: names of files of which the last byte arrives changed.
         held: stops downloads of large files after half of the bytes, until it is set.
         halves: is released for each download that has come so far.
@@ -37,7 +37,7 @@ class Hub:
 
 
 def _is_large(name: str) -> bool:
-    return name.endswith((".gguf", ".safetensors"))
+    return name.endswith((".gguf", ".onnx", ".safetensors"))
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -55,7 +55,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif "/revision/nowhere" in path:
             self._reply(404, {"X-Error-Code": "RevisionNotFound"})
         elif "/resolve/" in path:
-            self._file(path.rpartition("/")[2])
+            self._file(path.partition("/resolve/")[2].partition("/")[2])
         else:
             entries: list[dict[str, Any]] = []
             for name, content in self.hub.files.items():

@@ -320,14 +320,16 @@ def _exit(number: int, _frame: object) -> None:
 def _summary(manifest: Manifest) -> str:
     unmeasured = {"reference", "tolerance", "doubt"}
     figures = manifest.parity.model_dump(exclude=unmeasured, exclude_none=True)
-    than = "NumPy" if manifest.parity.reference == "numpy" else "torch"
+    than = {"numpy": "NumPy", "onnxruntime": "the graph by itself"}.get(
+        manifest.parity.reference, "torch"
+    )
     close = f"within {max(figures.values()):.1e} of {than}"
     if manifest.parity.doubt is not None:
         close = f"not compared with the original model: {manifest.parity.doubt}"
     if manifest.quality is not None:
         loss = loss_in_words(manifest.quality.loss, manifest.quality.figures)
         close += f" in fp32, {manifest.precision} {loss}"
-    elif manifest.precision != "fp32":
+    elif manifest.precision != "fp32" and manifest.parity.reference != "onnxruntime":
         close += f" before activations are rounded, as {manifest.precision} does"
     invariant = "batch-invariant" if manifest.batch_invariant else "not batch-invariant"
     return f"{manifest.architecture} for {manifest.task}, {close}, {invariant}"

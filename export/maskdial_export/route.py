@@ -121,12 +121,19 @@ def _export(
     reason = "as --trace asks" if trace else _option(gate, options)
     if reason is None:
         try:
+            from maskdial_export.direct.checkpoint import GraphsOnlyError
             from maskdial_export.direct.export import export_direct
+            from maskdial_export.stock.export import export_stock
         except ImportError as error:
             raise ExportError(f"export needs a package that is missing: {error}") from error
         try:
             task = options.get("task", "auto")
             manifest = export_direct(source, dest, task=task, complete=_can_trace(), **common)
+        except GraphsOnlyError as error:
+            del common["revision"]
+            manifest = export_stock(error, dest, task=task, **common)
+            say(console, f"{dest}: the graph as it is, and what a server needs around it")
+            return manifest
         except NotDirectError as error:
             if not _can_trace():
                 raise ExportError(

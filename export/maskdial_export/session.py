@@ -44,7 +44,11 @@ def block_kernels() -> StoredBlockKernels | None:
 
 
 def load_session(
-    graph: Path | bytes, *, prepack: bool = True, kernels: Kernels | None = None
+    graph: Path | bytes,
+    *,
+    prepack: bool = True,
+    kernels: Kernels | None = None,
+    optimizes: bool = True,
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU, with the graph optimizations that the server enables.
 
@@ -52,9 +56,12 @@ def load_session(
     copy in the order that products like best. Those in blocks are packed all the same: each pass
     would restore all of them to floats, which takes three times as long as all else. With
     ``kernels``, a graph file is rewritten for them, with the KV cache that the server chooses, as
-    far as they compute any of it.
+    far as they compute any of it. Without ``optimizes``, nodes run as they are, to the last bit of
+    what others than this graph's compute the same way.
     """
     options = onnxruntime.SessionOptions()
+    if not optimizes:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if not prepack and not (isinstance(graph, Path) and _IN_BLOCKS in graph.read_bytes()):
         options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = 4  # errors are raised, and said in words of our own
@@ -87,10 +94,18 @@ class Loaded:
     much memory in a session as in torch, unless they are not packed (see `load_session`).
     """
 
-    def __init__(self, path: Path, *, prepack: bool = True, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        prepack: bool = True,
+        kernels: Kernels | None = None,
+        optimizes: bool = True,
+    ) -> None:
         self.path = path
         self.kernels = kernels
         self._prepack = prepack
+        self._optimizes = optimizes
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
 
     def session(self, name: str | None = None) -> onnxruntime.InferenceSession:
@@ -98,7 +113,10 @@ class Loaded:
         name = name or self.path.name
         if name not in self._sessions:
             self._sessions[name] = load_session(
-                self.path.parent / name, prepack=self._prepack, kernels=self.kernels
+                self.path.parent / name,
+                prepack=self._prepack,
+                kernels=self.kernels,
+                optimizes=self._optimizes,
             )
         return self._sessions[name]
 

@@ -335,6 +335,12 @@ class Config(BaseModel):
         "not say (prompts to be continued are not); on: for all models; otherwise names of models, "
         "with commas. x-truncated-tokens says by how many tokens",
     )
+    answer_cache_bytes: Annotated[int | None, Field(ge=1, le=_MAX_BYTES), _Off] = Field(
+        None,
+        description="maximum size of what each masked model keeps of its answers, so that an equal "
+        "text is not computed again; exact, so only where an answer does not depend on what shares "
+        "its batch. Each key has its own, unless --prefix-cache-shared is on",
+    )
     max_queue: int = Field(
         1024,
         ge=1,
@@ -481,9 +487,9 @@ class Config(BaseModel):
     )
     prefix_cache_shared: Literal["on", "off"] = Field(
         "off",
-        description="whether requests of different keys share cached prefixes; on: a system prompt "
-        "that all of them send is read once, but how fast a prompt is read tells each of them what "
-        "others have sent",
+        description="whether requests of different keys share cached prefixes and answers; on: a "
+        "system prompt that all of them send is read once, but how fast a prompt is read tells "
+        "each of them what others have sent",
     )
     prefix_cache_dir: Annotated[Path | None, _None] = Field(
         None,

@@ -188,7 +188,7 @@ def _figures(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
 
 
-_REFERENCES = {"torch": "torch", "numpy": "NumPy"}
+_REFERENCES = {"torch": "torch", "numpy": "NumPy", "onnxruntime": "the graph by itself"}
 
 
 def _parity(parity: ParityReport) -> str:
@@ -203,7 +203,8 @@ def _parity(parity: ParityReport) -> str:
     )
     doubt = f"; {parity.doubt}" if parity.doubt else ""
     reference = _REFERENCES[parity.reference]
-    return f"fp32 against {reference} {measured} (at most {parity.tolerance:.1e}){doubt}"
+    what = "" if parity.reference == "onnxruntime" else "fp32 "
+    return f"{what}against {reference} {measured} (at most {parity.tolerance:.1e}){doubt}"
 
 
 def _json(value: object) -> str:

@@ -129,6 +129,15 @@ class PassMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskedMetrics(PassMetrics):
+    """Those of a masked model."""
+
+    answer_cache_queries: Counter
+    answer_cache_hits: Counter
+    answer_cache_bytes: Share
+
+
+@dataclass(frozen=True, slots=True)
 class ModelMetrics(PassMetrics):
     """Those of a model that generates."""
 
@@ -291,6 +300,13 @@ class Metrics:
         self._prefix_cache_blocks = gauge(
             "prefix_cache_blocks", "Blocks in the prefix cache", "model"
         )
+        self._answer_cache_queries = counter(
+            "answer_cache_queries", "Tokens of texts looked up in the answer cache", "model"
+        )
+        self._answer_cache_hits = counter(
+            "answer_cache_hits", "Tokens of texts whose answer was found there", "model"
+        )
+        self._answer_cache_bytes = gauge("answer_cache_bytes", "Bytes of the answer cache", "model")
         self._draft_tokens = counter(
             "speculative_draft_tokens", "Tokens guessed ahead", "model", "kind"
         )
@@ -346,9 +362,14 @@ class Metrics:
             },
         )
 
-    def declare_masked(self, model: str) -> PassMetrics:
+    def declare_masked(self, model: str) -> MaskedMetrics:
         """As `declare`, for a masked model, which has no series of generation."""
-        return PassMetrics(**self._of_passes(model))
+        return MaskedMetrics(
+            **self._of_passes(model),
+            answer_cache_queries=self._answer_cache_queries.labels(model),
+            answer_cache_hits=self._answer_cache_hits.labels(model),
+            answer_cache_bytes=Share(self._answer_cache_bytes.labels(model)),
+        )
 
     def _of_passes(self, model: str) -> dict[str, Any]:
         self._names.add(model.partition(":")[0])

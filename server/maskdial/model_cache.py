@@ -139,7 +139,8 @@ def source_bundle(source: Path) -> Path:
     told = [str(source.resolve())]
     is_folder = source.is_dir()
     try:
-        for file in sorted(source.iterdir()) if is_folder else [source]:
+        below = source.glob("onnx/*")  # graphs, which may be all that there is of the weights
+        for file in sorted([*source.iterdir(), *below]) if is_folder else [source]:
             status = file.stat()
             told.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
     except OSError as error:

@@ -50,7 +50,7 @@ def test_a_second_open_request_is_refused(limited: Any, clients: dict[str, httpx
 
 
 BODIES: dict[str, dict[str, Any]] = {
-    "/classify": {"inputs": ["a good film"] * 50},
+    "/classify": {"inputs": [f"a good film {number}" for number in range(50)]},
     "/generate": {"inputs": "Once", "parameters": {"max_new_tokens": 50, "ignore_eos": True}},
     "/score": {"inputs": "Once there was a king. " * 10, "model": "hybrid"},
     "/v1/decisions": {

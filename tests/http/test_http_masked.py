@@ -237,7 +237,8 @@ def test_nothing_starves_behind_a_stream_of_short_texts(narrow: Any) -> None:
     with concurrent.futures.ThreadPoolExecutor() as pool, held() as session:
         replies = [pool.submit(classify, "Good.")]
         assert session.began.wait(30)
-        for texts in (["Good."] * 2, ["word " * 100], ["Bad."] * 200):
+        many = [f"Bad {number}." for number in range(200)]
+        for texts in (["Good."] * 2, ["word " * 100], many):
             waiting = num_waiting() + len(texts)
             replies.append(pool.submit(classify, *texts))
             wait_for(partial(is_waiting, waiting))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.metrics import Metrics
@@ -101,6 +102,7 @@ class Bench:
         max_queue: int = 64,
         pad_multiple: int = 1,
         soft_columns: int = 0,
+        answers: AnswerCache | None = None,
     ) -> None:
         self.session = session
         self._metrics = Metrics()
@@ -113,7 +115,8 @@ class Bench:
             pad_multiple=pad_multiple,
             max_length=20,
             soft_columns=soft_columns,
-            metrics=self._metrics.declare(NAME),
+            answers=answers,
+            metrics=self._metrics.declare_masked(NAME),
             name=NAME,
         )
 

@@ -87,6 +87,10 @@ def test_a_command_line_that_is_wrong_is_one_sentence(
         ("--port 70000", "setting 'port': must be at most 65,535, not '70000'"),
         ("--grace-period soon", "setting 'grace_period': must be a number, not 'soon'"),
         (
+            "--log-format maybe",
+            "setting 'log_format': must be 'text', 'json' or 'json-texts', not 'maybe'",
+        ),
+        (
             "--log-level loud",
             "setting 'log_level': must be 'debug', 'info', 'warning' or 'error', not 'loud'",
         ),

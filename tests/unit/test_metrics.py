@@ -37,7 +37,7 @@ def test_a_masked_model_has_no_series_of_generation() -> None:
     metrics.declare("causal")
     metrics.declare_masked("masked")
     causal, masked = names(metrics, model="causal"), names(metrics, model="masked")
-    assert masked < causal
+    assert {name for name in masked - causal if "answer_cache" not in name} == set()
     only = causal - masked
     assert {name for name in only if "kv_cache" in name or "draft" in name or "first" in name}
     assert not {name for name in only if "batch" in name or "queue" in name or "running" in name}

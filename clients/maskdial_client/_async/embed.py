@@ -40,10 +40,12 @@ class SimilarityParameters(PromptOptions, total=False):
 class EmbedAllParameters(TextOptions, total=False):
     """Parameters of ``embed_all``. None means the server's default.
 
-    ``prompt_name`` says whether the texts are queries or documents.
+    ``prompt_name`` says whether the texts are queries or documents. About ``pool_factor`` vectors
+    of a document become one.
     """
 
     prompt_name: Literal["query", "document"] | None
+    pool_factor: float | None
 
 
 class EmbedParameters(PromptOptions, total=False):

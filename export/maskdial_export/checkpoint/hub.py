@@ -31,6 +31,8 @@ _DOWNLOADED = (
     *("*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors"),
     *(_MODULES, _ADAPTERS),
 )
+# Where there are no weights: graphs, by the names of optimum; and what is refused by its name
+_GRAPHS = ("model.onnx*", "onnx/model.onnx*", "*model_quantized.onnx*", "*/openvino_model.xml")
 _GGUF_SOURCE = re.compile(r"([\w.-]+/[\w.-]+):(\w+)")
 _PART = "-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
 HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
@@ -96,7 +98,8 @@ def provenance(path: Path) -> str:
 
 
 def download(name: str, revision: str | None, *, allow_pickle: bool) -> Path:
-    """The folder in the cache with a repository's files, downloaded as far as they are not there.
+    """The folder in the cache with a repository's files, downloaded as far as they are not there:
+    of one without weights in safetensors, its graphs of ONNX.
 
     huggingface_hub takes the token from HF_TOKEN or ``hf auth login``, and asks nothing if
     HF_HUB_OFFLINE is set.
@@ -106,7 +109,10 @@ def download(name: str, revision: str | None, *, allow_pickle: bool) -> Path:
         OSError: the cache cannot be written.
     """
     patterns = [*_DOWNLOADED, *(_PICKLES if allow_pickle else ())]
-    return _snapshot(name, revision, patterns, [*_NOT_DOWNLOADED])
+    folder = _snapshot(name, revision, patterns, [*_NOT_DOWNLOADED])
+    if not allow_pickle and not any(folder.glob("*.safetensors")):
+        return _snapshot(name, revision, [*patterns, *_GRAPHS], [*_NOT_DOWNLOADED])
+    return folder
 
 
 def split_gguf(source: str) -> tuple[str, str] | None:

@@ -38,6 +38,9 @@ _KNOWN: Mapping[str, tuple[str, ...]] = {
     "LayerNorm": ("dimension",),
     "Dropout": ("dropout",),
     "LogitScore": ("true_token_id", "false_token_id", "module_input_name"),
+    "HierarchicalTokenPooling": (
+        *("pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"),
+    ),
     "MultiVectorMask": ("skiplist_words", "skiplist_tasks", "keep_only_token_ids"),
 }
 # What transformers returns of a text, and what the module calls it

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor, nn
 
-from maskdial.bundle.manifest import Embedding, MultiVector, SpecialTokens
+from maskdial.bundle.manifest import Embedding, MultiVector, SpecialTokens, TokenPooling
 from maskdial_export.checkpoint.embedding import read_dense
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.pooling import Dense, Normalize, Pooler
@@ -28,6 +28,7 @@ from maskdial_export.checkpoint.source import Source
 from maskdial_export.errors import ExportError, first_line
 
 _STANFORD = "HF_ColBERT"
+_POOLING = "HierarchicalTokenPooling"
 _QUERY_LENGTH = 32
 _DOCUMENTS = ("document", "passage", "corpus")
 
@@ -91,6 +92,7 @@ def read_multi_vector(
         attends_to_expansion=bool(expansion.get("attend")),
         skipped=tuple(sorted({each for each in skipped if each is not None})),
         skips_in_queries=settings.skips_in_queries,
+        pooling=_token_pooling(source),
     )
     embedding = Embedding(
         dimension=width,
@@ -137,7 +139,12 @@ def _steps(source: Source, columns: int) -> tuple[list[nn.Module], int]:
         return [Dense(linear, nn.Identity()), Normalize()], linear.out_features
     steps: list[nn.Module] = []
     width = columns
+    pools = False
     for kind, folder in module_folders(source):
+        if pools:
+            raise ExportError(
+                f"{source.name} has a {kind} module behind {_POOLING}, which must be the last one"
+            )
         if kind == "Dense":
             settings = read_json(folder / "config.json")
             dense, width = read_dense(source, folder, settings, width, reads="token_embeddings")
@@ -146,11 +153,29 @@ def _steps(source: Source, columns: int) -> tuple[list[nn.Module], int]:
             steps.append(Normalize())
         elif kind == "Pooling":  # of an ordinary encoder
             break
+        elif kind == _POOLING:
+            pools = True
         elif kind not in ("Transformer", "ColBERT", "MultiVectorMask", "Dropout"):
             raise ExportError(f"{source.name} has a {kind} module, which is not supported")
     if _is_pylate(source):  # does not list it
         steps.append(Normalize())
     return steps, width
+
+
+def _token_pooling(source: Source) -> TokenPooling | None:
+    """What sentence-transformers' last module makes of the vectors of tokens."""
+    for kind, folder in module_folders(source):
+        if kind == _POOLING:
+            given = read_json(folder / "config.json")
+            tasks = given.get("tasks") or ["document"]
+            return TokenPooling(
+                factor=given.get("pool_factor", 1.0),
+                protected=given.get("num_protected_tokens", 1),
+                normalizes=given.get("normalize_embeddings", False),
+                queries="query" in tasks,
+                documents="document" in tasks,
+            )
+    return None
 
 
 def _stanford_linear(source: Source, columns: int) -> nn.Linear:

@@ -19,6 +19,7 @@ from maskdial_export.checkpoint.gguf.contents import gguf_files
 from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.onnx_files import find_graphs
 from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
 
@@ -320,6 +321,10 @@ def _check_weights(source: Source, allow_pickle: bool) -> None:
                 "--allow-pickle to use them"
             )
         )
+        if graphs := find_graphs(source.name, source.path):
+            others = (
+                f"; its graph {graphs[0].name} is exported as it is, without options of a trace"
+            )
         raise ExportError(f"{source.name} has no weights: model.safetensors is missing{others}")
     if not allow_pickle:
         raise ExportError(

@@ -8,8 +8,10 @@ from typing import Any
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Family, TaskName
 from maskdial_export.checkpoint.files import files_sha256
 from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, write_settings
-from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
+from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
+from maskdial_export.checkpoint.hub import provenance as provenance_of
 from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.onnx_files import find_graphs
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.decoder import Decoder, NotDirectError
@@ -68,9 +70,29 @@ class DirectCheckpoint:
         found = {weights.bits(name) for name in views} - {None}
         return replace(self, weights=weights, bits=frozenset(each for each in found if each))
 
+    def of_graph(self, files: tuple[Path, ...], task: TaskName) -> "DirectCheckpoint":
+        """The same of graph files alone, for a task that is read in one pass."""
+        return replace(self, sources=(*self.sources, *files), family="masked", task=task)
+
     def sha256(self) -> str:
         """One SHA-256 over the names and contents of what it consists of."""
         return files_sha256(self.sources)
+
+
+class GraphsOnlyError(NotDirectError):
+    """A checkpoint has graphs of ONNX, and its weights in no other form.
+
+    Attributes:
+        checkpoint: its small files.
+        graphs: those of which one may be taken.
+    """
+
+    def __init__(self, checkpoint: DirectCheckpoint, graphs: list[Path]) -> None:
+        super().__init__(
+            f"{checkpoint.name} has no weights in safetensors, but {graphs[0].name}, a graph"
+        )
+        self.checkpoint = checkpoint
+        self.graphs = graphs
 
 
 def open_checkpoint(source: str, revision: str | None, restored: Path) -> DirectCheckpoint:
@@ -111,7 +133,7 @@ def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoi
         # Matrices are (outputs, inputs) here, also where transformers' class has them otherwise
         GGUFWeights(parts[0].name, [replace(each, transposed=False) for each in contents.weights]),
         tuple(parts),
-        provenance(parts[0]),
+        provenance_of(parts[0]),
         frozenset(bits),
     )
 
@@ -124,11 +146,18 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
     files = sorted(folder.glob("*.safetensors"))
+    name = folder.resolve().name
+    provenance = name if Path(source).is_dir() else f"{source}@{name}"
     if not files:
         pickles = sorted(folder.glob("pytorch_model*.bin"))
+        if not pickles and (graphs := find_graphs(source, folder)):
+            none = SafetensorsWeights(source, [])
+            small = (folder / _CONFIG,)
+            raise GraphsOnlyError(
+                DirectCheckpoint(source, folder, config, none, small, provenance), graphs
+            )
         others = f", but {pickles[0].name}, a pickle" if pickles else ""
         raise NotDirectError(f"{source} has no weights in safetensors{others}")
-    name = folder.resolve().name
     weights, part = SafetensorsWeights(source, files), text_part(config)
     if part is not None:
         weights, config = text_weights(weights, part), dict(part.config)
@@ -138,7 +167,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         config,
         weights,
         (folder / _CONFIG, *files),
-        name if Path(source).is_dir() else f"{source}@{name}",
+        provenance,
         part=part,
     )
     known = part is None and one_pass_task(config, pools=pools(found)) is not None

@@ -69,7 +69,8 @@ class EncoderCheck:
         self._sample = sample
         self._evaluation = _evaluation(model, tokenizer, tokens, max_length, sample)
         generator = np.random.default_rng(_SEED)
-        known = np.setdiff1d(np.arange(model.vocab_size), [model.pad])
+        self._known = known = np.setdiff1d(np.arange(model.vocab_size), [model.pad])
+        self._max_length = max_length
         lengths = [min(length, max_length) for length in _LENGTHS]
         windows = model.windows
         beyond = min([max(windows, default=0) + _BEYOND, max_length, _LONGEST])
@@ -93,24 +94,33 @@ class EncoderCheck:
         """
         pairs = list(zip(self._texts, self._types, strict=True))
         expected = [self._reference.output(*pair) for pair in pairs]
+        allowed = self.allowed(expected, tolerance)
+        count = len(_LENGTHS)
+        session = MaskedSession(graph)
+        found = session.run(self._texts[:count], self._types[:count])
+        ragged = difference("a ragged batch", expected[:count], found, allowed)
+        far = None
+        if len(pairs) > count:
+            found = session.run(self._texts[count:], self._types[count:])
+            far = difference("a text beyond its window", expected[count:], found, allowed)
+        return ParityReport(
+            reference="numpy", tolerance=allowed, ragged_batch=ragged, long_text=far
+        )
+
+    @staticmethod
+    def allowed(expected: Sequence[Floats], tolerance: float) -> float:
+        """The difference that is allowed between such outputs and those of a graph.
+
+        Raises:
+            ExportError: they are no numbers, or too large.
+        """
         peak = max(float(np.max(np.abs(each))) for each in expected)
         if not peak <= _LARGEST_LOGIT:  # also if it is NaN
             raise ExportError(
                 f"the outputs of the weights reach {peak:.2g}; they are damaged, or overflow "
                 "float32"
             )
-        allowed = tolerance * max(1.0, peak / 10)
-        count = len(_LENGTHS)
-        session = MaskedSession(graph)
-        found = session.run(self._texts[:count], self._types[:count])
-        ragged = _difference("a ragged batch", expected[:count], found, allowed)
-        far = None
-        if len(pairs) > count:
-            found = session.run(self._texts[count:], self._types[count:])
-            far = _difference("a text beyond its window", expected[count:], found, allowed)
-        return ParityReport(
-            reference="numpy", tolerance=allowed, ragged_batch=ragged, long_text=far
-        )
+        return tolerance * max(1.0, peak / 10)
 
     def is_invariant(self, graph: Path, *, quantized: bool) -> bool:
         """Whether each text has the same bits in a batch as alone, of int8 as it is served."""
@@ -203,18 +213,23 @@ class EncoderCheck:
         )
 
 
-def _difference(
+def difference(
     what: str, expected: Sequence[Floats], found: Sequence[Floats], allowed: float
 ) -> float:
+    """The largest difference between outputs of texts.
+
+    Raises:
+        ExportError: it is more than is allowed.
+    """
     pairs = zip(expected, found, strict=True)
-    difference = max(float(np.max(np.abs(left - right))) for left, right in pairs)
-    if not difference <= allowed:
+    largest = max(float(np.max(np.abs(left - right))) for left, right in pairs)
+    if not largest <= allowed:
         raise ExportError(
             f"the graph and the reference disagree on {what}: the outputs differ by up to "
-            f"{difference:.2g}, more than the tolerance of {allowed:.2g}; this is a fault of the "
+            f"{largest:.2g}, more than the tolerance of {allowed:.2g}; this is a fault of the "
             "exporter, please report it"
         )
-    return difference
+    return largest
 
 
 def _evaluation(

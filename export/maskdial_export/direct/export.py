@@ -147,6 +147,19 @@ def _write(
             finding(console, "layers that predict further tokens are left out; --trace has them")
         chosen = _precision(checkpoint, precision, gate)
         described = _write_decoder(checkpoint, decoder, folder, chosen, gate, tolerance, console)
+    return write_described(described, checkpoint, folder)
+
+
+def write_described(
+    described: dict[str, Any], checkpoint: DirectCheckpoint, folder: Path
+) -> Manifest:
+    """Writes the manifest of a bundle, and returns it.
+
+    Args:
+        described: what it says, but for where all of it comes from.
+        checkpoint: what the bundle was made of.
+        folder: the bundle's.
+    """
     versions = {name: importlib.metadata.version(name) for name in _TOOLS}
     if "source_sha256" not in described:
         described["source_sha256"] = checkpoint.sha256()

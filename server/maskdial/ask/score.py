@@ -28,6 +28,7 @@ from maskdial.engine.timing import Deadline, Timed, Timings
 from maskdial.errors import ValidationError, about
 from maskdial.masked.model import MaskedModel
 from maskdial.masked.request import MaskedResult
+from maskdial.masked.run import num_cached
 from maskdial.masked.tasks.pseudo_likelihood import (
     Masking,
     log_probability,
@@ -133,7 +134,7 @@ async def _score_masked(
     """
     logprobs: list[dict[int, float]] = [{} for _ in encodings]
     queue_seconds = inference_seconds = 0.0
-    num_tokens = 0
+    num_tokens = cached_tokens = 0
     for wave in waves(
         _all_maskings(model.tokenizer, encodings),
         max_tokens=model.engine.max_batch_tokens,
@@ -146,12 +147,14 @@ async def _score_masked(
             logprobs[each.text][each.position] = value
         queue_seconds += max(result.queue_seconds for result in results)
         inference_seconds += max(result.inference_seconds for result in results)
-        num_tokens += sum(len(each.input.input_ids) for each in wave)
+        num_tokens += sum(each.length for each in inputs)
+        cached_tokens += num_cached(inputs, results)
     scores = [
         summarize(_token_scores(model.tokenizer, encoding, found), "pseudo")
         for encoding, found in zip(encodings, logprobs, strict=True)
     ]
-    return Timed(scores, Timings(queue_seconds, inference_seconds, num_tokens, num_truncated))
+    timings = Timings(queue_seconds, inference_seconds, num_tokens, num_truncated, cached_tokens)
+    return Timed(scores, timings)
 
 
 def _all_maskings(tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> Iterator[Masking]:

@@ -226,6 +226,20 @@ class DraftHead(_Frozen):
     source: str | None = Field(None, description="its checkpoint, if that is not the model's")
 
 
+class TokenPooling(_Frozen):
+    """Which vectors of a text's tokens become one; see `maskdial.masked.tasks.token_pooling`.
+
+    ``factor`` is about how many do. The first ``protected`` ones stay. ``normalizes``: to length 1,
+    also those that stay.
+    """
+
+    factor: float = Field(1.0, ge=1)
+    protected: int = Field(1, ge=0)
+    normalizes: bool = True
+    queries: bool = False
+    documents: bool = True
+
+
 class MultiVector(_Frozen):
     """How a model with a vector for each token reads queries and documents. Lengths in tokens.
 
@@ -240,6 +254,7 @@ class MultiVector(_Frozen):
     attends_to_expansion: bool = False
     skipped: tuple[int, ...] = ()
     skips_in_queries: bool = False
+    pooling: TokenPooling | None = Field(None, description="of tokens; None: each has its vector")
 
     @property
     def hides_expansion(self) -> bool:
@@ -523,10 +538,11 @@ class ParityReport(_Frozen):
 
     It is measured in fp32: of a traced graph against torch, before a lower precision is applied,
     which has a quality report; of one that was written directly against a decoder in NumPy, with
-    the integers that the graph has, and activations that are not rounded.
+    the integers that the graph has, and activations that are not rounded; of one that another
+    exporter wrote, against ONNX Runtime's run of that by itself.
     """
 
-    reference: Literal["torch", "numpy"] = "torch"
+    reference: Literal["torch", "numpy", "onnxruntime"] = "torch"
     tolerance: float
     ragged_batch: float
     chunked_prompt: float | None = None

@@ -22,16 +22,18 @@ class ClientUsage:
 
     ``client`` is its sender: the name of a key, or an address. ``key`` is the name of its key,
     empty if none is needed. ``tokens`` are those that engines have computed for it, prompts
-    included. ``background``: an engine turns to it only while nothing else waits or runs there, it
-    does not count towards the length of the queue, and it has as long as it takes. ``unlimited``:
-    it comes from a caller in this process, who waits for a turn and is refused nothing that bounds
-    what strangers have open; such a caller bounds that itself. ``provenance`` is of requests with a
+    included; ``has_begun``: one has answered some of it, perhaps with what was kept.
+    ``background``: an engine turns to it only while nothing else waits or runs there, it does not
+    count towards the length of the queue, and it has as long as it takes. ``unlimited``: it comes
+    from a caller in this process, who waits for a turn and is refused nothing that bounds what
+    strangers have open; such a caller bounds that itself. ``provenance`` is of requests with a
     receipt.
     """
 
     client: str = ""
     key: str = ""
     tokens: int = 0
+    has_begun: bool = False
     background: bool = False
     unlimited: bool = False
     provenance: Provenance | None = None
@@ -40,10 +42,10 @@ class ClientUsage:
     def takes_room(self) -> bool:
         """Whether it waits in line with others, and is refused where a queue has no room.
 
-        One that an engine has computed something for is not: no work that was begun is lost. Nor is
+        One that an engine has answered something of is not: no work that was begun is lost. Nor is
         one in the background, whose sender limits it.
         """
-        return not (self.background or self.tokens)
+        return not (self.background or self.tokens or self.has_begun)
 
     def note(self, model: "Model", *asked: object) -> None:
         """Notes what a model was asked, if there is to be a receipt; see `Provenance.note`."""

@@ -69,19 +69,25 @@ class Model:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether answers are the same to the last bit in any batch: as measured at export, and
-        only with a provider whose kernels are batch-invariant.
+        """Whether answers are the same to the last bit in any batch."""
+        return is_batch_invariant(self.manifest, self.provider, self.kernels)
 
-        Products in blocks were measured with our kernels; ONNX Runtime's differ for a single row.
-        """
-        quality = self.manifest.quality
-        if (
-            quality is not None
-            and quality.measured_with == "kernels"
-            and not (quality.by_row or self.kernels)
-        ):
-            return False
-        return self.manifest.batch_invariant and find_provider(self.provider).batch_invariant
+
+def is_batch_invariant(manifest: Manifest, provider: str, kernels: str) -> bool:
+    """Whether a model's answers are the same to the last bit in any batch: as measured at export,
+    and only with a provider whose kernels are batch-invariant.
+
+    Products in blocks were measured with our kernels; ONNX Runtime's differ for a single row.
+    ``kernels`` is the instruction set of ours, empty without them.
+    """
+    quality = manifest.quality
+    if (
+        quality is not None
+        and quality.measured_with == "kernels"
+        and not (quality.by_row or kernels)
+    ):
+        return False
+    return manifest.batch_invariant and find_provider(provider).batch_invariant
 
 
 def max_length(manifest: Manifest, config: Config) -> int:

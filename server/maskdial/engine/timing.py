@@ -13,14 +13,15 @@ from maskdial.errors import DeadlineError
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What a reply reports: seconds in the queue and in passes, tokens computed, and tokens
-    truncated.
+    """What a reply reports: seconds in the queue and in passes, the tokens of its texts, how many
+    were truncated, and how many of the others are those of texts whose answers were kept.
     """
 
     queue_seconds: float
     inference_seconds: float
     compute_tokens: int
     truncated_tokens: int = 0
+    cached_tokens: int = 0
 
     @classmethod
     def beside(cls, each: Sequence["Timings"]) -> "Timings":
@@ -30,6 +31,7 @@ class Timings:
             max(one.inference_seconds for one in each),
             sum(one.compute_tokens for one in each),
             sum(one.truncated_tokens for one in each),
+            sum(one.cached_tokens for one in each),
         )
 
     def __add__(self, other: "Timings") -> "Timings":
@@ -39,6 +41,7 @@ class Timings:
             self.inference_seconds + other.inference_seconds,
             self.compute_tokens + other.compute_tokens,
             self.truncated_tokens + other.truncated_tokens,
+            self.cached_tokens + other.cached_tokens,
         )
 
 

@@ -36,14 +36,20 @@ def json_reply(
 
 
 def timing_headers(timings: Timings) -> dict[str, str]:
-    """``x-queue-time`` and ``x-inference-time`` in milliseconds, ``x-compute-tokens``, and
-    ``x-truncated-tokens`` where tokens were truncated.
+    """``x-queue-time`` and ``x-inference-time`` in milliseconds, ``x-compute-tokens``,
+    ``x-truncated-tokens`` where tokens were truncated, and ``x-cached-tokens`` where answers were
+    kept.
     """
-    return truncation_header(timings.truncated_tokens) | {
-        "x-queue-time": f"{timings.queue_seconds * 1e3:.3f}",
-        "x-inference-time": f"{timings.inference_seconds * 1e3:.3f}",
-        "x-compute-tokens": str(timings.compute_tokens),
-    }
+    cached = {"x-cached-tokens": str(timings.cached_tokens)} if timings.cached_tokens else {}
+    return (
+        truncation_header(timings.truncated_tokens)
+        | cached
+        | {
+            "x-queue-time": f"{timings.queue_seconds * 1e3:.3f}",
+            "x-inference-time": f"{timings.inference_seconds * 1e3:.3f}",
+            "x-compute-tokens": str(timings.compute_tokens),
+        }
+    )
 
 
 def truncation_header(num_tokens: int) -> dict[str, str]:

@@ -3,8 +3,9 @@
 A pass computes ``longest * count`` tokens, so this product limits a batch, not its count, and a
 batch is made of texts of similar length. Waiting clients get equal shares of the tokens (see
 `maskdial.engine.fairness`): the oldest text of the client whose turn it is leads the batch, and the
-others are chosen around its length, that client's first. A text waits for at most (older texts of
-its client) x (waiting clients) passes.
+others are chosen around its length, that client's first. Texts with the key of one that is chosen
+come along: one computation serves all of them, and they count as one. A text waits for at most
+(older texts of its client) x (waiting clients) passes.
 
 A pass cannot be interrupted. So a client with more texts than fill a batch may only fill small ones
 as long as other clients come: theirs run in short passes, and wait for the rest of a short one.
@@ -21,8 +22,12 @@ from maskdial.engine.fairness import Shares
 
 
 class BatchItem(Protocol):
-    """What the batcher needs of a text. Entries are compared by identity."""
+    """What the batcher needs of a text. Entries are compared by identity; those with one ``key``
+    have one length, too.
+    """
 
+    @property
+    def key(self) -> bytes: ...
     @property
     def length(self) -> int: ...
     @property
@@ -61,6 +66,7 @@ class Batcher(Generic[ItemT]):
         self.max_batch_tokens = max_batch_tokens
         self._free_padding = free_padding
         self._queues: dict[str, _Queue[ItemT]] = {}  # by client; none is empty
+        self._equal: dict[bytes, dict[ItemT, None]] = {}  # those that wait, by their key
         self._shares = Shares()
         self._clock = clock
         self._came_at: OrderedDict[str, float] = OrderedDict()  # by client, the oldest first
@@ -74,6 +80,7 @@ class Batcher(Generic[ItemT]):
             self._shares.join(entry.client, self._queues)
             self._queues[entry.client] = _Queue()
         self._queues[entry.client].add(entry)
+        self._equal.setdefault(entry.key, {})[entry] = None
         now = self._came_at[entry.client] = self._clock()
         self._came_at.move_to_end(entry.client)
         while next(iter(self._came_at.values())) < now - _RECENT_SECONDS:
@@ -81,9 +88,9 @@ class Batcher(Generic[ItemT]):
 
     def discard(self, entry: ItemT) -> bool:
         """Removes an entry from its queue; False if it does not wait any more."""
-        queue = self._queues.get(entry.client)
-        if queue is None or not queue.discard(entry):
+        if entry not in self._equal.get(entry.key, ()):
             return False
+        self._remove(entry)
         self._forget_if_empty(entry.client)
         return True
 
@@ -91,12 +98,14 @@ class Batcher(Generic[ItemT]):
         """Removes and returns all entries, the oldest of each client first."""
         entries = [entry for queue in self._queues.values() for entry in queue]
         self._queues.clear()
+        self._equal.clear()
         return entries
 
     def next_batch(self) -> list[ItemT]:
         """Removes and returns the next batch; empty if no entry waits.
 
-        ``longest * count`` is at most ``max_batch_tokens``; a single longer text runs alone.
+        ``longest * count`` is at most ``max_batch_tokens``, where ``count`` is that of different
+        keys; a single longer text runs alone.
         """
         if not self._queues:
             return []
@@ -104,15 +113,31 @@ class Batcher(Generic[ItemT]):
         leader = next(iter(self._queues[due]))
         limits = {client: self._limit(client) for client in self._queues}
         batch = _Batch(leader, self._free_padding)
-        self._queues[due].discard(leader)
+        batch.followers += self._take(leader)
         others = (client for client in limits if client != due)
         for client in (due, *sorted(others, key=limits.__getitem__, reverse=True)):
-            batch.fill_from(self._queues[client], limits[client])
+            batch.fill_from(self._queues[client], limits[client], self._take)
         for entry in batch.entries:
             self._shares.charge(entry.client, entry.length)
-        for client in {entry.client for entry in batch.entries}:
+        entries = batch.entries + batch.followers
+        for client in {entry.client for entry in entries}:
             self._forget_if_empty(client)
-        return batch.entries
+        return entries
+
+    def _take(self, entry: ItemT) -> list[ItemT]:
+        """Removes an entry and those with its key; returns these, oldest first."""
+        equal = list(self._equal[entry.key])
+        for each in equal:
+            self._remove(each)
+        equal.remove(entry)
+        return equal
+
+    def _remove(self, entry: ItemT) -> None:
+        self._queues[entry.client].discard(entry)
+        equal = self._equal[entry.key]
+        del equal[entry]
+        if not equal:
+            del self._equal[entry.key]
 
     def _limit(self, client: str) -> int:
         """The size up to which a client's texts may fill a batch."""
@@ -161,9 +186,7 @@ class _Queue(Generic[ItemT]):
             insort(self.lengths, entry.length)
         self._by_length[entry.length][entry] = None
 
-    def discard(self, entry: ItemT) -> bool:
-        if entry not in self._by_arrival:
-            return False
+    def discard(self, entry: ItemT) -> None:
         del self._by_arrival[entry]
         self.num_tokens -= entry.length
         alike = self._by_length[entry.length]
@@ -171,22 +194,24 @@ class _Queue(Generic[ItemT]):
         if not alike:
             del self._by_length[entry.length]
             del self.lengths[bisect_left(self.lengths, entry.length)]
-        return True
 
 
 class _Batch(Generic[ItemT]):
-    """Entries that run together, around the length of the first."""
+    """Entries that run together, around the length of the first; ``followers`` have their keys."""
 
     def __init__(self, leader: ItemT, free_padding: int) -> None:
         self._free_padding = free_padding
         self.entries = [leader]
+        self.followers: list[ItemT] = []
         self._center = self._longest = self._num_tokens = leader.length
 
-    def fill_from(self, queue: _Queue[ItemT], max_tokens: int) -> None:
-        """Moves as many entries of a queue as fit, the nearest lengths first."""
+    def fill_from(
+        self, queue: _Queue[ItemT], max_tokens: int, take: Callable[[ItemT], list[ItemT]]
+    ) -> None:
+        """Takes as many entries of a queue as fit, the nearest lengths first."""
         while (length := self._nearest(queue.lengths, max_tokens)) is not None:
             entry = queue.oldest(length)
-            queue.discard(entry)
+            self.followers += take(entry)
             self.entries.append(entry)
             self._longest = max(self._longest, length)
             self._num_tokens += length

@@ -1,7 +1,8 @@
 """MaskedEngine: a queue of texts, and one thread that runs them through the model in batches.
 
 A text waits only while the session is busy: an idle engine runs a lone text at once, and what
-arrives during a pass forms the next batches.
+arrives during a pass forms the next batches. Equal texts of a key that wait together are
+computed once; with an `AnswerCache`, one whose answer is kept does not wait at all.
 
 Texts in the background run in passes of their own, while no other text waits. One that arrives
 stops such a pass, whose texts wait again; the next pass of the background is half as large then,
@@ -20,9 +21,10 @@ from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, failure_of, publish
 from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
+from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
-from maskdial.metrics import CancelReason, PassMetrics
+from maskdial.metrics import CancelReason, MaskedMetrics
 from maskdial.runtime.adapter import Adapter, address_of
 from maskdial.runtime.session import PassStop
 
@@ -52,6 +54,7 @@ class MaskedEngine(Engine):
             at those.
         max_length: the model's, in tokens, which padding to a multiple does not exceed.
         soft_columns: of `CanvasInput.soft`, for a model that writes canvases.
+        answers: what is kept of passes; None for nothing.
         metrics: the model's instruments.
         name: the model's, for messages.
     """
@@ -69,7 +72,8 @@ class MaskedEngine(Engine):
         pad_multiple: int = 1,
         max_length: int = 0,
         soft_columns: int = 0,
-        metrics: PassMetrics,
+        answers: AnswerCache | None = None,
+        metrics: MaskedMetrics,
         name: str,
     ) -> None:
         if max_queue < 1:
@@ -86,6 +90,8 @@ class MaskedEngine(Engine):
         self._pad_multiple = pad_multiple
         self._max_length = max_length
         self._soft_columns = soft_columns
+        self._answers = answers
+        self._of_texts = metrics
         self._batcher: Batcher[MaskedWork] = Batcher(max_batch_tokens, free_padding)
         self._background: Batcher[MaskedWork] = Batcher(max_batch_tokens, free_padding)
         self._running: list[MaskedWork] = []
@@ -143,7 +149,14 @@ class MaskedEngine(Engine):
         loop = asyncio.get_running_loop()
         now = time.perf_counter()
         usage = current_usage()
-        requests = [MaskedWork(each, loop.create_future(), now, usage, adapter) for each in inputs]
+        owner = "" if self._answers is not None and self._answers.shared else usage.key
+        of_adapter = "" if adapter is None else adapter.digest
+        requests = [
+            MaskedWork(
+                each, each.digest(owner, of_adapter), loop.create_future(), now, usage, adapter
+            )
+            for each in inputs
+        ]
         trace.note(*requests)
         self._admit(requests)
         try:
@@ -184,6 +197,8 @@ class MaskedEngine(Engine):
                     if not work.future.done():  # its caller has left
                         self._background.add(work)
             else:
+                if running:  # not abandoned meanwhile
+                    self._keep(batch, replies)
                 publish(zip(batch, replies, strict=True))
 
     def _warm_up(self) -> None:
@@ -205,13 +220,45 @@ class MaskedEngine(Engine):
 
     def _admit(self, requests: list[MaskedWork]) -> None:
         with self._changed:  # reentrant: nothing comes between the check and the queue
-            self.check_room(len(requests))
-            for request in requests:
+            waiting = requests if self._answers is None else self._not_kept(requests, self._answers)
+            self.check_room(len(waiting))
+            for request in waiting:
                 self._queue_of(request).add(request)
             if self._batcher and self._stop is not None:
                 self._stop.set()
             self._metrics.queue_size.set(len(self._batcher))
             self._changed.notify()
+
+    def _not_kept(self, requests: list[MaskedWork], answers: AnswerCache) -> list[MaskedWork]:
+        """Answers those whose answers are kept, and returns the others."""
+        left, num_tokens, num_found = [], 0, 0
+        for request in requests:
+            num_tokens += request.length if request.may_be_kept else 0
+            kept = answers.get(request.key) if request.may_be_kept else None
+            if kept is None:
+                left.append(request)
+            else:
+                request.put(MaskedResult(kept, 0.0, 0.0, 0, 0, is_cached=True))
+                request.usage.has_begun = True
+                num_found += request.length
+        self._of_texts.answer_cache_queries.inc(num_tokens)
+        self._of_texts.answer_cache_hits.inc(num_found)
+        return left
+
+    def _keep(self, batch: list[MaskedWork], replies: list[Reply]) -> None:
+        if self._answers is None:
+            return
+        for request, reply in zip(batch, replies, strict=True):
+            if request.may_be_kept and isinstance(reply, MaskedResult):
+                self._answers.put(request.key, reply.logits)
+        self._of_texts.answer_cache_bytes.set(self._answers.num_bytes)
+
+    def _count_down(self) -> None:
+        super()._count_down()
+        with self._changed:
+            if self._answers is not None:
+                self._answers.clear()
+            self._of_texts.answer_cache_bytes.set(0)
 
     def _withdraw(self, requests: list[MaskedWork]) -> None:
         with self._changed:
@@ -233,10 +280,12 @@ class MaskedEngine(Engine):
 
     def _run(self, batch: list[MaskedWork], stop: PassStop | None) -> list[Reply] | None:
         """One pass: a reply to each text of the batch; None if it was stopped."""
-        inputs = [request.input for request in batch]
+        distinct = {request.key: request for request in batch}
+        computed = list(distinct.values())
+        inputs = [request.input for request in computed]
         started = time.perf_counter()
         try:
-            adapters = [address_of(request.adapter) for request in batch]
+            adapters = [address_of(request.adapter) for request in computed]
             logits = self._compute(inputs, adapters, stop)
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             failure = failure_of(error, InferenceError, f"a pass of model {self._name!r}")
@@ -244,17 +293,21 @@ class MaskedEngine(Engine):
         if logits is None:
             return None
         seconds = time.perf_counter() - started
-        size, padded_tokens = len(batch), len(batch) * self._padded_length(inputs)
-        num_tokens = sum(request.length for request in batch)
-        for request in batch:
+        size, padded_tokens = len(inputs), len(inputs) * self._padded_length(inputs)
+        num_tokens = sum(each.length for each in inputs)
+        for request in computed:
             request.usage.tokens += request.length
+        for request in batch:
+            request.usage.has_begun = True
             if stop is None:
                 self._metrics.queue_duration.observe(started - request.arrived_at)
         self._metrics.observe_pass(seconds, size, num_tokens, padded_tokens)
         self._metrics.prompt_tokens.inc(num_tokens)
+        rows = dict(zip(distinct, logits, strict=True))
+        sizes = seconds, size, padded_tokens
         return [
-            self._reply(request, rows, started - request.arrived_at, seconds, size, padded_tokens)
-            for request, rows in zip(batch, logits, strict=True)
+            self._reply(request, rows[request.key], started - request.arrived_at, *sizes)
+            for request in batch
         ]
 
     def _reply(
@@ -338,7 +391,8 @@ class MaskedEngine(Engine):
     def _split(
         self, inputs: Sequence[MaskedInput], logits: NDArray[np.float32]
     ) -> list[NDArray[np.float32]]:
-        """Each text's part of a pass's logits."""
+        """Each text's part of a pass's logits, read-only."""
+        logits.flags.writeable = False  # some texts may share theirs
         if not self._gathers_rows:
             if len(logits) != len(inputs):
                 raise ValueError(f"{len(logits)} rows of logits for {len(inputs)} texts")

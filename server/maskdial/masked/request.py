@@ -1,8 +1,10 @@
 """Request: one text on its way through the masked engine, from its token ids to its logits."""
 
 import asyncio
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from maskdial.engine.fairness import ClientUsage
 from maskdial.engine.trace import Timeline
 from maskdial.errors import MaskdialError
 from maskdial.runtime.adapter import Adapter
+
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +75,23 @@ class MaskedInput:
         """The number of pairs of a row and a label."""
         return self.num_labels * (len(self.rows) - self.num_labels)
 
+    def digest(self, *beside: str) -> bytes:
+        """Equal for inputs of which a pass computes the same, and for no others: 32 bytes of
+        BLAKE2b over all that a pass is fed, and the strings ``beside``.
+        """
+        parts = [name.encode() for name in beside]
+        parts += _bytes(self.input_ids), _bytes(self.rows), _bytes(self.token_type_ids or ())
+        parts.append(_bytes((self.num_unattended, self.num_labels)))
+        if self.canvas is not None:
+            parts.append(self.canvas.soft.tobytes() + str(self.canvas.temperature).encode())
+        # Their lengths first, so that no part can end where that of another input goes on.
+        lengths = _bytes((len(parts), *map(len, parts)))
+        return blake2b(b"".join((lengths, *parts)), digest_size=_DIGEST_BYTES).digest()
+
+
+def _bytes(numbers: Iterable[int]) -> bytes:
+    return array("q", numbers).tobytes()
+
 
 @dataclass(frozen=True, slots=True)
 class MaskedResult:
@@ -79,7 +100,8 @@ class MaskedResult:
     ``logits`` are float32: (num_rows, columns) in the order of the input's rows, (num_pairs,
     columns) in that of its pairs, or (num_labels,) from a classifier. The text waited
     ``queue_seconds``. Its pass took ``inference_seconds`` for ``batch_size`` texts of
-    ``batch_tokens`` tokens, padding included.
+    ``batch_tokens`` tokens, padding included; a text whose answer was kept (``is_cached``) had
+    none. They are read-only: equal texts have the same array.
     """
 
     logits: NDArray[np.float32]
@@ -87,6 +109,7 @@ class MaskedResult:
     inference_seconds: float
     batch_size: int
     batch_tokens: int
+    is_cached: bool = False
 
 
 Reply = MaskedResult | MaskdialError
@@ -96,10 +119,12 @@ Reply = MaskedResult | MaskdialError
 class MaskedWork:
     """An input in the engine, whose it is, its adapter, and the future that its caller awaits.
 
-    ``arrived_at`` is in `time.perf_counter` seconds.
+    ``key`` is that of its pass, equal only where one answer serves both. ``arrived_at`` is in
+    `time.perf_counter` seconds.
     """
 
     input: MaskedInput
+    key: bytes
     future: asyncio.Future[MaskedResult]
     arrived_at: float
     usage: ClientUsage = field(default_factory=ClientUsage)
@@ -114,6 +139,14 @@ class MaskedWork:
     def length(self) -> int:
         """In tokens."""
         return self.input.length
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether an answer is that of its ``key``: not what a request's own labels make of it. A
+        canvas is never the same again.
+        """
+        head = None if self.adapter is None else self.adapter.head
+        return self.input.reduce is head and self.input.canvas is None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

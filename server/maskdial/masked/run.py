@@ -85,6 +85,12 @@ def _for_head(inputs: Sequence[MaskedInput], adapter: Adapter | None) -> Sequenc
     ]
 
 
+def num_cached(inputs: Sequence[MaskedInput], results: Sequence[MaskedResult]) -> int:
+    """The tokens of those inputs whose answers were kept."""
+    pairs = zip(inputs, results, strict=True)
+    return sum(given.length for given, result in pairs if result.is_cached)
+
+
 def _timings(reading: Reading[T], results: Sequence[MaskedResult]) -> Timings:
     """Those of inputs that were queued together are those of the slowest."""
     return Timings(
@@ -92,4 +98,5 @@ def _timings(reading: Reading[T], results: Sequence[MaskedResult]) -> Timings:
         inference_seconds=max((result.inference_seconds for result in results), default=0.0),
         compute_tokens=sum(len(given.input_ids) for given in reading.inputs),
         truncated_tokens=reading.num_truncated,
+        cached_tokens=num_cached(reading.inputs, results),
     )

@@ -129,7 +129,9 @@ def _becomes_bundle(path: Path) -> bool:
     """Whether a path is one that `maskdial.intake` exports. Parts of a file come with the first."""
     if path.suffix == GGUF:
         return path.is_file() and ("-of-" not in path.stem or "-00001-of-" in path.stem)
-    return is_source(path) and any(path.glob("*.safetensors"))
+    return is_source(path) and any(
+        any(path.glob(each)) for each in ("*.safetensors", "*.onnx", "onnx/*.onnx")
+    )
 
 
 def _children(folder: Path) -> list[Path]:

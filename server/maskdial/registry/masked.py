@@ -1,5 +1,6 @@
 """Masked models: a bundle becomes one, its graph checked and its engine made."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 from math import lcm
@@ -13,17 +14,21 @@ from maskdial.causal.chat.template import read_chat_template
 from maskdial.causal.model import ChatForm
 from maskdial.causal.tools.reply import ReplyFormat
 from maskdial.config import Config
+from maskdial.engine.model import is_batch_invariant
 from maskdial.grammar.compiler import GrammarCompiler
+from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.boundary_spans import BoundarySpans
 from maskdial.masked.count_queries import CountQueries
 from maskdial.masked.engine import MaskedEngine
 from maskdial.masked.label_encoder import LabelEncoder
 from maskdial.masked.model import MaskedModel
-from maskdial.metrics import Metrics, PassMetrics
+from maskdial.metrics import MaskedMetrics, Metrics
 from maskdial.registry.golden import LONG_PASS, check_golden, check_kernels, masked_logits
 from maskdial.runtime.adapter import Adapter, load_adapter
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.session import Session, SessionOptions
+
+_log = logging.getLogger(__name__)
 
 
 def make_masked(
@@ -107,7 +112,7 @@ def _task_adapters(bundle: Bundle, session: Session, options: SessionOptions) ->
 def _masked_engine(
     bundle: Bundle,
     config: Config,
-    metrics: PassMetrics,
+    metrics: MaskedMetrics,
     placement: Placement,
     options: SessionOptions,
 ) -> tuple[MaskedEngine, Session]:
@@ -136,10 +141,26 @@ def _masked_engine(
         pad_multiple=_pad_multiple(bundle.manifest, placement.provider.pad_multiple),
         max_length=bundle.manifest.max_length,
         soft_columns=soft_columns,
+        answers=_answer_cache(bundle, config, options.provider, session.kernels),
         metrics=metrics,
         name=bundle.label,
     )
     return engine, session
+
+
+def _answer_cache(
+    bundle: Bundle, config: Config, provider: str, kernels: str
+) -> AnswerCache | None:
+    """A model's cache of answers, if the server has any and another pass would give the same."""
+    if config.answer_cache_bytes is None:
+        return None
+    if not is_batch_invariant(bundle.manifest, provider, kernels):
+        _log.warning(
+            "model %r: its answers are not kept, as their last bits depend on what shares a batch",
+            bundle.label,
+        )
+        return None
+    return AnswerCache(config.answer_cache_bytes, shared=config.prefix_cache_shared == "on")
 
 
 def _pad_multiple(manifest: Manifest, of_provider: int) -> int:

@@ -1,8 +1,9 @@
 """The batcher's promises, for any mix of lengths."""
 
+import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 
 from maskdial.masked.batcher import Batcher
 
+_KEYS = itertools.count()  # those of texts that are not said to be equal
+
 
 @dataclass(frozen=True, eq=False)
 class Text:
     length: int
     client: str = ""
+    key: bytes = field(default_factory=lambda: next(_KEYS).to_bytes(8))
 
 
 lengths_of_texts = st.lists(st.integers(1, 600), max_size=60)
@@ -65,6 +69,30 @@ def test_a_batch_keeps_the_padded_budget_or_is_one_text(lengths: list[int], budg
     batcher, _ = filled(lengths, budget)
     for batch in batches_of(batcher):
         assert padded_tokens(batch) <= budget or len(batch) == 1
+
+
+texts_of_keys = st.lists(st.tuples(st.integers(1, 5), st.sampled_from("ab")), max_size=40)
+
+
+@given(texts_of_keys, st.integers(1, 40))
+def test_texts_of_a_key_come_out_together_and_count_as_one(
+    keys: list[tuple[int, str]], budget: int
+) -> None:
+    """Whoever they are from; and none is forgotten, be it that some were withdrawn."""
+    batcher: Batcher[Text] = Batcher(budget, 16)
+    texts = [Text(length, client, bytes([length])) for length, client in keys]
+    for text in texts:
+        batcher.add(text)
+    for text in (gone := texts[::7]):
+        assert batcher.discard(text)
+        assert not batcher.discard(text)
+    batches = list(batches_of(batcher))
+    assert {text for batch in batches for text in batch} == set(texts).difference(gone)
+    found = [{text.key for text in batch} for batch in batches]
+    assert sum(map(len, found)) == len(set().union(*found)), "a key is in one batch only"
+    for batch in batches:
+        distinct = {text.key: text for text in batch}.values()
+        assert padded_tokens(list(distinct)) <= budget or len(distinct) == 1
 
 
 @given(lengths_of_texts, budgets)

@@ -266,7 +266,7 @@ def test_a_batch_wakes_its_event_loop_once(monkeypatch: pytest.MonkeyPatch) -> N
         with serving(session) as bench:
             first = bench.submit(text(1))
             await session.pass_started()
-            rest = [bench.submit(text(4)) for _ in range(20)]
+            rest = [bench.submit(text(4, 10 + number)) for number in range(20)]
             await until(lambda: bench.num_waiting == 20)
             loop = asyncio.get_running_loop()
             callers: list[str] = []
@@ -566,7 +566,7 @@ def test_what_arrives_before_the_background_runs_first() -> None:
             batch = bench.submit(text(2))
             usage_of_request.reset(token)
             await until(lambda: len(bench.engine._background) == 1)
-            others = [bench.submit(text(3)), bench.submit(text(3))]
+            others = [bench.submit(text(3)), bench.submit(text(3, 4))]
             await until(lambda: bench.num_waiting == 2)
             session.release(9)
             await asyncio.gather(first, batch, *others)

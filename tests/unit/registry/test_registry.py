@@ -91,7 +91,7 @@ class Shelf:
         return tuple(self._model(name, folder, each) for each in read_manifests(name, folder))
 
     def _model(self, name: str, folder: Path, manifest: Manifest) -> MaskedModel:
-        metrics = self.metrics.declare(name)
+        metrics = self.metrics.declare_masked(name)
         engine = MaskedEngine(
             ScriptedSession(),
             max_batch_tokens=64,

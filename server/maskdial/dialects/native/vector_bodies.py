@@ -2,7 +2,7 @@
 `/similarity` and `/rerank`.
 """
 
-from typing import Annotated, Generic, Literal, Self, TypeVar
+from typing import Annotated, Generic, Literal, Self, TypeVar, get_args
 
 import pydantic
 from pydantic import Field, model_validator
@@ -22,6 +22,7 @@ from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
 from maskdial.masked.tasks.rerank import RerankRequest
+from maskdial.masked.tasks.task import Truncation
 
 
 class PromptParameters(TruncationParameters):
@@ -33,6 +34,11 @@ class PromptParameters(TruncationParameters):
         "default prompt, if it has one.",
     )
     instruction: Text | None = Field(None, description=INSTRUCTION_IN_PROMPT)
+
+    @property
+    def prompting(self) -> tuple[Truncation, str | None, str | None]:
+        """What a request has of all tasks that put a prompt before texts."""
+        return self.truncation, self.prompt_name, self.instruction
 
 
 class EmbedParameters(VectorForm, PromptParameters):
@@ -83,9 +89,7 @@ class EmbedBody(Lenient, EmbedParameters, VectorsBody[EmbedParameters]):
         given = self.merged(EmbedParameters)
         return EmbedRequest(
             self.texts,
-            given.truncation,
-            given.prompt_name,
-            given.instruction,
+            *given.prompting,
             given.normalize,
             given.dimensions,
             given.dtypes,
@@ -99,10 +103,7 @@ class SparseEmbedBody(Lenient, PromptParameters, VectorsBody[PromptParameters]):
     model_config = example({"inputs": "The ship left at dawn."})
 
     def request(self) -> SparseEmbedRequest:
-        given = self.merged(PromptParameters)
-        return SparseEmbedRequest(
-            self.texts, given.truncation, given.prompt_name, given.instruction
-        )
+        return SparseEmbedRequest(self.texts, *self.merged(PromptParameters).prompting)
 
 
 class EmbedAllParameters(TruncationParameters):
@@ -110,6 +111,10 @@ class EmbedAllParameters(TruncationParameters):
 
     prompt_name: Literal["query", "document"] | None = Field(
         None, description="Whether the texts are queries or documents. Default: document."
+    )
+    pool_factor: Annotated[float, Range(1, 1000)] | None = Field(
+        None,
+        description="Pool about this many vectors of a document into one. Default: as trained.",
     )
 
 
@@ -120,7 +125,9 @@ class EmbedAllBody(Lenient, EmbedAllParameters, VectorsBody[EmbedAllParameters])
 
     def request(self) -> EmbedAllRequest:
         given = self.merged(EmbedAllParameters)
-        return EmbedAllRequest(self.texts, given.truncation, given.prompt_name)
+        return EmbedAllRequest(
+            self.texts, given.truncation, given.prompt_name, pool_factor=given.pool_factor
+        )
 
 
 class HybridEmbedParameters(PromptParameters):
@@ -138,13 +145,8 @@ class HybridEmbedBody(HybridEmbedParameters, VectorsBody[HybridEmbedParameters])
 
     def request(self) -> HybridEmbedRequest:
         given = self.merged(HybridEmbedParameters)
-        return HybridEmbedRequest(
-            self.texts,
-            given.truncation,
-            given.prompt_name,
-            given.instruction,
-            given.outputs or ("dense", "sparse", "multi_vector"),
-        )
+        outputs = given.outputs or get_args(VectorKind)
+        return HybridEmbedRequest(self.texts, *given.prompting, outputs)
 
 
 def _check_chunks(value: object) -> object:
@@ -230,9 +232,7 @@ class SimilarityBody(Lenient, MaskedBody):
         return SimilarityRequest(
             self.inputs.source_sentence,
             self.inputs.sentences,
-            parameters.truncation,
-            parameters.prompt_name,
-            parameters.instruction,
+            *parameters.prompting,
             parameters.task,
         )
 

@@ -5,19 +5,26 @@ each of which has a vector; a document's punctuation has none.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from maskdial.bundle.manifest import Embedding, Manifest, MultiVector, TaskName
-from maskdial.errors import about
+from maskdial.bundle.manifest import (
+    Embedding,
+    Manifest,
+    MultiVector,
+    TaskName,
+    TokenPooling,
+)
+from maskdial.errors import ValidationError, about
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.embed import PromptedRequest
 from maskdial.masked.tasks.hybrid_rows import all_rows, token_vectors
 from maskdial.masked.tasks.logits import finite
 from maskdial.masked.tasks.task import Reading, TaskModel, Truncation, masked_input, read_text
+from maskdial.masked.tasks.token_pooling import check_sizes, pool_tokens, pooling_of
 
 _SECONDS_PER_TOKEN = 1e-6
 
@@ -26,17 +33,39 @@ _SECONDS_PER_TOKEN = 1e-6
 class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
     """Texts to turn into a vector for each token, float32 (num_tokens, dimension).
 
-    They are queries if ``prompt_name`` is ``query``, otherwise documents.
+    They are queries if ``prompt_name`` is ``query``, otherwise documents. ``pool_factor``: about
+    how many vectors of a document become one; None: as the model's modules say.
     """
 
     task: ClassVar[str] = "embed-all"
     head: ClassVar[TaskName] = "embed-all"
 
+    pool_factor: float | None = None
+
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
         return manifest.task in ("embed-all", "embed-hybrid")
 
+    def check(self, model: TaskModel) -> None:
+        PromptedRequest.check(self, model)
+        if self.pool_factor is not None and self._pooling(model) is None:
+            raise ValidationError(
+                f"model {model.name!r} pools the tokens of documents, not of queries; leave it out",
+                field="pool_factor",
+            )
+
+    def _pooling(self, model: TaskModel) -> TokenPooling | None:
+        embedding = model.manifest.embedding
+        assert embedding is not None, "every bundle for this task has one"
+        return pooling_of(embedding, is_query=self.prompt_name == "query", factor=self.pool_factor)
+
     def read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
+        reading, pooling = self._read(model), self._pooling(model)
+        seconds = check_sizes([len(each.rows) for each in reading.inputs], pooling)
+        pooled = reading.map(lambda texts: [pool_tokens(each, pooling) for each in texts])
+        return replace(pooled, seconds=reading.seconds + seconds)
+
+    def _read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
         embedding = model.manifest.embedding
         if embedding is not None and embedding.hybrid is not None:
             return self._read_hybrid(model, embedding)

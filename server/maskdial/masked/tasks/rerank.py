@@ -20,6 +20,7 @@ from maskdial.masked.tasks.logits import finite, sigmoid
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
 from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
 from maskdial.masked.tasks.template import SECONDS_PER_TEMPLATE, read_in_template
+from maskdial.masked.tasks.token_pooling import check_sizes, pool_tokens, pooling_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,20 @@ class RerankRequest(TaskRequest[list[Rank]]):
 
     def _read_apart(self, model: TaskModel) -> Reading[list[Rank]]:
         inputs, num_truncated = read_interaction(model, self.query, self.texts, self.truncation)
+        embedding = model.manifest.embedding
+        assert embedding is not None, "every bundle for this task has one"
+        of_query, of_texts = (pooling_of(embedding, is_query=each) for each in (True, False))
+        sizes = [len(each.rows) for each in inputs[1:]]
 
         def answer(results: Sequence[MaskedResult]) -> list[Rank]:
             query, *documents = (result.logits for result in results)
+            query = pool_tokens(query, of_query)
+            documents = [pool_tokens(each, of_texts) for each in documents]
             return rank(max_sim(query, documents))[: self.top_n]
 
-        embedding = model.manifest.embedding
-        assert embedding is not None, "every bundle for this task has one"
-        num_pairs = len(inputs[0].rows) * sum(len(each.rows) for each in inputs[1:])
+        num_pairs = len(inputs[0].rows) * sum(sizes)
         seconds = num_pairs * embedding.dimension * SECONDS_PER_PRODUCT
+        seconds += check_sizes(sizes, of_texts)
         return Reading(inputs, answer, num_truncated, seconds)
 
 
