@@ -1,0 +1,93 @@
+"""The documents say what is so: their links lead somewhere, and names that they tell exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from maskdial import settings
+from maskdial.app import create_app
+from maskdial.config import SETTINGS, Config
+from tools import metrics_table
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("clients/*.md"),
+        *ROOT.glob("loadtests/*.md"),
+    ]
+)
+NAMES = [str(each.relative_to(ROOT)) for each in DOCUMENTS]
+
+
+def prose(document: Path) -> str:
+    """A document without its blocks of code."""
+    text = document.read_text(encoding="utf-8")
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(document: Path) -> set[str]:
+    """Of a document's headings, as GitHub and the site make them."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ (.*)$", prose(document), re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()
+        anchor = re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
+        number = 1
+        while (each := anchor if number == 1 else f"{anchor}-{number - 1}") in found:
+            number += 1
+        found.add(each)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    document = ROOT / name
+    text = re.sub(r"`[^`\n]*`", "", prose(document))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{target}: no such file"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{target}: no such heading"
+
+
+def test_metrics_exist() -> None:
+    known = set(re.findall(r"`(maskdial_\w+)`", metrics_table.page()))
+    bases = {re.sub(r"_total$", "", each) for each in known}
+    others = {"maskdial_client", "maskdial_export", "maskdial_kernels"}
+    for document in DOCUMENTS:
+        if document.name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+            continue  # of earlier versions; of modules
+        text = document.read_text(encoding="utf-8")
+        for name in re.findall(r"\bmaskdial_[a-z_]+[a-z]\b", text):
+            assert name in known | bases | others, f"{document.name}: {name}"
+
+
+def rows_here(text: str) -> list[str]:
+    """The last column of each table: what there is here."""
+    return [row.split("|")[-2] for row in text.splitlines() if row.startswith("| ")]
+
+
+def test_what_stands_for_another_projects_names_exists() -> None:
+    here = "\n".join(rows_here((ROOT / "docs" / "moving.md").read_text(encoding="utf-8")))
+    paths = {route.path for route in create_app(Config()).routes if hasattr(route, "path")}
+    flags = {settings.flag(name) for name in SETTINGS} | {"--precision"}
+    routes = set(re.findall(r"`(/[a-z0-9_/-]+)`", here))
+    found = set(re.findall(r"`(--[a-z-]+)", here))
+    assert len(routes) > 5
+    assert routes <= paths
+    assert len(found) > 30
+    assert found <= flags, found - flags
+
+
+def test_routes_that_are_the_same_exist() -> None:
+    paths = {route.path for route in create_app(Config()).routes if hasattr(route, "path")}
+    text = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
+    same = [row for row in text.splitlines() if re.search(r"\| (on|the same)\b[^|]*\|$", row)]
+    named = {path for row in same for path in re.findall(r"`(/[a-z0-9_/-]*)`", row.split("|")[1])}
+    assert len(named) > 40
+    assert named <= paths, named - paths
