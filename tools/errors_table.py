@@ -79,7 +79,10 @@ _REQUESTS: dict[type[errors.MaskdialError], _Advice] = {
     ),
     errors.InferenceError: _Advice("search the log for the reply's `x-request-id`", _MAYBE),
     errors.GenerationError: _Advice("search the log for the reply's `x-request-id`", _MAYBE),
-    errors.DeviceLostError: _Advice("restart the server; `--on-engine-failure exit` does", _MAYBE),
+    errors.DeviceLostError: _Advice(
+        "restart the server; with `--on-engine-failure exit` it ends, for an orchestrator to do so",
+        _MAYBE,
+    ),
     errors.InternalError: _Advice(
         "report the traceback in the log, found by the reply's `x-request-id`", _MAYBE
     ),
