@@ -24,7 +24,7 @@ SHELL = list(blocks("sh"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OTHERS = frozenset(
     (
-        *("curl", "docker", "export", "hf", "helm", "ray", "sed", "zcat"),
+        *("curl", "docker", "export", "hf", "helm", "ray", "sed", "source", "zcat"),
         *("aider", "claude", "cline", "mini", "open-webui", "qwen"),
     )
 )
