@@ -68,6 +68,14 @@ def test_metrics_exist() -> None:
             assert name in known | bases | others, f"{document.name}: {name}"
 
 
+def test_the_site_has_every_page() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- .*: (\S+\.md)$", text, re.MULTILINE)
+    pages = {str(each.relative_to(ROOT / "docs")) for each in ROOT.glob("docs/**/*.md")}
+    assert {each for each in named if not each.startswith("repository/")} == pages
+    assert len(named) == len(set(named))
+
+
 def paragraphs(document: Path) -> Iterator[str]:
     """A document's paragraphs and items of lists, without comments and tables."""
     text = re.sub(r"<!--.*?-->", "", prose(document), flags=re.DOTALL)
