@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "clients" / "README.md", *sorted(ROOT.glob("docs/*.md")))
+DOCUMENTS = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(ROOT / name / "README.md" for name in ("clients", "loadtests")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+)
 _BLOCK = re.compile(
     r"(?:^ *<!-- not run: (?P<why>[^\n]+) -->\n)?"
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$",

@@ -1,12 +1,13 @@
 """The documents say what is so: their links lead somewhere, and names that they tell exist."""
 
+import argparse
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from maskdial import settings
+from maskdial import cli, settings
 from maskdial.app import create_app
 from maskdial.config import SETTINGS, Config
 from tools import metrics_table
@@ -19,6 +20,10 @@ DOCUMENTS = sorted(
         *ROOT.glob("clients/*.md"),
         *ROOT.glob("loadtests/*.md"),
     ]
+)
+COMMANDS = (
+    *("serve", "export", "export-adapter", "calibrate", "eval", "exactness"),
+    *("batch", "cache", "prefill", "fill", "run", "health", "inspect"),
 )
 NAMES = [str(each.relative_to(ROOT)) for each in DOCUMENTS]
 
@@ -82,6 +87,36 @@ def paragraphs(document: Path) -> Iterator[str]:
     for part in re.split(r"\n(?=\s*\n|\s*[-*] |\s*\d+\. |#|\|)", text):
         if not part.strip().startswith(("#", "|")):
             yield part
+
+
+def flags() -> set[str]:
+    """Of all commands, and those that sources of load tests and of `maskdial ray` name."""
+    found: set[str] = set()
+    parsers = [cli.command_parser(each) for each in ("", *COMMANDS)]
+    while parsers:
+        for action in parsers.pop()._actions:
+            found.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    for folder in ("loadtests", "server/maskdial/ray"):
+        for file in (ROOT / folder).rglob("*.py"):
+            found.update(re.findall(r'"(--[a-z][a-z0-9-]+)"', file.read_text(encoding="utf-8")))
+    return found
+
+
+# Of docker, kubectl and pip; misspelled ones, in reliability.md; one that a load test composes.
+OTHER_FLAGS = {"--from-file", "--no-deps", "--time", "--api-keys", "--api-k", "--writer"}
+
+
+def test_flags_exist() -> None:
+    known = flags() | OTHER_FLAGS
+    documents = [ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("docs/*.md")]
+    for document in documents:
+        if document.name == "moving.md":
+            continue  # of other projects
+        for code in re.findall(r"`[^`\n]*`", prose(document)):
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code):
+                assert flag in known, f"{document.name}: {flag}"
 
 
 # Paragraphs of more than 60 words. These numbers only fall.
