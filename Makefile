@@ -16,6 +16,7 @@ DEV := .venv/.dev-installed
 PROJECTS := pyproject.toml hatch_build.py $(wildcard server/maskdial/kernels/src/*)
 DIST := .venv/.dist-installed
 DEPLOY := .venv/.deploy-installed
+DOCS := .venv/.docs-installed
 SANITIZED := .venv/.sanitized
 LOCKING := .venv/.locking
 # Ray and other projects' clients have environments of their own: they pin what the server also uses.
@@ -56,7 +57,7 @@ endif
 
 .PHONY: help serve kernels test test-fast test-wide test-all test-zoo test-cuda test-webgpu test-clients test-agents test-conformance \
 	test-deploy test-ray test-sanitized \
-	coverage check format dist locks
+	coverage check format docs dist locks
 
 help:
 	@echo "make serve         serve the starter models (runtime packages only, no torch)"
@@ -77,6 +78,7 @@ help:
 	@echo "make coverage      run the tests and report the lines that they reach (htmlcov/)"
 	@echo "make check         lint, check the format and the types"
 	@echo "make format        format, and apply the fixes that are safe"
+	@echo "make docs          build the documents as a site that needs no network (build/site)"
 	@echo "make dist          build the distributions and try them in a fresh environment"
 	@echo "make locks         pin the container image's packages by hash; with PYTHON=python3.12"
 	@echo
@@ -149,7 +151,12 @@ format: $(DEV)
 	$(BIN)/python -m tools.architecture_table
 	$(BIN)/python -m tools.settings_table
 	$(BIN)/python -m tools.speed_chart
+	$(BIN)/python -m tools.metrics_table
+	$(BIN)/python -m tools.errors_table
 	$(BIN)/python -m tools.dashboard
+
+docs: $(DOCS)
+	$(BIN)/python -m tools.site
 
 dist: $(DIST)
 	$(BIN)/python -m tools.check_dist
@@ -188,6 +195,11 @@ $(DIST): pyproject.toml constraints.txt | $(BIN)/pip
 $(DEPLOY): pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) install -c constraints.txt --upgrade pip
 	$(PIP) install -c constraints.txt --group deploy
+	touch $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) install -c constraints.txt --upgrade pip
+	$(PIP) install -c constraints.txt --group docs
 	touch $@
 
 $(RAY): $(PROJECTS) constraints.txt

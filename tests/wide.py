@@ -13,6 +13,7 @@ CASES: Mapping[str, int | None] = {
     "tests/export/": 1,
     "tests/export/test_export_architectures.py": None,  # one export a family
     "tests/http/": 3,
+    "tests/http/test_code_blocks.py": None,
     "tests/kernels/": 3,
     "tests/unit/causal/test_reply_forms.py": 6,
     "tests/unit/test_settings.py": 10,

@@ -17,12 +17,24 @@ Generated from `server/maskdial/config.py` by `make format`; `maskdial serve --h
 same.
 
 Each setting is a flag of `maskdial serve` (`--api-key`), a variable (`MASKDIAL_API_KEY`) and a \
-key of a TOML file (`api_key`; `--config FILE`, or `MASKDIAL_CONFIG`). Flags override variables, \
-variables override the file. Flags that may be repeated are lists in the file (`model`: a table), \
-with commas in the variable. An empty value and an unknown name are errors at the start, so that a \
-misspelled key leaves no server open.
+key of a TOML file (`api_key`). Flags override variables, variables override the file.
+
+```toml
+# maskdial serve --config maskdial.toml, or MASKDIAL_CONFIG=maskdial.toml
+host = "0.0.0.0"
+api_key_file = "keys.txt"
+max_context = 8192
+log_format = "json"
+allowed_host = ["llm.example.org"]  # a flag that may be repeated is a list
+
+[model]  # by the names under which they are served
+chat = "./bundles/qwen3"
+search = "./bundles/minilm"
+```
+
+In a variable, what may be repeated is separated by commas. An empty value and an unknown name are \
+errors at the start, so that a misspelled key leaves no server open.
 """
-_COLUMNS = "| | default | |\n|---|---|---|\n"
 
 
 def page() -> str:

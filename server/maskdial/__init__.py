@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # ONNX Runtime reports its use to its makers by default; what a server does is its operator's
 # business. Read when the library is first used, so an operator can still set it to 0.

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parser(arguments[0] if arguments else "").parse_args(arguments)
+        options = command_parser(arguments[0] if arguments else "").parse_args(arguments)
         command: Command = options.command
         return command(options)
     except MaskdialError as error:
@@ -133,7 +133,7 @@ class _Parser(argparse.ArgumentParser):
         return options, unknown
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
+def command_parser(chosen: str) -> argparse.ArgumentParser:
     """The parser of all commands; the chosen one has its arguments.
 
     Those of the others may need packages that are not installed, or slow to import.
@@ -436,7 +436,7 @@ def _add_health_arguments(parser: argparse.ArgumentParser) -> None:
 def _health(options: argparse.Namespace) -> int:
     flags, file = given_settings(options), options.config
     if options.pid is not None:
-        server = _parser("serve").parse_args(["serve", *health.arguments_of(options.pid)])
+        server = command_parser("serve").parse_args(["serve", *health.arguments_of(options.pid)])
         flags, file = given_settings(server) | flags, file or server.config
     health.check(load_config(flags, file))
     print("ready")

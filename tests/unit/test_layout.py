@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from maskdial.config import Config
 from tests import wide
-from tools import architecture_table, settings_table
+from tools import architecture_table, errors_table, metrics_table, settings_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
@@ -424,9 +424,21 @@ def test_packages_whose_inside_is_used_have_an_upper_bound() -> None:
 
 def test_the_page_of_architectures_is_current() -> None:
     """`make format` writes it from the tests' zoo."""
+    assert architecture_table.named() <= architecture_table.proven()
     assert architecture_table.PAGE.read_text(encoding="utf-8") == architecture_table.page()
 
 
 def test_the_page_of_settings_is_current() -> None:
     """`make format` writes it from the settings themselves."""
     assert settings_table.PAGE.read_text(encoding="utf-8") == settings_table.page()
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    """`make format` writes it from the metrics themselves."""
+    assert metrics_table.PAGE.read_text(encoding="utf-8") == metrics_table.page()
+
+
+def test_the_page_of_errors_is_current() -> None:
+    """`make format` writes it from the tree, all of which it has."""
+    assert errors_table.known() == set(errors_table.all_errors())
+    assert errors_table.PAGE.read_text(encoding="utf-8") == errors_table.page()
