@@ -13,7 +13,7 @@ namespace {
 // former are added up in partial sums of at most kLargestPartial, which begin with the sums so far where those
 // of many chunks fit. Products of bytes are those of a byte plus kByteOffset.
 //
-// Rows of a panel are shifted, to the right unless by a negative number, across the borders of bytes.
+// Rows of a panel are shifted to the right, across the borders of bytes.
 #if defined(__AVX512VNNI__)
 
 using Partial = Sums;
@@ -24,10 +24,11 @@ inline Sums splat_sum(int32_t sum) { return _mm512_set1_epi32(sum); }
 inline Row load_row(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Row shifted(Row row, int bits) {
   using Words __attribute__((vector_size(64))) = uint16_t;
-  const auto words = reinterpret_cast<Words>(row);
-  return reinterpret_cast<Row>(bits < 0 ? words << -bits : words >> bits);
+  return reinterpret_cast<Row>(reinterpret_cast<Words>(row) >> bits);
 }
-inline Row masked(Row row, char bits) { return _mm512_and_si512(row, _mm512_set1_epi8(bits)); }
+inline Row masked(Row row, uint8_t bits) {
+  return _mm512_and_si512(row, _mm512_set1_epi8(static_cast<char>(bits)));
+}
 inline Row either(Row a, Row b) { return _mm512_or_si512(a, b); }
 constexpr int kLargestPartial = INT32_MAX;
 inline Partial begin_chunk(Sums sums) { return sums; }
@@ -59,10 +60,11 @@ inline Row load_row(const uint8_t* p) {
 }
 inline Row shifted(Row row, int bits) {
   using Words __attribute__((vector_size(32))) = uint16_t;
-  const auto words = reinterpret_cast<Words>(row);
-  return reinterpret_cast<Row>(bits < 0 ? words << -bits : words >> bits);
+  return reinterpret_cast<Row>(reinterpret_cast<Words>(row) >> bits);
 }
-inline Row masked(Row row, char bits) { return _mm256_and_si256(row, _mm256_set1_epi8(bits)); }
+inline Row masked(Row row, uint8_t bits) {
+  return _mm256_and_si256(row, _mm256_set1_epi8(static_cast<char>(bits)));
+}
 inline Row either(Row a, Row b) { return _mm256_or_si256(a, b); }
 inline void store_signed_bytes(int8_t* p, Floats v) {
   const __m256i integers = _mm256_cvtps_epi32(v);
@@ -127,7 +129,7 @@ using Quads = Inputs;
 inline Quads splat_signed_quad(int32_t quad) { return vreinterpretq_s8_s32(vdupq_n_s32(quad)); }
 inline Sums splat_sum(int32_t sum) { return vdupq_n_s32(sum); }
 inline Row load_row(const uint8_t* p) { return vld1q_u8(p); }
-inline Row shifted(Row row, int bits) { return bits < 0 ? row << -bits : row >> bits; }
+inline Row shifted(Row row, int bits) { return row >> bits; }
 inline Row masked(Row row, uint8_t bits) { return vandq_u8(row, vdupq_n_u8(bits)); }
 inline Row either(Row a, Row b) { return vorrq_u8(a, b); }
 constexpr int kLargestPartial = INT32_MAX;
@@ -157,7 +159,7 @@ inline Row load_row(const uint8_t* p) {
   std::memcpy(&row, p, sizeof(row));
   return row;
 }
-inline Row shifted(Row row, int bits) { return bits < 0 ? row << -bits : row >> bits; }
+inline Row shifted(Row row, int bits) { return row >> bits; }
 inline Row masked(Row row, uint8_t bits) { return row & bits * 0x01010101u; }
 inline Row either(Row a, Row b) { return a | b; }
 constexpr int kLargestPartial = INT32_MAX;
@@ -229,19 +231,19 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
 // A quad of weights of less than 8 bits, for the columns at which `chunk` begins.
 template <BlockWeights kWeights>
 inline Row load_quad(const uint8_t* chunk, size_t quad) {
-  if constexpr (kWeights == BlockWeights::kSixes) {
-    if (quad < 3) return masked(load_row(chunk + quad * kRowBytes), 63);
-    const Row low = masked(shifted(load_row(chunk), 6), 3);
-    const Row middle = masked(shifted(load_row(chunk + kRowBytes), 4), 12);
-    const Row high = masked(shifted(load_row(chunk + 2 * kRowBytes), 2), 48);
-    return either(either(low, middle), high);
+  const auto bits = [&](size_t row, int right, uint8_t mask) {
+    return masked(shifted(load_row(chunk + row * kRowBytes), right), mask);
+  };
+  if constexpr (kWeights == BlockWeights::kNibbles) {
+    return quad % 2 == 0 ? masked(load_row(chunk + quad / 2 * kRowBytes), 15) : bits(quad / 2, 4, 15);
+  } else if constexpr (kWeights == BlockWeights::kFives) {
+    if (quad < 5) return masked(load_row(chunk + quad * kRowBytes), 31);
+    if (quad == 5) return either(bits(0, 5, 7), bits(1, 2, 24));
+    if (quad == 6) return either(either(bits(1, 7, 1), bits(2, 4, 14)), bits(3, 1, 16));
+    return either(bits(3, 6, 3), bits(4, 3, 28));
   } else {
-    constexpr bool kFives = kWeights == BlockWeights::kFives;
-    const Row pair = load_row(chunk + (quad / 2 + (kFives ? 1 : 0)) * kRowBytes);
-    const Row nibbles = masked(quad % 2 == 0 ? pair : shifted(pair, 4), 15);
-    if constexpr (!kFives) return nibbles;
-    const int right = static_cast<int>(quad < 4 ? quad : quad - 8);
-    return either(nibbles, masked(shifted(load_row(chunk), right), 16));
+    if (quad < 3) return masked(load_row(chunk + quad * kRowBytes), 63);
+    return either(either(bits(0, 6, 3), bits(1, 4, 12)), bits(2, 2, 48));
   }
 }
 
@@ -256,9 +258,8 @@ constexpr size_t quads_of_partial() {
   return kFitting < kQuads ? kFitting : kQuads;
 }
 
-// Adds the products of kRows rows and kVectors vectors of columns in a chunk of less than 8 bits. With
-// kForeseen, the hardware prefetches the weights.
-template <BlockWeights kWeights, bool kForeseen, size_t kRows, size_t kVectors>
+// Adds the products of kRows rows and kVectors vectors of columns in a chunk of less than 8 bits.
+template <BlockWeights kWeights, size_t kRows, size_t kVectors>
 inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
                       Sums (&sums)[kRows][kVectors]) {
   constexpr size_t kQuads = chunk_size_of(kWeights) / kQuad;
@@ -277,7 +278,7 @@ inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_s
       }
     }
     UNROLL for (size_t quad = part; quad < part + kPart; ++quad) {
-      if (!kForeseen && (quad == 0 || row_of(quad) != row_of(quad - 1))) {
+      if (quad == 0 || row_of(quad) != row_of(quad - 1)) {
         prefetch_block(weights + row_of(quad) * kRowBytes, kVectors * kWidth * kQuad);
       }
       Row columns[kVectors];
@@ -305,7 +306,7 @@ inline void add_chunk(const uint8_t* weights, const int8_t* values, size_t row_s
 }
 
 // The same for a chunk of kSize bytes.
-template <size_t kSize, bool kForeseen, size_t kRows, size_t kVectors>
+template <size_t kSize, size_t kRows, size_t kVectors>
 inline void add_byte_chunk(const uint8_t* weights, const int8_t* values, size_t row_stride,
                            Sums (&sums)[kRows][kVectors]) {
   constexpr size_t kChains = kRows * kVectors <= 4 ? 2 : 1;
@@ -318,7 +319,7 @@ inline void add_byte_chunk(const uint8_t* weights, const int8_t* values, size_t 
     }
   }
   UNROLL for (size_t q = 0; q < kSize / kQuad; ++q) {
-    if (!kForeseen) prefetch_block(weights, kVectors * kWidth * kQuad);
+    prefetch_block(weights, kVectors * kWidth * kQuad);
     Bytes bytes[kVectors];
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       bytes[v] = load_signed(weights + v * kWidth * kQuad);
@@ -405,8 +406,7 @@ void finish_block_tile(const float* totals, size_t num_rows, size_t num_columns,
 
 // A tile of kRows rows and kVectors vectors of columns. Most blocks are a single chunk each (kSingle):
 // without a loop over chunks, more sums and totals stay in registers.
-template <BlockWeights kWeights, BlockNumbers kNumbers, size_t kRows, size_t kVectors, bool kSingle,
-          bool kForeseen>
+template <BlockWeights kWeights, BlockNumbers kNumbers, size_t kRows, size_t kVectors, bool kSingle>
 void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& panel, size_t first,
                          const Result& to) {
   constexpr BlockForm kForm{kWeights, kNumbers};
@@ -424,12 +424,12 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
   for (size_t block = 0, chunk = 0; block < num_blocks; ++block) {
     if (are_multiples(kNumbers) && block % kForm.group_size() == 0) {
       group = weights - first * kQuad;
-      if (!kForeseen) prefetch_block(group, kForm.group_bytes());
+      prefetch_block(group, kForm.group_bytes());
       weights += kForm.group_bytes();
     }
     if (kForm.pair_bytes() > 0 && block % 2 == 0) {
       pair = weights - first * kQuad;
-      if (!kForeseen) prefetch_block(pair, kForm.pair_bytes());
+      prefetch_block(pair, kForm.pair_bytes());
       weights += kForm.pair_bytes();
     }
     Sums sums[kRows][kVectors];
@@ -440,16 +440,16 @@ void multiply_block_tile(const BlockRows& rows, size_t row, const BlockPanel& pa
     const size_t end = chunk + (left < panel.chunks_per_block ? left : panel.chunks_per_block);
     do {
       if constexpr (has_bytes(kWeights)) {
-        add_byte_chunk<kSize, kForeseen>(weights, values, row_stride, sums);
+        add_byte_chunk<kSize>(weights, values, row_stride, sums);
       } else {
-        add_chunk<kWeights, kForeseen>(weights, values, row_stride, sums);
+        add_chunk<kWeights>(weights, values, row_stride, sums);
       }
       weights += chunk_bytes_of(kWeights);
       values += kSize;
     } while (++chunk < end && !kSingle);
     const uint8_t* numbers =
         kForm.pair_bytes() > 0 ? pair + block % 2 * kPanel4 : weights - first * kQuad;
-    if (!kForeseen) prefetch_block(numbers, kForm.number_bytes());
+    prefetch_block(numbers, kForm.number_bytes());
     UNROLL for (size_t v = 0; v < kVectors; ++v) {
       const ColumnNumbers<kWeights, kNumbers> column(numbers, group, first + v * kWidth);
       UNROLL for (size_t r = 0; r < kRows; ++r) {
@@ -476,19 +476,12 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
     }
   }
   constexpr size_t kVectors = kVectorsOf<kPanel4, kRows>;
-  // One row waits for its weights, as in multiply_rows.
-  constexpr bool kMayForesee = kRows == 1;
   // Blocks of more than 4 bits are single chunks.
-  constexpr bool kOnlySingle = kWeights != BlockWeights::kNibbles;
-  auto multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, kOnlySingle, false>;
-  if (kOnlySingle || panel.chunks_per_block == 1) {
-    multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, true, false>;
-    if (kMayForesee && kHardwarePrefetches) {
-      multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, true, kMayForesee>;
+  auto multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, true>;
+  if constexpr (kWeights == BlockWeights::kNibbles) {
+    if (panel.chunks_per_block > 1) {
+      multiply_tile = multiply_block_tile<kWeights, kNumbers, kRows, kVectors, false>;
     }
-  } else if (kMayForesee && kHardwarePrefetches) {
-    multiply_tile =
-        multiply_block_tile<kWeights, kNumbers, kRows, kVectors, kOnlySingle, kMayForesee>;
   }
   for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
     multiply_tile(rows, row, panel, first, to);

@@ -86,7 +86,6 @@ bool multiplies_bytes() {
 
 #if defined(__x86_64__)
 const bool kHardwarePrefetches = [] {
-  if (std::getenv("NOHW")) return false;
   uint32_t a, words[3] = {};
   return __get_cpuid(0, &a, &words[0], &words[2], &words[1]) != 0 &&
          std::memcmp(words, "AuthenticAMD", sizeof(words)) == 0;

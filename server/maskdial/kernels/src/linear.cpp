@@ -59,6 +59,7 @@ class Int8Matrix {
 
   size_t num_inputs() const { return num_inputs_; }
   size_t num_outputs() const { return num_outputs_; }
+  size_t block_size() const { return num_inputs_; }
   size_t num_quads() const { return (num_inputs_ + kQuad - 1) / kQuad; }
   size_t num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
   size_t panel_bytes() const {

@@ -53,6 +53,9 @@ bool find_step(const float* numbers, size_t stride, size_t count, int most, int 
   for (int multiple = most; multiple >= least; --multiple) {
     const auto factor = static_cast<float>(multiple);
     const float one = largest / factor;
+    uint32_t bits;
+    std::memcpy(&bits, &one, sizeof(bits));
+    if ((bits & 0x1fff) != 0 && std::abs(one) >= 0x1p-14f) continue;  // most are ruled out here
     if (!float_to_half(one, step)) continue;
     bool fits = one * factor == largest;
     for (size_t i = 0; i < count && fits; ++i) {
@@ -144,6 +147,7 @@ class BlockMatrix {
 
   size_t num_inputs() const { return num_inputs_; }
   size_t num_outputs() const { return num_outputs_; }
+  size_t block_size() const { return chunks_per_block_ * chunk_size_; }
   size_t num_chunks() const { return (num_inputs_ + chunk_size_ - 1) / chunk_size_; }
   size_t num_panels() const { return (num_outputs_ + kPanel4 - 1) / kPanel4; }
   size_t panel_bytes() const {
@@ -185,8 +189,8 @@ class BlockMatrix {
       const size_t size = matrix_->num_inputs_, first = index * matrix_->num_blocks_;
       int8_t* values = values_.get() + index * row_bytes();
       std::memset(values + size, 0, row_bytes() - size);
-      processor.quantize_blocks(row, size, matrix_->chunks_per_block_ * matrix_->chunk_size_, values,
-                                steps_.get() + first, sums_.get() + first);
+      processor.quantize_blocks(row, size, matrix_->block_size(), values, steps_.get() + first,
+                                sums_.get() + first);
     }
 
     BlockRows from(size_t index) const {
@@ -269,7 +273,7 @@ class BlockMatrix {
   // Writes a column into its panel.
   bool pack_column(size_t column, uint8_t* to) const {
     const BlockForm form = this->form();
-    const size_t its = column % kPanel4, block_size = chunks_per_block_ * chunk_size_;
+    const size_t its = column % kPanel4, block_size = this->block_size();
     Group group;
     uint8_t* pair = nullptr;
     for (size_t block = 0; block < num_blocks_; ++block) {
@@ -311,14 +315,27 @@ class BlockMatrix {
     uint8_t scales[kMaxGroup] = {}, minima[kMaxGroup] = {};
   };
 
+  // Whether the negatives fit where the scale is that of no byte but -128.
+  bool fit_negative(size_t column, size_t block, size_t count, const Group& group) const {
+    const auto* in = static_cast<const uint8_t*>(weight_.data) +
+                     (column * num_blocks_ + block) * chunk_size_;
+    const int least = form().weights == BlockWeights::kSixes ? kMiddle8 - form().zero() : 0;
+    for (size_t i = 0; i < count; ++i, in += chunk_size_) {
+      if (group.scales[i] <= kMaxMultiple8) continue;
+      if (std::any_of(in, in + chunk_size_, [&](uint8_t value) { return value <= least; })) return false;
+    }
+    return true;
+  }
+
   bool find_steps(size_t column, size_t block, Group& group) const {
     const size_t count = std::min(form().group_size(), num_blocks_ - block);
     const float* scales = scale_.floats() + column * num_blocks_ + block;
     if (form().numbers == BlockNumbers::kByte) {
-      // 128 times is held as -128 times.
+      // llama.cpp makes the largest scale -128 times a step.
       constexpr int kLargest = kMaxMultiple8 + 1;
-      return find_step(scales, 1, count, kMaxMultiple8, 1, group.scale_step, group.scales) ||
-             find_step(scales, 1, count, kLargest, kLargest, group.scale_step, group.scales);
+      return (find_step(scales, 1, count, kLargest, kLargest, group.scale_step, group.scales) &&
+              fit_negative(column, block, count, group)) ||
+             find_step(scales, 1, count, kMaxMultiple8, 1, group.scale_step, group.scales);
     }
     const float* minima = minimum_.floats() + block * num_outputs_ + column;
     return find_step(scales, 1, count, kMaxMultiple, 1, group.scale_step, group.scales) &&
@@ -352,7 +369,7 @@ class BlockMatrix {
   // Writes the first `size` weights of a column's block, or their negatives: if `negative`, which is set if
   // only those fit, and without minima.
   bool pack_weights(size_t column, size_t block, size_t size, bool& negative, uint8_t* to) const {
-    const size_t block_bytes = chunks_per_block_ * chunk_size_ * kBits / 8;
+    const size_t block_bytes = block_size() * kBits / 8;
     const auto* in = static_cast<const uint8_t*>(weight_.data) +
                      (column * num_blocks_ + block) * block_bytes;
     if constexpr (kNibbles) {
@@ -417,22 +434,21 @@ class BlockMatrix {
     for (uint8_t& value : values) value = static_cast<uint8_t>(sign * value - offset);
     uint32_t quads[kSize / kQuad];
     std::memcpy(quads, values, kSize);
-    const auto write = [&](size_t row, uint32_t quad) {
-      std::memcpy(to + row * kRowBytes, &quad, sizeof(quad));
+    // Some bits of the four bytes of a quad, moved to others
+    const auto bits = [&](size_t quad, int from, uint32_t mask, int left) {
+      return (quads[quad] >> from & mask * 0x01010101u) << left;
     };
     if constexpr (kWeights == BlockWeights::kSixes) {
-      constexpr uint32_t kPairs = 0x03030303;
-      for (size_t i = 0; i < 3; ++i) write(i, quads[i] | (quads[3] >> (2 * i) & kPairs) << 6);
+      for (size_t i = 0; i < 3; ++i) quads[i] |= bits(3, 2 * static_cast<int>(i), 3, 6);
     } else if constexpr (kWeights == BlockWeights::kFives) {
-      constexpr uint32_t kLow = 0x0f0f0f0f, kOnes = 0x01010101;
-      uint32_t fifths = 0;
-      for (size_t i = 0; i < 4; ++i) {
-        write(1 + i, (quads[2 * i] & kLow) | (quads[2 * i + 1] & kLow) << 4);
-      }
-      for (size_t i = 0; i < 8; ++i) fifths |= (quads[i] >> 4 & kOnes) << (i + 4) % 8;
-      write(0, fifths);
-    } else {
-      for (size_t i = 0; i < kSize / kQuad; ++i) write(i, quads[i]);
+      quads[0] |= bits(5, 0, 7, 5);
+      quads[1] |= bits(5, 3, 3, 5) | bits(6, 0, 1, 7);
+      quads[2] |= bits(6, 1, 7, 5);
+      quads[3] |= bits(6, 4, 1, 5) | bits(7, 0, 3, 6);
+      quads[4] |= bits(7, 2, 7, 5);
+    }
+    for (size_t i = 0; i < rows_of_chunk(kWeights); ++i) {
+      std::memcpy(to + i * kRowBytes, quads + i, sizeof(quads[i]));
     }
     return true;
   }

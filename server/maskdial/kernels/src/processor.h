@@ -86,10 +86,8 @@ constexpr float kLargestInput = 127.0f;
 
 // How a panel holds the weights of a chunk, in rows of a quad for each column, [kPanel4][kQuad] bytes.
 //   kNibbles  4 bits in 4 rows: the quads 2 i and 2 i + 1 are the low and the high halves of row i
-//   kFives    5 bits in 5 rows: the first one has the highest bit of each of the 8 quads, quad i's in bit
-//             (i + 4) % 8; then as kNibbles
-//   kSixes    6 bits of a half chunk in 3 rows: quad i is in the low bits of row i, and the last quad in the
-//             two high bits of all rows, its lowest ones in row 0
+//   kFives    5 bits in 5 rows, and kSixes 6 bits of a half chunk in 3 rows: quad i is in the low bits of row
+//             i, and the quads left over are in the high bits, one after the other, with their lowest bits first
 //   kBytes    8 bits with a sign, a quad a row; kHalfBytes of a half chunk
 // Fewer bits than 8 have no sign. What is zero is BlockForm's `zero`.
 enum class BlockWeights { kNibbles, kFives, kSixes, kBytes, kHalfBytes };

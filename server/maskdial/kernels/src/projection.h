@@ -45,8 +45,8 @@ class Projection {
       if (adapts_ && index > kFirstProduct && !Tensor::is_constant(api, info, index)) break;
       matrices_.push_back(std::make_unique<Matrix>(api, info, index, num_given));
       const Matrix &first = *matrices_[0], &last = *matrices_.back();
-      if (last.num_inputs() != first.num_inputs()) {
-        throw Error("the weights of Linear have different numbers of inputs");
+      if (last.num_inputs() != first.num_inputs() || last.block_size() != first.block_size()) {
+        throw Error("the weights of Linear have different numbers of inputs, or blocks");
       }
       if (!kSeveral && last.num_outputs() != first.num_outputs()) {
         throw Error("the two weights of Linear have different numbers of outputs");
