@@ -287,7 +287,11 @@ def test_gates_are_fused_with_products_in_blocks_of_one_size(
             ["x", f"{name}.w", f"{name}.s"],
             [name],
             domain="com.microsoft",
-            **{"K": 192, "N": 50, "bits": 4, "block_size": size, "accuracy_level": 4},
+            K=192,
+            N=50,
+            bits=4,
+            block_size=size,
+            accuracy_level=4,
         )
         for name, size in (("gate", BLOCK), ("up", block))
     ]

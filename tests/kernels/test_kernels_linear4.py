@@ -73,8 +73,8 @@ def drawn(
 ) -> Drawn:
     """Weights with many of the extremes, and scales of both signs as exported ones have.
 
-    Scales are numbers of 16 bits with ``halves``, among them denormal ones, and so are minima. Of "multiples", eight
-    blocks each have scales and minima of 6 bits times a float16, as Q4_K.
+    Scales and minima are numbers of 16 bits with ``halves``, among them denormal ones. Of
+    "multiples", eight blocks each have scales and minima of 6 bits times a float16, as Q4_K.
     """
     num_blocks = -(-num_inputs // block_size)
     shape = num_outputs, num_blocks, block_size // 2

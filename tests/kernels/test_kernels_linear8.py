@@ -167,11 +167,9 @@ def test_a_matrix_may_turn_out_to_need_more_bits(linear8: Open, block_size: int)
     x = rng.standard_normal((9, 320), np.float32)
     numbers: Numbers = "multiples" if block_size == 16 else "halves"
     first = narrowed(rng, drawn(rng, 320, 150, numbers, block_size=block_size), -16, 15)
-    second = tuple(None if each is None else each.copy() for each in first)
-    assert second[0] is not None
-    assert second[1] is not None
-    second[0][140, 3, 5] = 170
-    second[1][90, 2] = np.float32(0.1)
+    weight, scale = first[0].copy(), first[1].copy()
+    weight[140, 3, 5], scale[90, 2] = 170, np.float32(0.1)
+    second: Drawn = (weight, scale, None, None)
     x /= np.abs(product(x, *first)).max() / np.float32(9)  # as ONNX Runtime's Sigmoid wants
     for weights in (first, second):
         (result,) = linear8(320, weights).run(None, {"x": x})

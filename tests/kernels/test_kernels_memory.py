@@ -56,6 +56,7 @@ IN_BLOCKS = """
     sessions += [open_blocks(seed) for seed in range(8)]
 """
 
+
 def growth(kernels: Kernels, what: str) -> int:
     """MiB by which a process with one matrix of 4 MiB grows."""
     program = textwrap.dedent(GROWTH) + textwrap.dedent(what) + "\nprint(resident() - before)"
