@@ -269,3 +269,52 @@ def test_biases_and_gelu_are_fused_with_a_product(
         for each in (None, kernels)
     )
     np.testing.assert_allclose(used, plain, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("block", [BLOCK, 64])
+def test_gates_are_fused_with_products_in_blocks_of_one_size(
+    kernels: Kernels, tmp_path: Path, block: int
+) -> None:
+    """A GGUF file may have two types of them."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, size in (("gate", BLOCK), ("up", block)):
+        arrays[f"{name}.w"] = rng.integers(0, 256, (50, 192 // size, size // 2)).astype(np.uint8)
+        arrays[f"{name}.s"] = rng.random((50, 192 // size), np.float32) / 8
+    nodes = [
+        helper.make_node(
+            "MatMulNBits",
+            ["x", f"{name}.w", f"{name}.s"],
+            [name],
+            domain="com.microsoft",
+            K=192,
+            N=50,
+            bits=4,
+            block_size=size,
+            accuracy_level=4,
+        )
+        for name, size in (("gate", BLOCK), ("up", block))
+    ]
+    nodes += [
+        helper.make_node("Sigmoid", ["gate"], ["sigmoid"]),
+        helper.make_node("Mul", ["gate", "sigmoid"], ["silu"]),
+        helper.make_node("Mul", ["silu", "up"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "gated",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 192])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(each, name) for name, each in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / GRAPH)
+    rewritten = onnx.load_from_string(rewrite(tmp_path / GRAPH).model).graph
+    kinds = [node.op_type for node in rewritten.node]
+    assert kinds == (["Linear4"] if block == BLOCK else ["Linear4"] * 2 + ["Sigmoid", "Mul", "Mul"])
+    x = rng.standard_normal((9, 192), np.float32) / np.float32(8)
+    plain, used = (
+        Session(tmp_path / GRAPH, SessionOptions(kernels=each)).run({"x": x})
+        for each in (None, kernels)
+    )
+    np.testing.assert_allclose(used, plain, rtol=0, atol=0.02 * np.abs(plain).max())

@@ -73,8 +73,8 @@ def drawn(
 ) -> Drawn:
     """Weights with many of the extremes, and scales of both signs as exported ones have.
 
-    Scales are numbers of 16 bits with ``halves``, among them denormal ones. Of "multiples", eight
-    blocks each have scales and minima of 6 bits times a float16, as Q4_K.
+    Scales and minima are numbers of 16 bits with ``halves``, among them denormal ones. Of
+    "multiples", eight blocks each have scales and minima of 6 bits times a float16, as Q4_K.
     """
     num_blocks = -(-num_inputs // block_size)
     shape = num_outputs, num_blocks, block_size // 2
@@ -98,6 +98,8 @@ def drawn(
         scale, minimum = both[0].copy(), both[1].T.copy()
     elif numbers == "minima":
         minimum = rng.standard_normal(scale.T.shape, np.float32)
+        if halves:
+            minimum = minimum.astype(np.float16).astype(np.float32)
     return weight, scale, biases, zeros, minimum
 
 
@@ -155,6 +157,7 @@ def test_products_are_numpys_to_the_last_bit(
         (False, True, "zeros"),
         (True, False, "zeros"),
         (True, False, "minima"),
+        (False, True, "minima"),
         (True, False, "multiples"),
     ]
     for bias, halves, numbers in cases:

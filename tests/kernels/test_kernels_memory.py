@@ -45,6 +45,17 @@ IN_TURN = """
         del sessions[0]
 """
 
+IN_BLOCKS = """
+    def open_blocks(seed):
+        integers = np.random.default_rng(seed).integers({least}, {most}, (size, size // 16, 16))
+        arrays = {{"w": integers.astype(np.uint8), "s": np.ones((size, size // 16), np.float32)}}
+        return linear_session(
+            Path(sys.argv[1]), size, arrays, op_type="Linear8", num_inputs=size
+        )
+
+    sessions += [open_blocks(seed) for seed in range(8)]
+"""
+
 
 def growth(kernels: Kernels, what: str) -> int:
     """MiB by which a process with one matrix of 4 MiB grows."""
@@ -70,6 +81,14 @@ def test_equal_weights_are_in_memory_once(kernels: Kernels) -> None:
     equal = growth(kernels, EQUAL.format(seed=0))
     different = growth(kernels, EQUAL.format(seed="i"))
     assert different - equal > 24
+
+
+@plain
+def test_integers_of_six_bits_take_little_more(kernels: Kernels) -> None:
+    """Eight matrices of 4 MiB, 6.6 bits a weight instead of 9."""
+    wide = growth(kernels, IN_BLOCKS.format(least=0, most=256))
+    narrow = growth(kernels, IN_BLOCKS.format(least=96, most=160))
+    assert 8 <= wide - narrow <= 12
 
 
 @plain

@@ -573,7 +573,10 @@ def _gated(
         if gate_name is None or graph.num_uses(gate_name) != 2 or graph.num_uses(up_name) != 1:
             continue
         gate, up = products.get(gate_name), products.get(up_name)
-        if gate is not None and up is not None and gate.pairs_with(up):
+        if gate is None or up is None or not gate.pairs_with(up):
+            continue
+        # In blocks of one size, whose rows are rounded once
+        if graph.dims(gate.weights[0]) == graph.dims(up.weights[0]):
             return gate, up
     return None
 

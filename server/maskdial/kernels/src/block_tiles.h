@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kTileBlocks = 4;
 constexpr size_t kBlockTiles = kPanel4 / kTileLines;
 constexpr size_t kLeastBlockTileRows = 32;
-static_assert(kBlockTiles == 2 && kTileLines == kWidth && kBlockGroup % kTileBlocks == 0);
+static_assert(kBlockTiles == 2 && kTileLines == kWidth);
 
 // Some blocks of a panel, as the tiles read them: weights with a sign [block][tile][quad][kTileLines][kQuad],
 // and the columns' scales and minima.
@@ -30,18 +30,18 @@ inline __m512i splat_in_lanes(Floats integers) {
 
 template <BlockNumbers kNumbers>
 inline void unpack_block(const uint8_t* weights, const uint8_t* group, size_t block, UnpackedBlocks& to) {
-  using Column = ColumnNumbers<BlockWeights::kNibbles, kNumbers>;
+  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
+  using Column = ColumnNumbers<kNibbles, kNumbers>;
   UNROLL for (size_t v = 0; v < kBlockTiles; ++v) {
-    const Column column(weights + chunk_bytes_of(BlockWeights::kNibbles), group, v * kWidth);
+    const Column column(weights + chunk_bytes_of(kNibbles), group, v * kWidth);
     store(to.scales[block] + v * kWidth, column.scale);
     if constexpr (Column::kMinima) store(to.minima[block] + v * kWidth, column.other);
     __m512i zeros = _mm512_setzero_si512();
     if constexpr (Column::kZeros) zeros = splat_in_lanes(column.other);
     auto& quads = to.weights[block][v];
     const uint8_t* bytes = weights + v * kWidth * kQuad;
-    UNROLL for (size_t octet = 0; octet < kChunk / kOctet; ++octet, bytes += kPanel4 * kQuad) {
-      _mm512_store_si512(quads[2 * octet], _mm512_sub_epi8(low_nibbles(bytes), zeros));
-      _mm512_store_si512(quads[2 * octet + 1], _mm512_sub_epi8(high_nibbles(bytes), zeros));
+    UNROLL for (size_t quad = 0; quad < kChunk / kQuad; ++quad) {
+      _mm512_store_si512(quads[quad], _mm512_sub_epi8(load_quad<kNibbles>(bytes, quad), zeros));
     }
   }
 }
@@ -74,9 +74,10 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const Blo
                                                                        size_t num_rows,
                                                                        const BlockPanel& panel,
                                                                        const Result& to) {
-  constexpr BlockWeights kNibbles = BlockWeights::kNibbles;
-  constexpr size_t kBytes = chunk_bytes_of(kNibbles) + kPanel4 * bytes_per_column(kNumbers);
-  constexpr bool kMinima = ColumnNumbers<kNibbles, kNumbers>::kMinima;
+  constexpr BlockForm kForm{BlockWeights::kNibbles, kNumbers};
+  static_assert(kForm.group_size() % kTileBlocks == 0 && kNumbers != BlockNumbers::kByte);
+  constexpr size_t kBytes = chunk_bytes_of(kForm.weights) + kForm.number_bytes();
+  constexpr bool kMinima = has_minima(kNumbers);
   const size_t tile_rows = rows_of_tiles(num_rows, kTileLines);
   TileShapes shapes;
   for (size_t tile = 0; tile < 8; ++tile) {
@@ -92,9 +93,9 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const Blo
   const uint8_t *weights = panel.weights, *group = nullptr;
   for (size_t first = 0; first < num_blocks; first += kTileBlocks) {
     const size_t count = num_blocks - first < kTileBlocks ? num_blocks - first : kTileBlocks;
-    if (group_bytes_per_column(kNumbers) > 0 && first % kBlockGroup == 0) {
+    if (are_multiples(kNumbers) && first % kForm.group_size() == 0) {
       group = weights;
-      weights += kPanel4 * group_bytes_per_column(kNumbers);
+      weights += kForm.group_bytes();
     }
     for (size_t b = 0; b < count; ++b, weights += kBytes) {
       prefetch_block(weights, kBytes);
@@ -133,14 +134,17 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_block_tiles(const Blo
 
 void multiply_blocks_by_tiles(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
                               const Result& result) {
-  if (panel.bits == 8 || panel.chunks_per_block > 1 || num_rows < kLeastBlockTileRows) {
+  if (panel.form.weights != BlockWeights::kNibbles || panel.chunks_per_block > 1 ||
+      num_rows < kLeastBlockTileRows) {
     return multiply_blocks(rows, num_rows, panel, result);
   }
-  switch (panel.numbers) {
+  switch (panel.form.numbers) {
     case BlockNumbers::kHalfZero:
       return multiply_block_tiles<BlockNumbers::kHalfZero>(rows, num_rows, panel, result);
     case BlockNumbers::kFloatMinimum:
       return multiply_block_tiles<BlockNumbers::kFloatMinimum>(rows, num_rows, panel, result);
+    case BlockNumbers::kHalfMinimum:
+      return multiply_block_tiles<BlockNumbers::kHalfMinimum>(rows, num_rows, panel, result);
     case BlockNumbers::kByteMinimum:
       return multiply_block_tiles<BlockNumbers::kByteMinimum>(rows, num_rows, panel, result);
     default:

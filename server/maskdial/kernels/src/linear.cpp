@@ -59,14 +59,15 @@ class Int8Matrix {
 
   size_t num_inputs() const { return num_inputs_; }
   size_t num_outputs() const { return num_outputs_; }
+  size_t block_size() const { return num_inputs_; }
   size_t num_quads() const { return (num_inputs_ + kQuad - 1) / kQuad; }
   size_t num_panels() const { return (num_outputs_ + kPanel - 1) / kPanel; }
   size_t panel_bytes() const {
     return kColumnBytes + weight_bytes() + kColumnBytes * (has_bias_ ? 2 : 1);
   }
 
-  // Writes some of the panels, each `stride` bytes after the one before, to zeros.
-  void pack(uint8_t* out, size_t stride, size_t first_panel, size_t last_panel) const {
+  // Writes some of the panels, each `stride` bytes after the one before, to zeros; they all fit.
+  bool pack(uint8_t* out, size_t stride, size_t first_panel, size_t last_panel) const {
     const auto* weights = static_cast<const int8_t*>(weight_.data);
     const size_t last_column = std::min(last_panel * kPanel, num_outputs_);
     for (size_t column = first_panel * kPanel; column < last_column; ++column) {
@@ -88,7 +89,10 @@ class Int8Matrix {
       std::memcpy(after, &factor, sizeof(factor));
       if (has_bias_) std::memcpy(after + kColumnBytes, bias_.floats() + column, sizeof(float));
     }
+    return true;
   }
+
+  void widen() {}
 
   // Where they are from now on. The weight is not read again.
   void place(const uint8_t* panels, size_t stride) {

@@ -78,27 +78,62 @@ struct LowRank {
   size_t rank, num_inputs, first_block, num_blocks;
 };
 
-// Weights of blocks come in chunks of this many inputs, or those of 8 bits in blocks of kHalfChunk. With 4
-// bits, the byte that holds the weights of input i of the first quad of a pair holds those of input i of
-// the second one in its high half.
+// Weights of blocks come in chunks of this many inputs, or in half chunks.
 constexpr size_t kChunk = 32;
 constexpr size_t kHalfChunk = kChunk / 2;
 // The largest input.
 constexpr float kLargestInput = 127.0f;
 
-// What follows the weights of a block, for each column of its panel: a scale, and the weight that is zero
-// (4 bits only) or the minimum, which is subtracted from the scaled weights. Scales and minima of bytes are
-// multiples of floats, which come before every group of blocks.
+// How a panel holds the weights of a chunk, in rows of a quad for each column, [kPanel4][kQuad] bytes.
+//   kNibbles  4 bits in 4 rows: the quads 2 i and 2 i + 1 are the low and the high halves of row i
+//   kFives    5 bits in 5 rows, and kSixes 6 bits of a half chunk in 3 rows: quad i is in the low bits of row
+//             i, and the quads left over are in the high bits, one after the other, with their lowest bits first
+//   kBytes    8 bits with a sign, a quad a row; kHalfBytes of a half chunk
+// Fewer bits than 8 have no sign. What is zero is BlockForm's `zero`.
+enum class BlockWeights { kNibbles, kFives, kSixes, kBytes, kHalfBytes };
+constexpr size_t chunk_size_of(BlockWeights weights) {
+  return weights == BlockWeights::kSixes || weights == BlockWeights::kHalfBytes ? kHalfChunk : kChunk;
+}
+constexpr size_t rows_of_chunk(BlockWeights weights) {
+  switch (weights) {
+    case BlockWeights::kNibbles:
+      return 4;
+    case BlockWeights::kFives:
+      return 5;
+    case BlockWeights::kSixes:
+      return 3;
+    case BlockWeights::kBytes:
+      return kChunk / kQuad;
+    case BlockWeights::kHalfBytes:
+      return kHalfChunk / kQuad;
+  }
+  return 0;
+}
+constexpr size_t kRowBytes = kPanel4 * kQuad;
+constexpr size_t chunk_bytes_of(BlockWeights weights) { return rows_of_chunk(weights) * kRowBytes; }
+
+// The numbers of a block, for each column of its panel: a scale, and the weight that is zero (kNibbles only)
+// or the minimum, which is subtracted from the scaled weights. They follow the weights of the block. Bytes
+// are multiples of halves, which come before every group of blocks. Those of kByte have a sign, and precede
+// every two blocks, so that weights begin with a cache line. All is in the order in which it is read: where the
+// hardware prefetches, one look behind took twice the time.
 enum class BlockNumbers {
   kFloatZero,
   kHalfZero,
   kFloatMinimum,
+  kHalfMinimum,
   kByteMinimum,
   kFloat,
   kHalf,
   kByte,
 };
-constexpr size_t kBlockGroup = 8;
+constexpr bool has_minima(BlockNumbers numbers) {
+  return numbers == BlockNumbers::kFloatMinimum || numbers == BlockNumbers::kHalfMinimum ||
+         numbers == BlockNumbers::kByteMinimum;
+}
+constexpr bool are_multiples(BlockNumbers numbers) {
+  return numbers == BlockNumbers::kByteMinimum || numbers == BlockNumbers::kByte;
+}
 constexpr size_t bytes_per_column(BlockNumbers numbers) {
   switch (numbers) {
     case BlockNumbers::kFloatZero:
@@ -107,6 +142,8 @@ constexpr size_t bytes_per_column(BlockNumbers numbers) {
       return sizeof(uint16_t) + sizeof(uint8_t);
     case BlockNumbers::kFloatMinimum:
       return 2 * sizeof(float);
+    case BlockNumbers::kHalfMinimum:
+      return 2 * sizeof(uint16_t);
     case BlockNumbers::kByteMinimum:
       return 2 * sizeof(uint8_t);
     case BlockNumbers::kFloat:
@@ -114,23 +151,40 @@ constexpr size_t bytes_per_column(BlockNumbers numbers) {
     case BlockNumbers::kHalf:
       return sizeof(uint16_t);
     case BlockNumbers::kByte:
-      return sizeof(uint8_t);
+      break;
   }
   return 0;
 }
-constexpr size_t group_bytes_per_column(BlockNumbers numbers) {
-  if (numbers == BlockNumbers::kByteMinimum) return 2 * sizeof(float);
-  return numbers == BlockNumbers::kByte ? sizeof(float) : 0;
-}
 
-// One panel of weights, block after block: of 4 bits [chunks_per_block][kChunk / 8][kPanel4][kQuad] (fewer
-// chunks in the last one), of 8 bits [chunk_size / 4][kPanel4][kQuad] with a sign; and its numbers: the
-// scales [kPanel4], then the others. A group's numbers are before its first block. And a bias per column or
-// null.
+// The form of a panel, block after block.
+struct BlockForm {
+  BlockWeights weights;
+  BlockNumbers numbers;
+
+  SHARED constexpr size_t chunk_size() const { return chunk_size_of(weights); }
+  // The blocks of a group are those of 256 inputs, as in GGUF's _K types, if they are chunks.
+  SHARED constexpr size_t group_size() const { return 8 * kChunk / chunk_size(); }
+  SHARED constexpr size_t group_bytes() const {
+    if (numbers == BlockNumbers::kByteMinimum) return kPanel4 * 2 * sizeof(uint16_t);
+    return numbers == BlockNumbers::kByte ? kPanel4 * sizeof(uint16_t) : 0;
+  }
+  SHARED constexpr size_t pair_bytes() const { return numbers == BlockNumbers::kByte ? 2 * kPanel4 : 0; }
+  SHARED constexpr size_t number_bytes() const { return kPanel4 * bytes_per_column(numbers); }
+  // The integer of a weight that is 0; of kNibbles a number of each block.
+  SHARED constexpr int zero() const {
+    if (weights == BlockWeights::kSixes) return 32;
+    return weights == BlockWeights::kFives && !has_minima(numbers) ? 16 : 0;
+  }
+};
+constexpr size_t kMaxGroup = 8 * kChunk / kHalfChunk;
+
+// One panel of weights: for each block [chunks_per_block][rows_of_chunk][kPanel4][kQuad] bytes, fewer chunks
+// in the last one, and its numbers, the scales [kPanel4] first, beside those of its pair and its group. And a
+// bias per column or null.
 struct BlockPanel {
   const uint8_t* weights;
-  size_t bits, chunk_size, num_chunks, chunks_per_block;
-  BlockNumbers numbers;
+  BlockForm form;
+  size_t num_chunks, chunks_per_block;
   const float* biases;
 
   SHARED size_t num_blocks() const { return (num_chunks + chunks_per_block - 1) / chunks_per_block; }

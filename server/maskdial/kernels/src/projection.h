@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -44,8 +45,8 @@ class Projection {
       if (adapts_ && index > kFirstProduct && !Tensor::is_constant(api, info, index)) break;
       matrices_.push_back(std::make_unique<Matrix>(api, info, index, num_given));
       const Matrix &first = *matrices_[0], &last = *matrices_.back();
-      if (last.num_inputs() != first.num_inputs()) {
-        throw Error("the weights of Linear have different numbers of inputs");
+      if (last.num_inputs() != first.num_inputs() || last.block_size() != first.block_size()) {
+        throw Error("the weights of Linear have different numbers of inputs, or blocks");
       }
       if (!kSeveral && last.num_outputs() != first.num_outputs()) {
         throw Error("the two weights of Linear have different numbers of outputs");
@@ -250,17 +251,38 @@ class Projection {
 
   // Puts the panels of some matrices into memory, the first of each, then the second, and so on.
   void pack(size_t first, size_t last) {
-    size_t stride = 0;
-    for (size_t i = first; i < last; ++i) stride += matrices_[i]->panel_bytes();
-    const auto pack_panels = [&](uint8_t* bytes, size_t begin, size_t end) {
-      for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
-        matrices_[i]->pack(bytes + offset, stride, begin, end);
-      }
-    };
-    packed_.emplace_back(stride, matrices_[first]->num_panels(), num_threads_, pack_panels);
+    while (!try_to_pack(first, last)) {
+    }
+    const size_t stride = stride_of(first, last);
     for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
       matrices_[i]->place(packed_.back().data() + offset, stride);
     }
+  }
+
+  // False if a matrix takes more room than it thought.
+  bool try_to_pack(size_t first, size_t last) {
+    const size_t stride = stride_of(first, last);
+    std::array<std::atomic<bool>, kMaxMatrices> too_small{};
+    const auto pack_panels = [&](uint8_t* bytes, size_t begin, size_t end) {
+      for (size_t i = first, offset = 0; i < last; offset += matrices_[i++]->panel_bytes()) {
+        if (!matrices_[i]->pack(bytes + offset, stride, begin, end)) too_small[i] = true;
+      }
+    };
+    packed_.emplace_back(stride, matrices_[first]->num_panels(), num_threads_, pack_panels);
+    bool fits = true;
+    for (size_t i = first; i < last; ++i) {
+      if (!too_small[i]) continue;
+      matrices_[i]->widen();
+      fits = false;
+    }
+    if (!fits) packed_.pop_back();
+    return fits;
+  }
+
+  size_t stride_of(size_t first, size_t last) const {
+    size_t stride = 0;
+    for (size_t i = first; i < last; ++i) stride += matrices_[i]->panel_bytes();
+    return stride;
   }
 
   void read_norm(OrtKernelContext* context, const Tensor& x, Pass& pass) const {

@@ -95,6 +95,10 @@ inline Floats load_bytes(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
 }
+inline Floats load_bytes(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
 using Pairs = __m512i;
 inline Pairs splat_pair(const int16_t* pair) {
   int32_t both;
@@ -252,6 +256,10 @@ inline Floats load_bytes(const uint8_t* p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
 }
+inline Floats load_bytes(const int8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
 using Pairs = __m256i;
 inline Pairs splat_pair(const int16_t* pair) {
   int32_t both;
@@ -351,6 +359,12 @@ inline Floats load_bytes(const uint8_t* p) {
   const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
   return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes))));
 }
+inline Floats load_bytes(const int8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, sizeof(four));
+  const int8x8_t bytes = vreinterpret_s8_u32(vdup_n_u32(four));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+}
 using Weights = int8x16_t;
 using Inputs = int8x16_t;
 inline Weights load_weights(const int8_t* p) { return vld1q_s8(p); }
@@ -448,6 +462,7 @@ inline void store_integers(int16_t* p, Floats v) {
 inline Sums zero_sums() { return 0; }
 inline Floats load_halves(const uint16_t* p) { return half_to_float(*p); }
 inline Floats load_bytes(const uint8_t* p) { return *p; }
+inline Floats load_bytes(const int8_t* p) { return *p; }
 struct Pairs {
   int32_t first, second;
 };
