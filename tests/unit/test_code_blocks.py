@@ -24,8 +24,20 @@ SHELL = list(blocks("sh"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OTHERS = frozenset(
     (
-        *("curl", "docker", "export", "hf", "helm", "ray", "sed", "source", "zcat"),
-        *("aider", "claude", "cline", "mini", "open-webui", "py-spy", "qwen"),
+        *(
+            "curl",
+            "docker",
+            "export",
+            "hf",
+            "helm",
+            "jq",
+            "openssl",
+            "ray",
+            "sed",
+            "source",
+            "zcat",
+        ),
+        *("aider", "aiperf", "claude", "cline", "guidellm", "mini", "open-webui", "py-spy", "qwen"),
     )
 )
 WRAPPERS = ("numactl", "taskset")
