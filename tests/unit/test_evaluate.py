@@ -14,7 +14,7 @@ import yaml
 from maskdial import Model, cli
 from maskdial.ask.catalogue import task_of
 from maskdial.bundle.bundle import load_bundle, load_bundles
-from maskdial.bundle.card import CARD, read_card
+from maskdial.bundle.card import CARD, Measured, add_to_card, read_card
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
 from maskdial.inspection import describe
@@ -153,6 +153,8 @@ def test_differences_are_paired() -> None:
     same = difference("acc", ours, ours)
     assert (same.low, same.high, same.probability) == (0.0, 0.0, 1.0)
     assert mcnemar(0, 10) == pytest.approx(2 / 1024)
+    assert mcnemar(1000, 1000) == 1.0
+    assert mcnemar(900, 1000) == pytest.approx(0.023108845108901193)  # scipy.stats.binomtest
     score = figure("acc", ours)
     values = [1, 1, 0, 0, 1, 0, 1, 1]
     assert score.error == pytest.approx(np.std(values, ddof=1) / math.sqrt(8))
@@ -226,6 +228,23 @@ def test_a_card_is_shown_and_leaves_the_bundle_the_same(
     (second / CARD).mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_card(second)
+
+
+def test_an_infinite_perplexity_is_shown_and_kept(tmp_path: Path) -> None:
+    outcomes = [Outcome({"word_perplexity": -2000.0}, {"word_perplexity": 1.0})] * 3
+    score = figure("word_perplexity", outcomes)
+    apart = difference("word_perplexity", outcomes, outcomes)
+    assert score.value == math.inf
+    assert math.isnan(apart.value)
+    measured = Measured(
+        **dict.fromkeys(("task", "task_sha256", "date", "numerics", "bundle"), "x"),
+        questions=3,
+        figures=(score,),
+        differences=(apart,),
+    )
+    add_to_card(tmp_path, [measured])
+    add_to_card(tmp_path, [measured.model_copy(update={"task": "y"})])
+    assert [each.figures for each in read_card(tmp_path).measured] == [(score,)] * 2
 
 
 @pytest.mark.parametrize(
