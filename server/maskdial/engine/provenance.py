@@ -91,6 +91,8 @@ def _plain(value: object) -> Any:
         return sorted([str(key), _plain(each)] for key, each in value.items())
     if isinstance(value, Set):
         return sorted(map(_plain, value), key=json.dumps)
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        return value  # tokens, of which there may be a hundred thousand
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return type(value).__qualname__
