@@ -233,6 +233,21 @@ def test_a_refusal_gives_the_message_back_and_a_reply_can_be_stopped(visit: Visi
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_what_a_model_writes_cannot_edit_the_copied_request(visit: Visits) -> None:
+    page = open_chat(visit())
+    replies(page, {"content": "a'\x7f\x7f;\x9b'"})
+    send(page, "Hello")
+    send(page, "More")
+    page.get_by_text("The request, to copy").click()
+    curl = code(page, "curl")
+    assert not set("\x7f\x9b") & set(curl)
+    data = json.loads(shlex.split(curl.replace("\\\n", " "))[-1])
+    assert data["messages"][1]["content"] == "a'\x7f\x7f;\x9b'"
+    for form in ("Python", "OpenAI SDK"):
+        assert not set("\x7f\x9b") & set(code(page, form))
+        compile(code(page, form), form, "exec")
+
+
 def test_a_conversation_that_is_deleted_stays_deleted(visit: Visits) -> None:
     page = open_chat(visit())
     replies(page, {"content": "One."})
@@ -257,7 +272,8 @@ def test_an_address_that_was_cut_opens_the_page(visit: Visits) -> None:
 
 def test_what_the_browser_keeps_may_be_anything(visit: Visits) -> None:
     page = open_chat(visit())
-    for text in ("null", "{", '[1, {"turns": 3}]', '{"a": 1}'):
+    kept = '[1, {"turns": 3}, {"turns": [null]}, {"turns": [{"role": "user"}]}]'
+    for text in ("null", "{", kept, '{"a": 1}'):
         page.evaluate("text => localStorage.setItem('maskdial-conversations', text)", text)
         page.evaluate("localStorage.setItem('maskdial-chat-settings', 'null')")
         page.reload()
