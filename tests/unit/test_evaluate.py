@@ -138,6 +138,15 @@ def test_written_texts_end_at_what_ends_them(tmp_path: Path) -> None:
     lines = [{"q": "The king said", "a": expected}, {"q": "The king said", "a": "no"}]
     found = asyncio.run(outcomes(read_task(write(tmp_path, until, lines))))
     assert [each.values["exact_match"] for each in found] == [1.0, 0.0]
+    until["generation_kwargs"] = {"max_gen_toks": 510}
+    with pytest.raises(ConfigError, match="max_gen_toks 510 leaves no room for a question"):
+        asyncio.run(outcomes(read_task(write(tmp_path, until, lines))))
+
+
+def test_an_empty_choice_is_never_the_best_by_its_length(tmp_path: Path) -> None:
+    lines = [{"q": "The old", "choices": ["", "man"], "gold": 1}]
+    (found,) = asyncio.run(outcomes(read_task(write(tmp_path, CHOICES, lines))))
+    assert found.values["acc_norm"] == 1.0
 
 
 def of_counts(values: list[int]) -> list[Outcome]:
@@ -273,6 +282,7 @@ def test_an_infinite_perplexity_is_shown_and_kept(tmp_path: Path) -> None:
         ({"doc_to_choice": "{{gold}}"}, QUESTIONS, "gives no list of texts"),
         ({"doc_to_target": "{{q}}"}, QUESTIONS, "question 1 cannot be made"),
         ({}, [{**QUESTIONS[0], "gold": 7}], "the target 7 is none of its 2 choices"),
+        ({"doc_to_target": "choices"}, QUESTIONS, "gives several answers, and one is compared"),
         ({}, [], "its data has no lines"),
         ({"generation_kwargs": {"temperature": 0.7}}, QUESTIONS, "generation_kwargs.temperature"),
     ],
@@ -330,6 +340,7 @@ def test_examples_are_those_of_the_harness(tmp_path: Path) -> None:
         ([{"function": "regex"}], "none", "[invalid]"),
         ([{"function": "regex", "regex_pattern": "\\d+", "fallback": "-"}], "a", "-"),
         ([{"function": "regex", "regex_pattern": "\\d+", "group_select": -1}], "1 22 3", "3"),
+        ([{"function": "regex", "regex_pattern": "\\d", "group_select": 2}], "1 2", "[invalid]"),
         ([{"function": "regex", "regex_pattern": "(a)|( b )"}], "x b ", "b"),
         ([{"function": "regex", "regex_pattern": "(a*)(b*)x"}], "x", "[invalid]"),
         ([{"function": "remove_whitespace"}, {"function": "take_first"}], " a b\n", "a b"),
