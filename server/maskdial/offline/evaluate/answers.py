@@ -118,8 +118,8 @@ class Asker:
         room = self._longest - task.max_new_tokens
         if room < 1:
             raise ValidationError(
-                f"max_gen_toks {task.max_new_tokens:,} leaves no room for a question in the model's "
-                f"{self._longest:,} tokens; lower it"
+                f"max_gen_toks {task.max_new_tokens:,} leaves no room for a question in the "
+                f"model's {self._longest:,} tokens; lower it"
             )
         ids = self._encode(item.context)[-room:]
         (written,) = await self._model.generate(

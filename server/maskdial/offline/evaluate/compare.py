@@ -112,7 +112,7 @@ def mcnemar(lost: int, won: int) -> float:
     """The probability of a split at least as uneven of so many questions, two-sided and exact."""
     total, least = lost + won, min(lost, won)
     tail = sum(math.comb(total, k) for k in range(least + 1))
-    return min(1.0, 2 * tail / 2**total)  # of whole numbers, which may be larger than any float
+    return min(1.0, 2 * tail / (1 << total))  # of whole numbers, which may be larger than any float
 
 
 def _columns(metric: str, outcomes: Sequence[Outcome]) -> tuple[Values, Values]:
