@@ -214,7 +214,10 @@ def run_chat(args: argparse.Namespace) -> int:
         chat = Chat(client, system=args.system, parameters=parameters)
         if args.message:
             words = [sys.stdin.read() if word == "-" else word for word in args.message]
-            chat.answer(" ".join(words))
+            message = " ".join(words)
+            if not message.strip():
+                raise ValueError("the message is empty: expected some text to answer")
+            chat.answer(message)
         else:
             chat.run()
 

@@ -58,7 +58,7 @@ def report(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
 def _facts(cpuinfo: Path, advice: list[str], faults: list[str]) -> Iterator[tuple[str, str]]:
     yield "maskdial", f"{maskdial.__version__} in {Path(maskdial.__file__).parent}"
     yield "python", f"{platform.python_version()} on {platform.platform(terse=True)}"
-    yield "packages", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    yield "packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     yield "processor", _processor(cpuinfo, advice)
     yield "kernels", _kernels(advice, faults)
     yield "providers", _providers()
@@ -68,6 +68,13 @@ def _facts(cpuinfo: Path, advice: list[str], faults: list[str]) -> Iterator[tupl
     how = how_to_install("export")
     yield "export", "directly and by torch" if traces else f"directly; by torch after {how}"
     yield "server", _server()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # onnxruntime-gpu in place of onnxruntime
+        return "from another package"
 
 
 def _processor(cpuinfo: Path, advice: list[str]) -> str:
@@ -141,10 +148,14 @@ def _memory(advice: list[str], faults: list[str]) -> str:
 
 
 def _cache(advice: list[str], faults: list[str]) -> str:
-    folder = cache_folder()
+    try:
+        folder = cache_folder()
+    except ConfigError as error:
+        faults.append(error.message)
+        return "cannot be used"
     models = cached_models()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
-    if not os.access(existing, os.W_OK):
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
         faults.append(f"the cache {folder} cannot be written; set {VARIABLE} to a folder that can")
     free = shutil.disk_usage(existing).free
     if free < _LITTLE_DISK:

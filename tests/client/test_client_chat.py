@@ -90,6 +90,11 @@ def test_a_message_is_answered_and_nothing_else_is_read(
         ([user("What is it?")], {"max_new_tokens": 7}),
         ([user("Sum up: a long\ntext")], {"max_new_tokens": 4096}),
     ]
+    capsys.readouterr()
+    for message in ("-", " "):
+        assert chat("\n", message) == 1
+        assert capsys.readouterr().err.startswith("maskdial: the message is empty")
+    assert len(fake.bodies) == 2
     fake.refuse(422, "validation")
     assert chat("", "Hi") == 1
     assert capsys.readouterr().err == "maskdial: this is validation\n"

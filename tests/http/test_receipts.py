@@ -438,3 +438,32 @@ def test_fields_are_as_the_documentation_has_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "receipts.md").read_text(encoding="utf-8")
     assert [name for name in Receipt.model_fields if f"| `{name}` |" not in page] == []
     assert [name for name in get_args(Fault) if f"| `{name}` |" not in page] == []
+
+
+def test_a_policys_model_is_told_also_where_its_verdict_is_remembered(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    rule = (
+        '[[policies.mood.rules]]\nname = "{0}"\non = "{0}"\nmodel = "sentiment"\naction = "flag"\n'
+    )
+    labels = "labels = {NEGATIVE = 0.5}\n"
+    rules = "".join(rule.format(side) + labels for side in ("input", "output"))
+    policy.write_text(f'[policies.mood]\nmodels = ["hybrid"]\n{rules}')
+
+    async def told(prompts: list[str], *, stream: bool) -> list[Receipt]:
+        body = {"model": "hybrid", "prompt": prompts, "max_tokens": 40, "stream": stream}
+        asked = json.dumps(body | {"temperature": 1, "seed": 3}).encode()
+        async with Application.start(load_config(SETTINGS | {"policy": str(policy)})) as server:
+            await server.repeat("/v1/completions", json.dumps(body | {"prompt": "A"}).encode(), 3)
+            replies = [await server.repeat("/v1/completions", asked, None) for _ in range(2)]
+        return [
+            read_receipt(
+                reply.headers.get(HEADER) or receipt_of_stream(reply.body.decode())
+            ).receipt
+            for reply in replies
+        ]
+
+    for stream in (False, True):
+        first, second = asyncio.run(told(["A", "The"], stream=stream))
+        assert first.bundle.count("+") == 1
+        assert (first.bundle, first.asked) == (second.bundle, second.asked)
+        assert first.reply == second.reply

@@ -81,6 +81,7 @@ def test_a_conversation_is_held_kept_and_found_again(visit: Visits) -> None:
     page = open_chat(one)
     page.get_by_text("Settings", exact=True).click()
     page.get_by_label("Most tokens of a reply").fill("5")
+    page.get_by_role("spinbutton", name="Temperature").fill("0")  # one that is drawn may end sooner
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_text("Settings", exact=True).click()
     send(page, "Hello")
@@ -164,6 +165,16 @@ def test_markdown_is_shown_and_hostile_texts_become_no_markup(visit: Visits) -> 
         assert "onerror" in turns(page)[-1][1]
     assert page.locator("main img, main script").count() == 0
     assert page.evaluate("globalThis.hacked") is None
+    # A browser's stack has an end, and lists and quotes within each other need none.
+    for mark in ("- ", "> ", ">", "1. "):
+        replies(page, {"content": mark * 5000 + "deepest"})
+        send(page, mark)
+        assert "deepest" in turns(page)[-1][1]
+    # Neither blank lines nor spaces cost their number's square.
+    blank = "- a" + "\n" * 30_000 + "  b\n\n|\n" + " " * 200_000 + "x"
+    replies(page, {"content": blank + "\r\n\r\n# After\r\n"})
+    send(page, "blank")
+    expect(reply.last.locator(".body h3")).to_have_text("After")
     # Emphasis that never ends costs no more than its length.
     replies(page, {"content": "*a " * 6000 + "`" * 3000 + "[" * 3000})
     send(page, "much")
@@ -223,9 +234,47 @@ def test_a_refusal_gives_the_message_back_and_a_reply_can_be_stopped(visit: Visi
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_what_a_model_writes_cannot_edit_the_copied_request(visit: Visits) -> None:
+    page = open_chat(visit())
+    replies(page, {"content": "a'\x7f\x7f;\x9b'"})
+    send(page, "Hello")
+    send(page, "More")
+    page.get_by_text("The request, to copy").click()
+    curl = code(page, "curl")
+    assert not set("\x7f\x9b") & set(curl)
+    data = json.loads(shlex.split(curl.replace("\\\n", " "))[-1])
+    assert data["messages"][1]["content"] == "a'\x7f\x7f;\x9b'"
+    for form in ("Python", "OpenAI SDK"):
+        assert not set("\x7f\x9b") & set(code(page, form))
+        compile(code(page, form), form, "exec")
+
+
+def test_a_conversation_that_is_deleted_stays_deleted(visit: Visits) -> None:
+    page = open_chat(visit())
+    replies(page, {"content": "One."})
+    send(page, "secret")
+    assert len(turns(page)) == 2
+    page.unroute("**/v1/chat/completions")
+    page.route("**/v1/chat/completions", endless)
+    send(page, "more")
+    expect(page.locator(".turn[aria-busy]")).to_be_visible()
+    page.get_by_role("button", name="Delete “secret”").click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator(".conversations li")).to_have_count(0)
+    assert page.evaluate("localStorage.getItem('maskdial-conversations')") == "[]"
+
+
+def test_an_address_that_was_cut_opens_the_page(visit: Visits) -> None:
+    page = visit().open("/#chat/chat%")
+    expect(page.get_by_label("Message")).to_be_visible()
+    page.get_by_role("link", name="Models").click()
+    expect(page.locator(".model").first).to_be_visible()
+
+
 def test_what_the_browser_keeps_may_be_anything(visit: Visits) -> None:
     page = open_chat(visit())
-    for text in ("null", "{", '[1, {"turns": 3}]', '{"a": 1}'):
+    kept = '[1, {"turns": 3}, {"turns": [null]}, {"turns": [{"role": "user"}]}]'
+    for text in ("null", "{", kept, '{"a": 1}'):
         page.evaluate("text => localStorage.setItem('maskdial-conversations', text)", text)
         page.evaluate("localStorage.setItem('maskdial-chat-settings', 'null')")
         page.reload()

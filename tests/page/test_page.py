@@ -410,6 +410,23 @@ def test_a_model_is_unloaded_and_loaded_with_the_admin_key(
     server.stop()
 
 
+def test_a_look_at_the_server_leaves_what_has_not_changed(visit: Visits) -> None:
+    one = visit()
+    one.page.clock.install()
+    page = open_dial(one)
+    model = page.locator(".model", has_text="sentiment")
+    button = model.get_by_role("button", name="Unload")
+    button.click()
+    expect(model).to_contain_text("started without an admin key")
+    button.focus()
+    with page.expect_response("**/info"):
+        page.clock.fast_forward(11_000)
+    page.clock.run_for(100)
+    expect(button).to_be_focused()
+    expect(model).to_contain_text("started without an admin key")
+    one.complaints.clear()  # Chromium's of the request that was refused
+
+
 def test_the_status_says_when_the_server_is_gone(visit: Visits) -> None:
     one = visit()
     one.page.clock.install()

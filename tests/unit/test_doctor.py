@@ -82,6 +82,24 @@ def test_what_keeps_models_from_being_served_is_a_fault(
         assert part in " ".join(sentences)
 
 
+def test_a_broken_setting_or_package_does_not_end_the_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("onnxruntime", "no-such-package"))
+    (tmp_path / "file").touch()
+    for cache, part in (
+        ("", "MASKDIAL_CACHE is empty"),
+        (str(tmp_path / "file"), "cannot be written"),
+        (str(tmp_path / "file" / "below"), "cannot be written"),
+    ):
+        monkeypatch.setenv("MASKDIAL_CACHE", cache)
+        status, facts, (sentence,) = told(capsys)
+        assert status == 1
+        assert sentence.startswith("fault: ")
+        assert part in sentence
+        assert facts["packages"].endswith("no-such-package from another package")
+
+
 def test_the_processor_is_named_where_the_system_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

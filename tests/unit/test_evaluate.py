@@ -14,7 +14,7 @@ import yaml
 from maskdial import Model, cli
 from maskdial.ask.catalogue import task_of
 from maskdial.bundle.bundle import load_bundle, load_bundles
-from maskdial.bundle.card import CARD, read_card
+from maskdial.bundle.card import CARD, Measured, add_to_card, read_card
 from maskdial.config import load_config
 from maskdial.errors import ConfigError
 from maskdial.inspection import describe
@@ -138,6 +138,15 @@ def test_written_texts_end_at_what_ends_them(tmp_path: Path) -> None:
     lines = [{"q": "The king said", "a": expected}, {"q": "The king said", "a": "no"}]
     found = asyncio.run(outcomes(read_task(write(tmp_path, until, lines))))
     assert [each.values["exact_match"] for each in found] == [1.0, 0.0]
+    until["generation_kwargs"] = {"max_gen_toks": 510}
+    with pytest.raises(ConfigError, match="max_gen_toks 510 leaves no room for a question"):
+        asyncio.run(outcomes(read_task(write(tmp_path, until, lines))))
+
+
+def test_an_empty_choice_is_never_the_best_by_its_length(tmp_path: Path) -> None:
+    lines = [{"q": "The old", "choices": ["", "man"], "gold": 1}]
+    (found,) = asyncio.run(outcomes(read_task(write(tmp_path, CHOICES, lines))))
+    assert found.values["acc_norm"] == 1.0
 
 
 def of_counts(values: list[int]) -> list[Outcome]:
@@ -153,6 +162,8 @@ def test_differences_are_paired() -> None:
     same = difference("acc", ours, ours)
     assert (same.low, same.high, same.probability) == (0.0, 0.0, 1.0)
     assert mcnemar(0, 10) == pytest.approx(2 / 1024)
+    assert mcnemar(1000, 1000) == 1.0
+    assert mcnemar(900, 1000) == pytest.approx(0.023108845108901193)  # scipy.stats.binomtest
     score = figure("acc", ours)
     values = [1, 1, 0, 0, 1, 0, 1, 1]
     assert score.error == pytest.approx(np.std(values, ddof=1) / math.sqrt(8))
@@ -228,6 +239,23 @@ def test_a_card_is_shown_and_leaves_the_bundle_the_same(
         read_card(second)
 
 
+def test_an_infinite_perplexity_is_shown_and_kept(tmp_path: Path) -> None:
+    outcomes = [Outcome({"word_perplexity": -2000.0}, {"word_perplexity": 1.0})] * 3
+    score = figure("word_perplexity", outcomes)
+    apart = difference("word_perplexity", outcomes, outcomes)
+    assert score.value == math.inf
+    assert math.isnan(apart.value)
+    measured = Measured(
+        **dict.fromkeys(("task", "task_sha256", "date", "numerics", "bundle"), "x"),
+        questions=3,
+        figures=(score,),
+        differences=(apart,),
+    )
+    add_to_card(tmp_path, [measured])
+    add_to_card(tmp_path, [measured.model_copy(update={"task": "y"})])
+    assert [each.figures for each in read_card(tmp_path).measured] == [(score,)] * 2
+
+
 @pytest.mark.parametrize(
     ("changed", "lines", "told"),
     [
@@ -254,6 +282,7 @@ def test_a_card_is_shown_and_leaves_the_bundle_the_same(
         ({"doc_to_choice": "{{gold}}"}, QUESTIONS, "gives no list of texts"),
         ({"doc_to_target": "{{q}}"}, QUESTIONS, "question 1 cannot be made"),
         ({}, [{**QUESTIONS[0], "gold": 7}], "the target 7 is none of its 2 choices"),
+        ({"doc_to_target": "choices"}, QUESTIONS, "gives several answers, and one is compared"),
         ({}, [], "its data has no lines"),
         ({"generation_kwargs": {"temperature": 0.7}}, QUESTIONS, "generation_kwargs.temperature"),
     ],
@@ -311,6 +340,7 @@ def test_examples_are_those_of_the_harness(tmp_path: Path) -> None:
         ([{"function": "regex"}], "none", "[invalid]"),
         ([{"function": "regex", "regex_pattern": "\\d+", "fallback": "-"}], "a", "-"),
         ([{"function": "regex", "regex_pattern": "\\d+", "group_select": -1}], "1 22 3", "3"),
+        ([{"function": "regex", "regex_pattern": "\\d", "group_select": 2}], "1 2", "[invalid]"),
         ([{"function": "regex", "regex_pattern": "(a)|( b )"}], "x b ", "b"),
         ([{"function": "regex", "regex_pattern": "(a*)(b*)x"}], "x", "[invalid]"),
         ([{"function": "remove_whitespace"}, {"function": "take_first"}], " a b\n", "a b"),

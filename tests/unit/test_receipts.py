@@ -113,7 +113,14 @@ def test_texts_that_are_streamed_together_come_in_any_order() -> None:
     assert one == reply_sha256(
         stream((1, "b"), (0, "a"), (0, "c")).replace(b": keep-alive\n\n", b"")
     )
-    assert one == reply_sha256(stream((0, "a"), (0, "c"), (1, "b")).replace(b"\n", b"\r\n"))
+    whole = stream((0, "a"), (0, "c"), (1, "b"))
+    assert (
+        one
+        == reply_sha256(whole.replace(b"\n", b"\r\n"))
+        == reply_sha256(whole.replace(b"\n", b"\r"))
+    )
+    # What a client reads as an event counts, also behind a comment's carriage return.
+    assert one != reply_sha256(b": x\r" + stream((0, "more")).replace(b"\n", b"\r") + b"\n" + whole)
     assert one != reply_sha256(stream((0, "c"), (0, "a"), (1, "b")))
     assert one != reply_sha256(stream((0, "a"), (1, "b"), (1, "c")))
     assert one != reply_sha256(stream((0, "a"), (1, "b")))

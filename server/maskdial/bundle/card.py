@@ -20,7 +20,8 @@ _MAX_BYTES = 2**20
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A perplexity may be infinite: it is written as Python's `json` does, and read again.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Figure(_Frozen):

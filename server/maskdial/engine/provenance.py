@@ -1,9 +1,11 @@
 """Provenance: what a request was answered with, which its receipt tells."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from maskdial.engine.model import Model
 
 _SEED = "seed"
+_is_noted: ContextVar[bool] = ContextVar("_is_noted", default=False)
 
 
 class Provenance:
@@ -36,6 +39,8 @@ class Provenance:
                 dataclasses, mappings, sequences, arrays, sets and scalars. Fields called ``seed``
                 are left out.
         """
+        if _is_noted.get():
+            return
         bundle = model.bundle.sha256
         if model.adapter is not None:
             bundle += f"/{model.adapter.digest}"
@@ -61,6 +66,18 @@ class Provenance:
         return hashlib.sha256(" ".join(sorted(self._asked)).encode()).hexdigest()
 
 
+@contextlib.contextmanager
+def noted() -> Iterator[None]:
+    """Models that are asked within were noted before: whether they are asked depends on what the
+    server remembers, and a receipt may not.
+    """
+    token = _is_noted.set(True)
+    try:
+        yield
+    finally:
+        _is_noted.reset(token)
+
+
 def _plain(value: object) -> Any:
     """A value as JSON; of an object of another kind, such as a function, the name of its kind."""
     if value is None or isinstance(value, bool | int | float | str):
@@ -74,6 +91,8 @@ def _plain(value: object) -> Any:
         return sorted([str(key), _plain(each)] for key, each in value.items())
     if isinstance(value, Set):
         return sorted(map(_plain, value), key=json.dumps)
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        return value  # tokens, of which there may be a hundred thousand
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
     return type(value).__qualname__

@@ -62,8 +62,17 @@ function route(chat, isFirst) {
       link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
-  if (isChat) chat.enter(model && decodeURIComponent(model));
+  if (isChat) chat.enter(model && decoded(model));
   if (!isChat && view) document.getElementById(view)?.scrollIntoView();
+}
+
+/** A part of the address; one that is not encoded, as it is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 async function start() {

@@ -37,8 +37,10 @@ export function bench(section, models, policies) {
   const cards = new Map();
   const groups = names.map((name) => {
     const versions = models.filter((model) => model.name === name);
-    const card = show(el("div"), facts(versions));
-    cards.set(name, card);
+    const card = el("div");
+    const drawn = drawing(card);
+    drawn(versions);
+    cards.set(name, drawn);
     return el(
       "div.model",
       {},
@@ -106,9 +108,9 @@ export function bench(section, models, policies) {
   }
   tabs[0]?.click();
   return (found) => {
-    for (const [name, card] of cards) {
+    for (const [name, drawn] of cards) {
       const versions = found.filter((model) => model.name === name);
-      if (versions.length) show(card, facts(versions));
+      if (versions.length) drawn(versions);
     }
   };
 }
@@ -137,7 +139,18 @@ function tasksOf(versions, policies) {
   return found;
 }
 
-function facts(versions) {
+/** Draws the facts of a model if they have changed: its button keeps the focus, and what it said. */
+function drawing(card) {
+  let known = "";
+  return function drawn(versions, anyway = false) {
+    const told = JSON.stringify(versions);
+    if (told === known && !anyway) return;
+    known = told;
+    show(card, facts(versions, drawn));
+  };
+}
+
+function facts(versions, drawn) {
   const [{ name, architecture, precision, max_length, provider, state, reason }] = versions;
   const known = [architecture, precision, max_length && `${max_length} tokens`, provider];
   const said = el("p.facts", {}, reason || (state === "ready" ? "" : state));
@@ -150,7 +163,7 @@ function facts(versions) {
       const reply = await administer(`/models/${isLoaded ? "unload" : "load"}`, { model: name });
       const { models } = await peek("/info");
       const now = models.filter((model) => model.name === name);
-      show(button.parentNode.parentNode, facts(now.length ? now : [{ ...versions[0], ...reply }]));
+      drawn(now.length ? now : [{ ...versions[0], ...reply }], true);
     } catch (error) {
       show(said, error.message);
       button.disabled = false;

@@ -55,7 +55,15 @@ export function py(value) {
       .map(([key, each]) => `${py(key)}: ${py(each)}`)
       .join(", ")}}`;
   }
-  return JSON.stringify(value);
+  return json(value);
+}
+
+/** JSON without characters that edit the line where a terminal takes them for keys, as delete. */
+function json(value, indent) {
+  return JSON.stringify(value, null, indent).replace(
+    /[\x7f-\x9f]/g,
+    (each) => `\\u00${each.charCodeAt(0).toString(16)}`,
+  );
 }
 
 /** Keyword arguments. */
@@ -66,8 +74,8 @@ export function keywords(values) {
 }
 
 function curl({ path, body, streams, policy }) {
-  const line = JSON.stringify(body);
-  const data = (line.length > LONG ? JSON.stringify(body, null, 2) : line).replaceAll("'", "'\\''");
+  const line = json(body);
+  const data = (line.length > LONG ? json(body, 2) : line).replaceAll("'", "'\\''");
   const key = hasKey() ? ` \\\n  -H "Authorization: Bearer $${VARIABLE}"` : "";
   const asked = policy ? ` \\\n  -H "x-policy: ${policy}"` : "";
   return `curl ${streams ? "-N " : ""}${address(path)}${key}${asked} \\\n  -d '${data}'`;

@@ -15,6 +15,7 @@ from maskdial.ask.decide import decide
 from maskdial.bundle.manifest import Manifest
 from maskdial.config import Config
 from maskdial.engine.fairness import current_usage
+from maskdial.engine.provenance import noted
 from maskdial.engine.questions import Question
 from maskdial.engine.timing import Deadline, Timed
 from maskdial.errors import ConfigError, DeadlineError, MaskdialError
@@ -142,6 +143,7 @@ class Judge:
         lease = self._models.try_lease(choice, task) or await self._models.lease(choice, task)
         try:
             model = self._models.pick(lease, choice, task)
+            current_usage().note(model, rule.thresholds, rule.threshold)
             known = self._known.setdefault(model.engine, OrderedDict())
             keys = [_key(rule, text) for text in texts]
             found = {key: known[key] for key in keys if key in known}
@@ -149,7 +151,8 @@ class Judge:
             unread = list(new)
             for first in range(0, len(unread), _AT_ONCE):
                 some = unread[first : first + _AT_ONCE]
-                answers = await self._ask(rule, [new[key] for key in some], model, deadline)
+                with noted():
+                    answers = await self._ask(rule, [new[key] for key in some], model, deadline)
                 found |= zip(some, answers, strict=True)
             for key in keys:
                 known[key] = found[key]

@@ -89,7 +89,8 @@ def _read(content: bytes) -> Any:
 
 def _events(stream: bytes) -> Iterator[tuple[str, bytes]]:
     """The name and the data of each event; comments are none."""
-    for frame in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
+    # A carriage return alone ends a line, too: for every reader the same events have to be there.
+    for frame in stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         name, data = "", []
         for line in frame.split(b"\n"):
             field, _, value = line.partition(b":")

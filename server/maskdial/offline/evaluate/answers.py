@@ -89,7 +89,9 @@ class Asker:
         sums = [
             await self._likelihood(item.context, task.delimiter + choice) for choice in item.choices
         ]
-        by_length = [total / len(c) for total, c in zip(sums, item.choices, strict=True)]
+        by_length = [  # an empty choice is none, as the harness' division by zero has it
+            total / len(c) if c else -math.inf for total, c in zip(sums, item.choices, strict=True)
+        ]
         values = {
             "acc": float(sums.index(max(sums)) == item.target),
             "acc_norm": float(by_length.index(max(by_length)) == item.target),
@@ -113,7 +115,13 @@ class Asker:
         return Outcome(values, weights)
 
     async def _written(self, task: EvalTask, item: Item) -> Outcome:
-        ids = self._encode(item.context)[-(self._longest - task.max_new_tokens) :]
+        room = self._longest - task.max_new_tokens
+        if room < 1:
+            raise ValidationError(
+                f"max_gen_toks {task.max_new_tokens:,} leaves no room for a question in the "
+                f"model's {self._longest:,} tokens; lower it"
+            )
+        ids = self._encode(item.context)[-room:]
         (written,) = await self._model.generate(
             [ids], max_new_tokens=task.max_new_tokens, stop=task.until, do_sample=False
         )

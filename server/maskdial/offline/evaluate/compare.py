@@ -22,7 +22,10 @@ def _mean(total: float) -> float:
 
 
 def _perplexity(total: float) -> float:
-    return math.exp(-total)
+    try:
+        return math.exp(-total)
+    except OverflowError:  # of one long word, as texts without spaces are
+        return math.inf
 
 
 def _bits(total: float) -> float:
@@ -94,7 +97,8 @@ def difference(metric: str, ours: Sequence[Outcome], others: Sequence[Outcome]) 
         _score(metric, values[rows], weights[rows]) - _score(metric, before[rows], weights[rows])
         for rows in drawn
     ]
-    low, high = np.percentile(resampled, _INTERVAL)
+    with np.errstate(invalid="ignore"):  # infinite ones have no difference
+        low, high = np.percentile(resampled, _INTERVAL)
     value = _score(metric, values, weights) - _score(metric, before, weights)
     found = Difference(metric=metric, value=value, low=float(low), high=float(high))
     if metric in _FROM_MEAN or metric in _OF_PAIRS:
@@ -108,7 +112,7 @@ def mcnemar(lost: int, won: int) -> float:
     """The probability of a split at least as uneven of so many questions, two-sided and exact."""
     total, least = lost + won, min(lost, won)
     tail = sum(math.comb(total, k) for k in range(least + 1))
-    return min(1.0, 2.0 * tail / 2.0**total)
+    return min(1.0, 2 * tail / (1 << total))  # of whole numbers, which may be larger than any float
 
 
 def _columns(metric: str, outcomes: Sequence[Outcome]) -> tuple[Values, Values]:

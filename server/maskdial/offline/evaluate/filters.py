@@ -34,11 +34,12 @@ class Regex(Strict):
     fallback: str = "[invalid]"
 
     def apply(self, text: str) -> str:
-        """The match with the number ``group_select``, or the fallback if nothing matches."""
+        """The match with the number ``group_select``, or the fallback if there is none."""
         found = re.findall(self.regex_pattern, text)
-        if not found:
+        try:
+            match = found[self.group_select]
+        except IndexError:
             return self.fallback
-        match = found[self.group_select]
         if isinstance(match, tuple):
             match = next(filter(None, match), self.fallback)
         return str(match).strip()

@@ -224,6 +224,8 @@ def _value(source: str | int, document: Mapping[str, Any]) -> str | int:
         return source
     if source in document:
         found = document[source]
+        if isinstance(found, list | dict):
+            raise TypeError("doc_to_target gives several answers, and one is compared")
         return found if isinstance(found, int) else str(found)
     return _rendered(source, document)
 

@@ -148,5 +148,5 @@ def _failed(reply: Reply) -> Finding:
 
 
 def _shown(bundle: str) -> str:
-    """Enough of a bundle's hash to tell it from others."""
-    return shortened(bundle, 16)
+    """Enough of the hashes of a bundle, or of several, to tell them from others."""
+    return shortened("+".join(shortened(each, 16) for each in bundle.split("+")), 100)

@@ -23,10 +23,14 @@ const MOST = 100; // beyond them, and beyond what the browser keeps, the oldest 
 export function kept() {
   try {
     const found = JSON.parse(localStorage.getItem(NAME) ?? "[]");
-    return Array.isArray(found) ? found.filter((each) => Array.isArray(each?.turns)) : [];
+    return Array.isArray(found) ? found.filter(isConversation) : [];
   } catch {
     return []; // a browser that keeps nothing, or text of another page
   }
+}
+
+function isConversation(each) {
+  return Array.isArray(each?.turns) && each.turns.every((turn) => typeof turn?.content === "string");
 }
 
 /** A conversation without turns, which is not kept before it has some. */

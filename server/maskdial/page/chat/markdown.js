@@ -9,18 +9,20 @@ const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DIVIDER = /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/; // of a trimmed line, so that each space has one place
 const INLINE =
   /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)(?<=\S)\*\*|(?<![\w*])\*(?=[^\s*])(.+?)(?<=[^\s*])\*(?!\w)|(?<!\w)_(?=\S)(.+?)(?<=\S)_(?!\w)|~~(.+?)~~|\[([^\]\n]+)\]\((\S+?)\)/s;
 
+const DEEP = 20; // lists and quotes within each other; further ones are shown as they are
 const LONG = 20_000; // characters of a paragraph; a longer one is no prose, and is shown as it is
 
 /** The elements of a text. */
 export function markdown(text) {
-  return blocks(text.split("\n"));
+  return blocks(text.split(/\r\n?|\n/), 0);
 }
 
-function blocks(lines) {
+function blocks(lines, depth) {
+  if (depth > DEEP) return [el("p", {}, broken(lines.join("\n")))];
   const found = [];
   let at = 0;
   while (at < lines.length) {
@@ -39,15 +41,14 @@ function blocks(lines) {
       at++;
     } else if (ITEM.test(line)) {
       const end = while_(lines, at, (each, i) => ITEM.test(each) || (i > at && isWithin(lines, i)));
-      found.push(list(lines.slice(at, end)));
+      found.push(list(lines.slice(at, end), depth));
       at = end;
     } else if (line.startsWith(">")) {
       const end = while_(lines, at, (each) => each.startsWith(">"));
-      found.push(
-        el("blockquote", {}, blocks(lines.slice(at, end).map((each) => each.replace(/^>\s?/, "")))),
-      );
+      const quoted = lines.slice(at, end).map((each) => each.replace(/^>\s?/, ""));
+      found.push(el("blockquote", {}, blocks(quoted, depth + 1)));
       at = end;
-    } else if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) {
+    } else if (line.includes("|") && DIVIDER.test((lines[at + 1] ?? "").trim())) {
       const end = while_(lines, at, (each) => each.includes("|"));
       found.push(table(lines.slice(at, end)));
       at = end;
@@ -77,6 +78,7 @@ function while_(lines, at, holds) {
 /** Whether a line goes on with the item above: it is indented, or an empty line before such. */
 function isWithin(lines, at) {
   if (lines[at].trim() === "") {
+    if (lines[at - 1].trim() === "") return true; // as that one was
     const next = lines.slice(at).find((line) => line.trim() !== "") ?? "";
     return /^\s{2,}/.test(next) || ITEM.test(next);
   }
@@ -87,7 +89,7 @@ function closing(lines, at, mark) {
   return while_(lines, at, (line) => !line.trim().startsWith(mark));
 }
 
-function list(lines) {
+function list(lines, depth) {
   const [, indent, mark] = ITEM.exec(lines[0]);
   const items = [];
   for (const line of lines) {
@@ -96,7 +98,7 @@ function list(lines) {
     else items.at(-1).push(line.replace(/^\s{1,4}/, ""));
   }
   const start = Number.parseInt(mark, 10);
-  const children = items.map((item) => el("li", {}, unwrapped(blocks(item))));
+  const children = items.map((item) => el("li", {}, unwrapped(blocks(item, depth + 1))));
   return Number.isNaN(start) ? el("ul", {}, children) : el("ol", { start }, children);
 }
 

@@ -159,8 +159,10 @@ export class Chat {
 
   forget(conversation) {
     forget(conversation.id);
-    if (conversation.id === this.conversation.id) this.open(null);
-    else this.drawList();
+    if (conversation.id === this.conversation.id) {
+      this.conversation.isForgotten = true; // also if a reply is being written
+      this.open(null);
+    } else this.drawList();
   }
 
   key(event) {
@@ -251,7 +253,7 @@ export class Chat {
         requestAnimationFrame(() => this.follow(follows));
       });
       conversation.turns.push(turn);
-      keep(conversation);
+      if (!conversation.isForgotten) keep(conversation);
       this.end(conversation);
       show(this.status, "The reply has ended.");
       if (conversation === this.conversation) show(this.sent, snippets(requestOf(body), false));
