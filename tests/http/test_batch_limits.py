@@ -325,10 +325,10 @@ def refusing(
     """Has a line with the word poison refused; returns how often that was."""
     num_refused, real = 0, Requests.post
 
-    async def post(self: Requests, path: str, body: bytes) -> BatchReply:
+    async def post(self: Requests, path: str, body: bytes, *, receipt: bool = False) -> BatchReply:
         nonlocal num_refused
         if b"poison" not in body:
-            return await real(self, path, body)
+            return await real(self, path, body, receipt=receipt)
         num_refused += 1
         content = json.dumps({"error": "try again", "error_type": "x"}).encode()
         return BatchReply(status, {}, content, model=model, outcome="x", comes_later=status == 503)
@@ -380,8 +380,9 @@ def test_a_line_that_finds_no_room_is_asked_again_after_longer_and_longer(
     num_refused = refusing(monkeypatch, 429)
     real = Requests.post
 
-    async def post(self: Requests, path: str, body: bytes) -> BatchReply:
-        return await real(self, path, body if num_refused() < 12 else body.replace(b"poison", b""))
+    async def post(self: Requests, path: str, body: bytes, *, receipt: bool = False) -> BatchReply:
+        changed = body if num_refused() < 12 else body.replace(b"poison", b"")
+        return await real(self, path, changed, receipt=receipt)
 
     monkeypatch.setattr(Requests, "post", post)
     monkeypatch.setattr("maskdial.batches.requests._pause", sleep)
