@@ -220,30 +220,30 @@ class MaskedEngine(Engine):
 
     def _admit(self, requests: list[MaskedWork]) -> None:
         with self._changed:  # reentrant: nothing comes between the check and the queue
-            waiting = requests if self._answers is None else self._not_kept(requests, self._answers)
-            self.check_room(len(waiting))
+            kept = self._kept(requests)
+            waiting = [each for each in requests if each not in kept]
+            self.check_room(len(waiting))  # before a kept answer makes the request one that began
             for request in waiting:
                 self._queue_of(request).add(request)
+            for request, answer in kept.items():
+                request.usage.has_begun = True
+                request.put(MaskedResult(answer, 0.0, 0.0, 0, 0, is_cached=True))
             if self._batcher and self._stop is not None:
                 self._stop.set()
             self._metrics.queue_size.set(len(self._batcher))
             self._changed.notify()
+        if self._answers is not None:
+            looked_up = sum(each.length for each in requests if each.may_be_kept)
+            self._of_texts.answer_cache_queries.inc(looked_up)
+            self._of_texts.answer_cache_hits.inc(sum(each.length for each in kept))
 
-    def _not_kept(self, requests: list[MaskedWork], answers: AnswerCache) -> list[MaskedWork]:
-        """Answers those whose answers are kept, and returns the others."""
-        left, num_tokens, num_found = [], 0, 0
-        for request in requests:
-            num_tokens += request.length if request.may_be_kept else 0
-            kept = answers.get(request.key) if request.may_be_kept else None
-            if kept is None:
-                left.append(request)
-            else:
-                request.put(MaskedResult(kept, 0.0, 0.0, 0, 0, is_cached=True))
-                request.usage.has_begun = True
-                num_found += request.length
-        self._of_texts.answer_cache_queries.inc(num_tokens)
-        self._of_texts.answer_cache_hits.inc(num_found)
-        return left
+    def _kept(self, requests: list[MaskedWork]) -> dict[MaskedWork, NDArray[np.float32]]:
+        """Those whose answers are kept, and these."""
+        if self._answers is None:
+            return {}
+        looked_up = [each for each in requests if each.may_be_kept]
+        found = ((each, self._answers.get(each.key)) for each in looked_up)
+        return {each: answer for each, answer in found if answer is not None}
 
     def _keep(self, batch: list[MaskedWork], replies: list[Reply]) -> None:
         if self._answers is None:
@@ -280,7 +280,9 @@ class MaskedEngine(Engine):
 
     def _run(self, batch: list[MaskedWork], stop: PassStop | None) -> list[Reply] | None:
         """One pass: a reply to each text of the batch; None if it was stopped."""
-        distinct = {request.key: request for request in batch}
+        distinct = dict[bytes, MaskedWork]()
+        for request in batch:  # followers are last: who had its turn pays
+            distinct.setdefault(request.key, request)
         computed = list(distinct.values())
         inputs = [request.input for request in computed]
         started = time.perf_counter()

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.engine.fairness import ClientUsage, usage_of_request
-from maskdial.errors import InferenceError
+from maskdial.errors import InferenceError, OverloadedError, ValidationError
 from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.request import CanvasInput, MaskedInput
 from maskdial.runtime.adapter import Adapter
@@ -154,6 +154,33 @@ def test_a_key_has_its_own_answers_unless_they_are_shared() -> None:
         run(case, answers=AnswerCache(10_000, shared=shared))
 
 
+def test_a_kept_answer_makes_no_room_for_other_texts() -> None:
+    """Those of the same request are refused as without it, and nothing of them is counted."""
+
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session, answers=AnswerCache(10_000), max_queue=2) as bench:
+            session.release()
+            await bench.engine.submit_many([TEXT])
+            others = [MaskedInput((8, number), rows=(1,)) for number in range(4)]
+            await session.pass_started()
+            first = bench.submit(others[0])
+            await session.pass_started()
+            waiting = bench.submit(others[1])
+            await until(lambda: bench.num_waiting == 1)
+            for num_others, error in ((2, OverloadedError), (3, ValidationError)):
+                with as_key("") as usage, pytest.raises(error, match=f"{num_others} texts"):
+                    await bench.engine.submit_many([TEXT, *others[:num_others]])
+                assert usage.takes_room
+            assert bench.value("answer_cache_hits_total") == 0
+            session.release(3)
+            (kept, last) = await bench.engine.submit_many([TEXT, others[2]])
+            assert (kept.is_cached, last.is_cached) == (True, False)
+            await asyncio.gather(first, waiting)
+
+    asyncio.run(main())
+
+
 def test_an_adapter_has_its_own_answers() -> None:
     async def case(bench: Any, session: ScriptedSession) -> None:
         adapters = [None, *(Adapter(name, name, None) for name in ("one", "two"))]
@@ -218,6 +245,28 @@ def test_equal_texts_that_wait_together_are_computed_once() -> None:
         ]
         assert {each.batch_size for each in results} == {3}
         assert not any(each.is_cached for each in results)
+
+    asyncio.run(main())
+
+
+def test_the_text_that_had_its_turn_pays_for_those_equal_to_it() -> None:
+    """Which are those of other addresses, where nobody needs a key."""
+
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session) as bench:
+            first = bench.submit(MaskedInput((1,), rows=(0,)))
+            await session.pass_started()
+            tasks, usages = [], [ClientUsage(client=name) for name in ("one", "two", "three")]
+            for usage in usages:
+                token = usage_of_request.set(usage)
+                tasks.append(bench.submit(TEXT))
+                usage_of_request.reset(token)
+                await asyncio.sleep(0)
+            await until(lambda: bench.num_waiting == 3)
+            session.release(2)
+            await asyncio.gather(first, *tasks)
+        assert [usage.tokens for usage in usages] == [3, 0, 0]
 
     asyncio.run(main())
 
