@@ -5,8 +5,10 @@ behind them pooling and the modules of sentence-transformers, or the choice of r
 """
 
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, compose, inliner, numpy_helper, version_converter
 
 from maskdial_export.direct.data import DataFile
@@ -16,7 +18,7 @@ from maskdial_export.direct.products import FloatProducts, Modules
 from maskdial_export.direct.weights import Weights
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.stock import model as stock
-from maskdial_export.stock.model import StockGraph, StockModel
+from maskdial_export.stock.model import StockGraph, StockModel, is_outside
 
 _PREFIX = "stock/"
 _LEAST_WEIGHT = 1024  # bytes; smaller ones are shapes and axes, which optimizers read
@@ -85,9 +87,8 @@ class _StockWriter(OnePassWriter):
         """The stock graph with its own names, apart from ours, and its weights in our file."""
         model = onnx.ModelProto()
         model.CopyFrom(self._graph.model)
-        folder = self._graph.path.parent
         for tensor in model.graph.initializer:
-            array = numpy_helper.to_array(tensor, str(folder))
+            array = self._array(tensor)
             if array.nbytes >= _LEAST_WEIGHT:
                 self.num_weights += array.size
             if array.nbytes >= _LEAST_WEIGHT and tensor.data_type in _IN_FILE:
@@ -104,6 +105,22 @@ class _StockWriter(OnePassWriter):
         except TypeError as error:  # bytes, which protobuf gives for what is no text
             raise ExportError(
                 f"{self._graph.path.name} is damaged: a name in it is no text"
+            ) from error
+
+    def _array(self, tensor: TensorProto) -> NDArray[Any]:
+        """The numbers of a tensor; of one in another file, they are looked for behind links."""
+        folder = ""
+        if is_outside(tensor):
+            file = self._graph.data_file(tensor)
+            folder = str(file.parent)
+            for entry in tensor.external_data:
+                entry.value = file.name if entry.key == "location" else entry.value
+        try:
+            return numpy_helper.to_array(tensor, folder)
+        except (ValueError, onnx.checker.ValidationError) as error:
+            raise ExportError(
+                f"{self._graph.path.name} is damaged: tensor {tensor.name[:64]!r}: "
+                f"{first_line(error)}"
             ) from error
 
     def _raised(self, model: onnx.ModelProto) -> onnx.ModelProto:
