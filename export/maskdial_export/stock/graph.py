@@ -116,12 +116,13 @@ class _StockWriter(OnePassWriter):
             for entry in tensor.external_data:
                 entry.value = file.name if entry.key == "location" else entry.value
         try:
-            return numpy_helper.to_array(tensor, folder)
+            found: NDArray[Any] = numpy_helper.to_array(tensor, folder)
         except (ValueError, onnx.checker.ValidationError) as error:
             raise ExportError(
                 f"{self._graph.path.name} is damaged: tensor {tensor.name[:64]!r}: "
                 f"{first_line(error)}"
             ) from error
+        return found
 
     def _raised(self, model: onnx.ModelProto) -> onnx.ModelProto:
         try:

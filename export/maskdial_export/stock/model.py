@@ -98,7 +98,7 @@ class StockGraph:
         """
         name = {each.key: each.value for each in tensor.external_data}.get("location", "")
         folders = self.path.parent.resolve(), self.path.resolve().parent
-        file = (folders[0] / name).resolve()
+        file: Path = (folders[0] / name).resolve()
         if file.is_file() and any(file.is_relative_to(folder) for folder in folders):
             return file
         raise ExportError(
