@@ -203,6 +203,22 @@ def test_weights_beside_a_graph_are_large_files(graphs: Path, tmp_path: Path) ->
         assert len(model.embed(["abc"])[0]) == 32
 
 
+def test_bytes_that_are_many_tensors_are_written_once(graphs: Path, tmp_path: Path) -> None:
+    """As tied weights are; also of a graph that would fill the disk."""
+    with_data_file(graphs, "weights.bin")
+    file = graphs / "onnx" / "model.onnx"
+    exported(graphs, tmp_path / "plain")
+    graph = onnx.load(str(file), load_external_data=False)
+    large = max(graph.graph.initializer, key=lambda each: each.dims[:1])
+    for number in range(50):
+        graph.graph.initializer.append(large)
+        graph.graph.initializer[-1].name = f"copy{number}"
+    file.write_bytes(graph.SerializeToString())
+    exported(graphs, tmp_path / "bundle")
+    sizes = [(tmp_path / name / "model.onnx.data").stat().st_size for name in ("plain", "bundle")]
+    assert sizes[0] == sizes[1] > 0
+
+
 FORMS: dict[str, tuple[str, str]] = {
     "genai_config.json": ("{}", "a model of onnxruntime-genai"),
     "openvino/openvino_model.xml": ("<net/>", "in OpenVINO's form"),

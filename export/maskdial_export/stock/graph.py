@@ -87,12 +87,20 @@ class _StockWriter(OnePassWriter):
         """The stock graph with its own names, apart from ours, and its weights in our file."""
         model = onnx.ModelProto()
         model.CopyFrom(self._graph.model)
+        places = dict[bytes, TensorProto]()
         for tensor in model.graph.initializer:
+            name, place = tensor.name, _place(tensor)
+            if place in places:  # some bytes of a file may be many tensors
+                tensor.CopyFrom(places[place])
+                tensor.name = name
+                continue
             array = self._array(tensor)
             if array.nbytes >= _LEAST_WEIGHT:
                 self.num_weights += array.size
             if array.nbytes >= _LEAST_WEIGHT and tensor.data_type in _IN_FILE:
-                tensor.CopyFrom(self._data.write(tensor.name, array))
+                tensor.CopyFrom(self._data.write(name, array))
+                if place:
+                    places[place] = tensor
             elif tensor.external_data:
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         if model.functions:
@@ -158,3 +166,14 @@ class _StockWriter(OnePassWriter):
     def _num_columns(self) -> int:
         head = self._model.head
         return self._model.hidden_size if head.embedding is None else head.embedding.dimension
+
+
+def _place(tensor: TensorProto) -> bytes:
+    """What tensors share whose numbers are the same bytes of a file; empty for other tensors."""
+    if not is_outside(tensor):
+        return b""
+    unnamed = TensorProto()
+    unnamed.CopyFrom(tensor)
+    for field in ("name", "doc_string"):
+        unnamed.ClearField(field)
+    return bytes(unnamed.SerializeToString(deterministic=True))
