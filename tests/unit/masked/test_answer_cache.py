@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -54,6 +55,28 @@ def test_inputs_have_one_digest_if_a_pass_is_fed_the_same() -> None:
     assert len(digests) == len(DIFFERENT) * len(named)
     assert {len(each) for each in digests} == {32}
     assert replace(TEXT, reduce=np.sum).digest() == TEXT.digest(), "a pass is fed the same"
+
+
+def test_digests_of_long_texts_do_not_hold_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in another thread; those of short ones are queued at once."""
+    digest, threads = MaskedInput.digest, list[threading.Thread]()
+
+    def noted(given: MaskedInput, *beside: str) -> bytes:
+        threads.append(threading.current_thread())
+        return digest(given, *beside)
+
+    async def main() -> None:
+        long = MaskedInput((1,) * 200_000, rows=(0,))
+        with serving(ScriptedSession()) as bench:
+            monkeypatch.setattr(MaskedInput, "digest", noted)
+            await bench.engine.submit_many([TEXT, TEXT])
+            assert set(threads) == {threading.current_thread()}
+            threads.clear()
+            await bench.engine.submit_many([TEXT, long])
+            assert threading.current_thread() not in threads
+            assert len(threads) == 2
+
+    asyncio.run(main())
 
 
 def test_the_least_recently_used_goes_first() -> None:
