@@ -294,14 +294,14 @@ def test_tensors_that_are_not_what_they_say_are_refused(graphs: Path, tmp_path: 
     (tmp_path / "secret").write_bytes(bytes(1200))
     (graphs / "onnx" / "link").symlink_to(tmp_path / "secret")
     good = file.read_bytes()
-    for place in ("/dev/zero", "../../secret", "link", "nothing", ".", ""):
+    for place in ("/dev/zero", "../../secret", "link", "nothing", "no\0thing", ".", ""):
         tensor = onnx.TensorProto(name="far", data_type=onnx.TensorProto.FLOAT, dims=(300,))
         tensor.data_location = onnx.TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=place)
         graph = onnx.load_model_from_string(good)
         graph.graph.initializer.append(tensor)
         file.write_bytes(graph.SerializeToString())
-        told = f"the tensor 'far' of model.onnx is in '{place}', which is no file in the graph's"
+        told = f"the tensor 'far' of model.onnx is in {place!r}, which is no file in the graph's"
         assert told in refused(graphs, tmp_path / "bundle")
     graph = onnx.load_model_from_string(good)
     graph.graph.initializer.add(name="few", data_type=onnx.TensorProto.FLOAT, dims=(10**12,))

@@ -98,7 +98,7 @@ class StockGraph:
         """
         name = {each.key: each.value for each in tensor.external_data}.get("location", "")
         folders = self.path.parent.resolve(), self.path.resolve().parent
-        file: Path = (folders[0] / name).resolve()
+        file: Path = (folders[0] / name.partition("\0")[0]).resolve()  # a name in C ends there
         if file.is_file() and any(file.is_relative_to(folder) for folder in folders):
             return file
         raise ExportError(
