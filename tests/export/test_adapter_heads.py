@@ -191,6 +191,37 @@ def test_heads_of_one_base_share_passes(
     check_fit(tmp_path / "bundles" / "three")
 
 
+def test_kept_answers_are_those_of_their_head(
+    base: Any, tmp_path: Path, export_adapter: Any, start_server: Callable[..., Any]
+) -> None:
+    """Also where two have no matrices, so that the same pass serves both."""
+    source, bundle = base("bert-pretraining")
+    auto, labels, lora = HEADS["alone"]
+    adapted = {
+        name: train_head(source, tmp_path / name, auto, seed, labels, **lora)
+        for seed, name in enumerate(("first", "second"))
+    }
+    for name in adapted:
+        given = (tmp_path / name, tmp_path / f"{name}-bundle", "--base", bundle)
+        code, line = export_adapter(*given, "--checkpoint", source)
+        assert code == 0, line
+    server = start_server(
+        models={"base": bundle},
+        adapters={name: (tmp_path / f"{name}-bundle", "base") for name in adapted},
+        answer_cache_bytes=1_000_000,
+    )
+    for is_cached in (False, True):
+        for name, model in adapted.items():
+            parameters = {"function_to_apply": "none"}
+            body = {"model": name, "inputs": [TEXTS[0]], "parameters": parameters}
+            reply = httpx.post(f"{server.url}/classify", json=body, timeout=60)
+            assert ("x-cached-tokens" in reply.headers) == is_cached, reply.text
+            found = {each["label"]: each["score"] for each in reply.json()[0]}
+            scores = [found[f"{name}-{index}"] for index in range(labels)]
+            np.testing.assert_allclose(scores, expected(model, TEXTS[0]), rtol=0, atol=1e-4)
+    server.stop()
+
+
 def check_fit(dest: Path) -> None:
     """A head is refused for another base, or if its manifest has other labels."""
     adapter = read_adapter("mine", dest)

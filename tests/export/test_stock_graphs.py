@@ -184,16 +184,16 @@ def test_a_graph_of_integers_stays_as_it_is(graphs: Path, tmp_path: Path) -> Non
     assert "is int8, and is taken as it is" in refused(graphs, tmp_path / "no", precision="fp32")
 
 
+def with_data_file(folder: Path, name: str) -> None:
+    """Moves the weights of a folder's graph into a file of their own."""
+    file = folder / "onnx" / "model.onnx"
+    options = {"save_as_external_data": True, "location": name, "size_threshold": 100}
+    onnx.save(onnx.load(str(file)), str(file), **options)
+
+
 def test_weights_beside_a_graph_are_large_files(graphs: Path, tmp_path: Path) -> None:
     """As of graphs beyond two gigabytes; the bundle has its own file."""
-    file = graphs / "onnx" / "model.onnx"
-    onnx.save(
-        onnx.load(str(file)),
-        str(file),
-        save_as_external_data=True,
-        location="weights.bin",
-        size_threshold=100,
-    )
+    with_data_file(graphs, "weights.bin")
     first = exported(graphs, tmp_path / "first")
     (graphs / "onnx" / "weights.bin").write_bytes(
         (graphs / "onnx" / "weights.bin").read_bytes()[:-4] + bytes(4)
@@ -201,6 +201,22 @@ def test_weights_beside_a_graph_are_large_files(graphs: Path, tmp_path: Path) ->
     assert exported(graphs, tmp_path / "second").source_sha256 != first.source_sha256
     with Model(tmp_path / "first") as model:
         assert len(model.embed(["abc"])[0]) == 32
+
+
+def test_bytes_that_are_many_tensors_are_written_once(graphs: Path, tmp_path: Path) -> None:
+    """As tied weights are; also of a graph that would fill the disk."""
+    with_data_file(graphs, "weights.bin")
+    file = graphs / "onnx" / "model.onnx"
+    exported(graphs, tmp_path / "plain")
+    graph = onnx.load(str(file), load_external_data=False)
+    large = max(graph.graph.initializer, key=lambda each: each.dims[:1])
+    for number in range(50):
+        graph.graph.initializer.append(large)
+        graph.graph.initializer[-1].name = f"copy{number}"
+    file.write_bytes(graph.SerializeToString())
+    exported(graphs, tmp_path / "bundle")
+    sizes = [(tmp_path / name / "model.onnx.data").stat().st_size for name in ("plain", "bundle")]
+    assert sizes[0] == sizes[1] > 0
 
 
 FORMS: dict[str, tuple[str, str]] = {
@@ -272,6 +288,64 @@ def test_graphs_that_cannot_be_served_are_refused(
     assert "vocab_size in config.json" in refused(graphs, dest)
 
 
+def test_tensors_that_are_not_what_they_say_are_refused(graphs: Path, tmp_path: Path) -> None:
+    """Those that no node reads, too, which ONNX Runtime leaves out before it looks at them."""
+    file = graphs / "onnx" / "model.onnx"
+    (tmp_path / "secret").write_bytes(bytes(1200))
+    (graphs / "onnx" / "link").symlink_to(tmp_path / "secret")
+    good = file.read_bytes()
+    for place in ("/dev/zero", "../../secret", "link", "nothing", "no\0thing", ".", ""):
+        tensor = onnx.TensorProto(name="far", data_type=onnx.TensorProto.FLOAT, dims=(300,))
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=place)
+        graph = onnx.load_model_from_string(good)
+        graph.graph.initializer.append(tensor)
+        file.write_bytes(graph.SerializeToString())
+        told = f"the tensor 'far' of model.onnx is in {place!r}, which is no file in the graph's"
+        assert told in refused(graphs, tmp_path / "bundle")
+    graph = onnx.load_model_from_string(good)
+    graph.graph.initializer.add(name="few", data_type=onnx.TensorProto.FLOAT, dims=(10**12,))
+    file.write_bytes(graph.SerializeToString())
+    assert "model.onnx is damaged: tensor 'few'" in refused(graphs, tmp_path / "bundle")
+
+
+def test_a_configuration_of_another_model_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a sentence, and ONNX Runtime says nothing of its own."""
+    folders = {name: make(name, tmp_path / name) for name in ("bert", "bert-classify", "bert-tag")}
+    for folder in folders.values():
+        write_graph(folder, folder / "onnx" / "model.onnx")
+        without_weights(folder)
+    capfd.readouterr()
+
+    def told(name: str, **changes: Any) -> str:
+        file = folders[name] / "config.json"
+        config = file.read_text()
+        file.write_text(json.dumps(json.loads(config) | changes))
+        message = refused(folders[name], tmp_path / "bundle")
+        file.write_text(config)
+        return message
+
+    tags, masks = ["BertForTokenClassification"], ["BertForMaskedLM"]
+    of_token = "the output logits of the graph model.onnx has the shape (1, 3) for a text of one"
+    assert of_token in told("bert-classify", architectures=tags)
+    assert of_token in told("bert-classify", architectures=masks)
+    whole = ["BertForSequenceClassification"]
+    assert "(1, 1, 3) for a text of one token, which classify" in told(
+        "bert-tag", architectures=whole
+    )
+    assert "gives 3 logits for each token, and vocab_size" in told("bert-tag", architectures=masks)
+    assert "gives 101 logits for each token, and vocab_size" in told("bert", vocab_size=70)
+    for number in (300, 4096, 10**12, None):
+        assert "tokens, which its files allow; say how many it takes with --max-length" in told(
+            "bert-classify", max_position_embeddings=number
+        )
+    for kind in ("two", -1, [2], True):
+        assert "type_vocab_size in config.json" in told("bert-classify", type_vocab_size=kind)
+    assert capfd.readouterr().err == ""
+
+
 def _blind(model: onnx.ModelProto) -> onnx.ModelProto:
     """A graph that reads its mask, and sees everything all the same."""
     blind = onnx.ModelProto()
@@ -288,7 +362,11 @@ def _blind(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_a_repository_of_the_hub_that_has_a_graph_alone(
     graphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its graphs are downloaded, and no others' of one that has weights."""
+    """Its graphs are downloaded, and no others' of one that has weights.
+
+    In the cache, they and what is beside them are links to files of other names.
+    """
+    with_data_file(graphs, "model.onnx_data")
     files = [path for path in graphs.rglob("*") if path.is_file()]
     with running_hub() as hub:
         hub.files = {path.relative_to(graphs).as_posix(): path.read_bytes() for path in files}

@@ -14,7 +14,7 @@ import pydantic
 from rich.console import Console
 
 from maskdial.bundle.bundle import hash_files
-from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK, Embedding, Manifest
+from maskdial.bundle.manifest import GRAPH, KERNEL_CHECK, Embedding, Manifest, TaskName
 from maskdial_export.checkpoint.config import check_config
 from maskdial_export.checkpoint.files import read_files, special_tokens, write_files
 from maskdial_export.checkpoint.json_file import read_json
@@ -52,7 +52,7 @@ from maskdial_export.stock.reference import PlainGraph, StockReference
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _UNIT = 1e-4
-_PROBED = 2048  # tokens; what attends to more has no table of positions to end
+_PROBED = 2048  # tokens: attention to more takes gigabytes
 
 
 def export_stock(
@@ -132,7 +132,7 @@ def _write(
     with onnxruntime_errors():
         plain = PlainGraph(graph, pad)
         output = plain.run([np.array([pad])], None, outputs)[0]
-    columns = len(outputs) if task == "question-answering" else output.shape[-1]
+    columns = _columns(path.name, task, outputs[0], output, vocab_size, is_pooled=is_pooled)
     head, weights = _head(checkpoint, columns, output[0] if is_pooled else None)
     model = StockModel(
         architecture=_class(config) or "an ONNX graph",
@@ -143,7 +143,7 @@ def _write(
         max_length=_max_length(checkpoint, plain, outputs, pad, limit),
         pad=pad,
         head=head,
-        num_types=int(config.get("type_vocab_size") or 1),
+        num_types=_num_types(checkpoint),
         reads_types=TYPES in graph.inputs and sends_types(checkpoint) is not False,
         inputs=graph.inputs,
         outputs=outputs,
@@ -197,6 +197,37 @@ def _pools_here(checkpoint: DirectCheckpoint) -> bool:
 def _class(config: Any) -> str:
     given = config.get("architectures")
     return str(given[0]) if isinstance(given, list) and len(given) == 1 else ""
+
+
+def _columns(
+    graph: str, task: TaskName, name: str, output: Floats, vocab_size: int, *, is_pooled: bool
+) -> int:
+    """How many numbers the graph gives of each text or token; ``output`` is that of one token.
+
+    Raises:
+        ExportError: it is not what the task has.
+    """
+    answers = task == "question-answering"
+    sizes = (1,) if is_pooled else (1, 1)
+    if output.shape[: len(sizes)] != sizes or output.ndim != len(sizes) + (not answers):
+        raise ExportError(
+            f"the output {name} of the graph {graph} has the shape {output.shape} for a text of "
+            f"one token, which {task} does not have; architectures in config.json may be another "
+            "model's"
+        )
+    if task == "fill-mask" and output.shape[-1] != vocab_size:
+        raise ExportError(
+            f"the graph {graph} gives {output.shape[-1]} logits for each token, and vocab_size in "
+            f"config.json is {vocab_size}"
+        )
+    return 2 if answers else output.shape[-1]
+
+
+def _num_types(checkpoint: DirectCheckpoint) -> int:
+    given = checkpoint.config.get("type_vocab_size") or 1
+    if type(given) is not int or given < 1:
+        raise ExportError(f"type_vocab_size in config.json of {checkpoint.name} is {given!r}")
+    return given
 
 
 def _head(
@@ -254,14 +285,14 @@ def _max_length(
     pad: int,
     limit: int | None,
 ) -> int:
-    """Tokens of a text: as many as the files say, if the graph runs with them.
+    """Tokens of a text: as many as the files say, if the graph runs with them, or with `_PROBED`.
 
     Raises:
         ExportError: it does not, or --max-length asks for more.
     """
     config = checkpoint.config
     given = next((config[name] for name in _POSITIONS if config.get(name)), None)
-    positions = given if type(given) is int and given > 0 else LONGEST
+    positions = min(given, LONGEST) if type(given) is int and given > 0 else LONGEST
     longest = longest_text(checkpoint, positions)
     if limit is not None and limit > longest:
         raise ExportError(
@@ -271,7 +302,7 @@ def _max_length(
     word = np.array([0 if pad else 1])
     # In RoBERTa and its kin, positions begin behind that of padding
     for length in (longest, min(longest, positions - pad - 1)):
-        if length < 1 or length > _PROBED or _runs(plain, np.repeat(word, length), outputs):
+        if length < 1 or _runs(plain, np.repeat(word, min(length, _PROBED)), outputs):
             return max(length, 1)
     raise ExportError(
         f"the graph of {checkpoint.name} does not run with {longest} tokens, which its files "

@@ -5,8 +5,10 @@ behind them pooling and the modules of sentence-transformers, or the choice of r
 """
 
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, compose, inliner, numpy_helper, version_converter
 
 from maskdial_export.direct.data import DataFile
@@ -16,7 +18,7 @@ from maskdial_export.direct.products import FloatProducts, Modules
 from maskdial_export.direct.weights import Weights
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.stock import model as stock
-from maskdial_export.stock.model import StockGraph, StockModel
+from maskdial_export.stock.model import StockGraph, StockModel, is_outside
 
 _PREFIX = "stock/"
 _LEAST_WEIGHT = 1024  # bytes; smaller ones are shapes and axes, which optimizers read
@@ -85,13 +87,20 @@ class _StockWriter(OnePassWriter):
         """The stock graph with its own names, apart from ours, and its weights in our file."""
         model = onnx.ModelProto()
         model.CopyFrom(self._graph.model)
-        folder = self._graph.path.parent
+        places = dict[bytes, TensorProto]()
         for tensor in model.graph.initializer:
-            array = numpy_helper.to_array(tensor, str(folder))
+            name, place = tensor.name, _place(tensor)
+            if place in places:  # some bytes of a file may be many tensors
+                tensor.CopyFrom(places[place])
+                tensor.name = name
+                continue
+            array = self._array(tensor)
             if array.nbytes >= _LEAST_WEIGHT:
                 self.num_weights += array.size
             if array.nbytes >= _LEAST_WEIGHT and tensor.data_type in _IN_FILE:
-                tensor.CopyFrom(self._data.write(tensor.name, array))
+                tensor.CopyFrom(self._data.write(name, array))
+                if place:
+                    places[place] = tensor
             elif tensor.external_data:
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         if model.functions:
@@ -105,6 +114,23 @@ class _StockWriter(OnePassWriter):
             raise ExportError(
                 f"{self._graph.path.name} is damaged: a name in it is no text"
             ) from error
+
+    def _array(self, tensor: TensorProto) -> NDArray[Any]:
+        """The numbers of a tensor; of one in another file, they are looked for behind links."""
+        folder = ""
+        if is_outside(tensor):
+            file = self._graph.data_file(tensor)
+            folder = str(file.parent)
+            for entry in tensor.external_data:
+                entry.value = file.name if entry.key == "location" else entry.value
+        try:
+            found: NDArray[Any] = numpy_helper.to_array(tensor, folder)
+        except (ValueError, onnx.checker.ValidationError) as error:
+            raise ExportError(
+                f"{self._graph.path.name} is damaged: tensor {tensor.name[:64]!r}: "
+                f"{first_line(error)}"
+            ) from error
+        return found
 
     def _raised(self, model: onnx.ModelProto) -> onnx.ModelProto:
         try:
@@ -140,3 +166,14 @@ class _StockWriter(OnePassWriter):
     def _num_columns(self) -> int:
         head = self._model.head
         return self._model.hidden_size if head.embedding is None else head.embedding.dimension
+
+
+def _place(tensor: TensorProto) -> bytes:
+    """What tensors share whose numbers are the same bytes of a file; empty for other tensors."""
+    if not is_outside(tensor):
+        return b""
+    unnamed = TensorProto()
+    unnamed.CopyFrom(tensor)
+    for field in ("name", "doc_string"):
+        unnamed.ClearField(field)
+    return bytes(unnamed.SerializeToString(deterministic=True))

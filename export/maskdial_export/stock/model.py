@@ -81,14 +81,30 @@ class StockGraph:
         return any(node.op_type in _ROUNDS for node in self.model.graph.node)
 
     def files(self) -> tuple[Path, ...]:
-        """The file, and those that have its weights."""
-        beside = {
-            entry.value
-            for tensor in self.model.graph.initializer
-            for entry in tensor.external_data
-            if entry.key == "location"
-        }
-        return (self.path, *(self.path.parent / name for name in sorted(beside)))
+        """The file, and those that have its weights.
+
+        Raises:
+            ExportError: a tensor is in none of the graph's folder.
+        """
+        outside = [each for each in self.model.graph.initializer if is_outside(each)]
+        return (self.path, *sorted({self.data_file(tensor) for tensor in outside}))
+
+    def data_file(self, tensor: TensorProto) -> Path:
+        """The file that a tensor outside the graph is in, without links: in a folder of the Hub's
+        cache, each file is a link into another one, which has the files of the graph's repository.
+
+        Raises:
+            ExportError: there is none, or it is elsewhere.
+        """
+        name = {each.key: each.value for each in tensor.external_data}.get("location", "")
+        folders = self.path.parent.resolve(), self.path.resolve().parent
+        file: Path = (folders[0] / name.partition("\0")[0]).resolve()  # a name in C ends there
+        if file.is_file() and any(file.is_relative_to(folder) for folder in folders):
+            return file
+        raise ExportError(
+            f"the tensor {tensor.name[:64]!r} of {self.path.name} is in {name[:64]!r}, which is no "
+            "file in the graph's folder"
+        )
 
     def task(
         self, architecture: str, *, prefers_tokens: bool = False
@@ -124,6 +140,20 @@ class StockGraph:
         return "embed", tuple(found[:1]), False
 
 
+def load_as_it_is(path: Path, *, optimizes: bool = True) -> onnxruntime.InferenceSession:
+    """A session of a graph's file; ``optimizes``: whether ONNX Runtime does."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, and said in words of our own
+    if not optimizes:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def is_outside(tensor: TensorProto) -> bool:
+    """Whether a tensor's numbers are in a file beside the graph."""
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
 def read_graph(path: Path) -> StockGraph:
     """Reads a graph, and refuses one that cannot be served with others' texts in a batch.
 
@@ -133,7 +163,7 @@ def read_graph(path: Path) -> StockGraph:
     """
     try:
         model = onnx.load(str(path), load_external_data=False)
-        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        load_as_it_is(path)
     except OSError:
         raise
     except (DecodeError, ValueError) as error:

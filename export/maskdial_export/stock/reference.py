@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.sentence import SENTENCE_CONFIG
@@ -24,12 +23,7 @@ class PlainGraph:
         self._graph = graph
         self._inputs = graph.inputs
         self._pad = pad
-        options = onnxruntime.SessionOptions()
-        if not optimizes:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = onnxruntime.InferenceSession(
-            str(graph.path), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = stock.load_as_it_is(graph.path, optimizes=optimizes)
 
     def as_written(self) -> "PlainGraph":
         """The same without ONNX Runtime's optimizations."""

@@ -125,6 +125,16 @@ class AdapterManifest(BaseModel):
     parity: AdapterParity
     weights_sha256: str
 
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of all that answers depend on: without a head that of the weights, which of
+        adapters that have a head only is the same for all.
+        """
+        if self.head is None:
+            return self.weights_sha256
+        parts = f"{self.weights_sha256} {self.head.model_dump_json()}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterBundle:

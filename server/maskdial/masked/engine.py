@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, failure_of, publish
+from maskdial.engine.offload import offload
 from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
 from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.batcher import Batcher
@@ -27,6 +28,9 @@ from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
 from maskdial.metrics import CancelReason, MaskedMetrics
 from maskdial.runtime.adapter import Adapter, address_of
 from maskdial.runtime.session import PassStop
+
+_SECONDS_PER_NUMBER = 16e-9
+"""Of a digest: each token, and each row."""
 
 
 class MaskedSession(Protocol):
@@ -150,17 +154,18 @@ class MaskedEngine(Engine):
         now = time.perf_counter()
         usage = current_usage()
         owner = "" if self._answers is not None and self._answers.shared else usage.key
-        of_adapter = "" if adapter is None else adapter.digest
-        requests = [
-            MaskedWork(
-                each, each.digest(owner, of_adapter), loop.create_future(), now, usage, adapter
-            )
-            for each in inputs
-        ]
-        trace.note(*requests)
-        self._admit(requests)
+        beside = owner, "" if adapter is None else adapter.digest
+        seconds = sum(each.length + len(each.rows) for each in inputs) * _SECONDS_PER_NUMBER
+        requests = list[MaskedWork]()
         try:
             async with asyncio.timeout(timeout):
+                keys = await offload(lambda: [each.digest(*beside) for each in inputs], seconds)
+                requests += [
+                    MaskedWork(each, key, loop.create_future(), now, usage, adapter)
+                    for each, key in zip(inputs, keys, strict=True)
+                ]
+                trace.note(*requests)
+                self._admit(requests)
                 return await asyncio.gather(*(request.future for request in requests))
         except asyncio.CancelledError:
             self._count_cancelled(requests, "disconnect")
@@ -220,30 +225,30 @@ class MaskedEngine(Engine):
 
     def _admit(self, requests: list[MaskedWork]) -> None:
         with self._changed:  # reentrant: nothing comes between the check and the queue
-            waiting = requests if self._answers is None else self._not_kept(requests, self._answers)
-            self.check_room(len(waiting))
+            kept = self._kept(requests)
+            waiting = [each for each in requests if each not in kept]
+            self.check_room(len(waiting))  # before a kept answer makes the request one that began
             for request in waiting:
                 self._queue_of(request).add(request)
+            for request, answer in kept.items():
+                request.usage.has_begun = True
+                request.put(MaskedResult(answer, 0.0, 0.0, 0, 0, is_cached=True))
             if self._batcher and self._stop is not None:
                 self._stop.set()
             self._metrics.queue_size.set(len(self._batcher))
             self._changed.notify()
+        if self._answers is not None:
+            looked_up = sum(each.length for each in requests if each.may_be_kept)
+            self._of_texts.answer_cache_queries.inc(looked_up)
+            self._of_texts.answer_cache_hits.inc(sum(each.length for each in kept))
 
-    def _not_kept(self, requests: list[MaskedWork], answers: AnswerCache) -> list[MaskedWork]:
-        """Answers those whose answers are kept, and returns the others."""
-        left, num_tokens, num_found = [], 0, 0
-        for request in requests:
-            num_tokens += request.length if request.may_be_kept else 0
-            kept = answers.get(request.key) if request.may_be_kept else None
-            if kept is None:
-                left.append(request)
-            else:
-                request.put(MaskedResult(kept, 0.0, 0.0, 0, 0, is_cached=True))
-                request.usage.has_begun = True
-                num_found += request.length
-        self._of_texts.answer_cache_queries.inc(num_tokens)
-        self._of_texts.answer_cache_hits.inc(num_found)
-        return left
+    def _kept(self, requests: list[MaskedWork]) -> dict[MaskedWork, NDArray[np.float32]]:
+        """Those whose answers are kept, and these."""
+        if self._answers is None:
+            return {}
+        looked_up = [each for each in requests if each.may_be_kept]
+        found = ((each, self._answers.get(each.key)) for each in looked_up)
+        return {each: answer for each, answer in found if answer is not None}
 
     def _keep(self, batch: list[MaskedWork], replies: list[Reply]) -> None:
         if self._answers is None:
@@ -280,7 +285,9 @@ class MaskedEngine(Engine):
 
     def _run(self, batch: list[MaskedWork], stop: PassStop | None) -> list[Reply] | None:
         """One pass: a reply to each text of the batch; None if it was stopped."""
-        distinct = {request.key: request for request in batch}
+        distinct = dict[bytes, MaskedWork]()
+        for request in batch:  # followers are last: who had its turn pays
+            distinct.setdefault(request.key, request)
         computed = list(distinct.values())
         inputs = [request.input for request in computed]
         started = time.perf_counter()

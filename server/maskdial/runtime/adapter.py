@@ -16,7 +16,7 @@ class Adapter:
 
     Attributes:
         name: what requests call it.
-        digest: what the keys of the prefix cache have of it: the hash of its weights.
+        digest: what keys of caches and receipts have of it: the hash of its weights and its head.
         packed: the matrices; None if it has a head only.
         head: what its texts have in place of the base's output; None for that.
     """
@@ -85,7 +85,7 @@ def load_adapter(
             if (size.product, size.first) not in places:  # graphs of one model have the same
                 places.add((size.product, size.first))
                 packed.add(own, size)
-    digest = bundle.manifest.weights_sha256
+    digest = bundle.manifest.digest
     return Adapter(bundle.name, digest, packed if places else None, head)
 
 

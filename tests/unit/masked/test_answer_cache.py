@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from maskdial.engine.fairness import ClientUsage, usage_of_request
-from maskdial.errors import InferenceError
+from maskdial.errors import InferenceError, OverloadedError, ValidationError
 from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.request import CanvasInput, MaskedInput
 from maskdial.runtime.adapter import Adapter
@@ -54,6 +55,28 @@ def test_inputs_have_one_digest_if_a_pass_is_fed_the_same() -> None:
     assert len(digests) == len(DIFFERENT) * len(named)
     assert {len(each) for each in digests} == {32}
     assert replace(TEXT, reduce=np.sum).digest() == TEXT.digest(), "a pass is fed the same"
+
+
+def test_digests_of_long_texts_do_not_hold_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made in another thread; those of short ones are queued at once."""
+    digest, threads = MaskedInput.digest, list[threading.Thread]()
+
+    def noted(given: MaskedInput, *beside: str) -> bytes:
+        threads.append(threading.current_thread())
+        return digest(given, *beside)
+
+    async def main() -> None:
+        long = MaskedInput((1,) * 200_000, rows=(0,))
+        with serving(ScriptedSession()) as bench:
+            monkeypatch.setattr(MaskedInput, "digest", noted)
+            await bench.engine.submit_many([TEXT, TEXT])
+            assert set(threads) == {threading.current_thread()}
+            threads.clear()
+            await bench.engine.submit_many([TEXT, long])
+            assert threading.current_thread() not in threads
+            assert len(threads) == 2
+
+    asyncio.run(main())
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -154,6 +177,33 @@ def test_a_key_has_its_own_answers_unless_they_are_shared() -> None:
         run(case, answers=AnswerCache(10_000, shared=shared))
 
 
+def test_a_kept_answer_makes_no_room_for_other_texts() -> None:
+    """Those of the same request are refused as without it, and nothing of them is counted."""
+
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session, answers=AnswerCache(10_000), max_queue=2) as bench:
+            session.release()
+            await bench.engine.submit_many([TEXT])
+            others = [MaskedInput((8, number), rows=(1,)) for number in range(4)]
+            await session.pass_started()
+            first = bench.submit(others[0])
+            await session.pass_started()
+            waiting = bench.submit(others[1])
+            await until(lambda: bench.num_waiting == 1)
+            for num_others, error in ((2, OverloadedError), (3, ValidationError)):
+                with as_key("") as usage, pytest.raises(error, match=f"{num_others} texts"):
+                    await bench.engine.submit_many([TEXT, *others[:num_others]])
+                assert usage.takes_room
+            assert bench.value("answer_cache_hits_total") == 0
+            session.release(3)
+            (kept, last) = await bench.engine.submit_many([TEXT, others[2]])
+            assert (kept.is_cached, last.is_cached) == (True, False)
+            await asyncio.gather(first, waiting)
+
+    asyncio.run(main())
+
+
 def test_an_adapter_has_its_own_answers() -> None:
     async def case(bench: Any, session: ScriptedSession) -> None:
         adapters = [None, *(Adapter(name, name, None) for name in ("one", "two"))]
@@ -218,6 +268,28 @@ def test_equal_texts_that_wait_together_are_computed_once() -> None:
         ]
         assert {each.batch_size for each in results} == {3}
         assert not any(each.is_cached for each in results)
+
+    asyncio.run(main())
+
+
+def test_the_text_that_had_its_turn_pays_for_those_equal_to_it() -> None:
+    """Which are those of other addresses, where nobody needs a key."""
+
+    async def main() -> None:
+        session = ScriptedSession(gated=True)
+        with serving(session) as bench:
+            first = bench.submit(MaskedInput((1,), rows=(0,)))
+            await session.pass_started()
+            tasks, usages = [], [ClientUsage(client=name) for name in ("one", "two", "three")]
+            for usage in usages:
+                token = usage_of_request.set(usage)
+                tasks.append(bench.submit(TEXT))
+                usage_of_request.reset(token)
+                await asyncio.sleep(0)
+            await until(lambda: bench.num_waiting == 3)
+            session.release(2)
+            await asyncio.gather(first, *tasks)
+        assert [usage.tokens for usage in usages] == [3, 0, 0]
 
     asyncio.run(main())
 
