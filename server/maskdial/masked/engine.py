@@ -21,7 +21,13 @@ from maskdial.engine import trace
 from maskdial.engine.fairness import current_usage
 from maskdial.engine.life import Engine, failure_of, publish
 from maskdial.engine.offload import offload
-from maskdial.errors import DeadlineError, InferenceError, OverloadedError, ValidationError
+from maskdial.errors import (
+    DeadlineError,
+    InferenceError,
+    MaskdialError,
+    OverloadedError,
+    ValidationError,
+)
 from maskdial.masked.answer_cache import AnswerCache
 from maskdial.masked.batcher import Batcher
 from maskdial.masked.request import MaskedInput, MaskedResult, MaskedWork, Reply
@@ -311,24 +317,34 @@ class MaskedEngine(Engine):
         self._metrics.observe_pass(seconds, size, num_tokens, padded_tokens)
         self._metrics.prompt_tokens.inc(num_tokens)
         rows = dict(zip(distinct, logits, strict=True))
-        sizes = seconds, size, padded_tokens
-        return [
-            self._reply(request, rows[request.key], started - request.arrived_at, *sizes)
-            for request in batch
-        ]
+        made = dict[tuple[bytes, int], NDArray[np.float32] | MaskdialError]()
+        for request in batch:  # equal texts of a request are reduced once, too
+            place = request.key, id(request.input.reduce)
+            if place not in made:
+                made[place] = self._reduced(request.input, rows[request.key])
+        replies = list[Reply]()
+        for request in batch:
+            found = made[request.key, id(request.input.reduce)]
+            if not isinstance(found, MaskdialError):
+                waited = started - request.arrived_at
+                found = MaskedResult(found, waited, seconds, size, padded_tokens)
+            replies.append(found)
+        return replies
 
-    def _reply(
-        self, request: MaskedWork, rows: NDArray[np.float32], *times_and_sizes: Any
-    ) -> Reply:
-        """The result of one text, reduced if its input says how."""
-        if request.input.reduce is None:
-            return MaskedResult(rows, *times_and_sizes)
+    def _reduced(
+        self, given: MaskedInput, rows: NDArray[np.float32]
+    ) -> NDArray[np.float32] | MaskdialError:
+        """The rows of a text, or what its input makes of them; read-only."""
+        if given.reduce is None:
+            return rows
         try:
-            return MaskedResult(request.input.reduce(rows), *times_and_sizes)
+            found = given.reduce(rows)
         except Exception as error:  # another text's result is none of its business
             return failure_of(
                 error, InferenceError, f"reading the result of a pass of model {self._name!r}"
             )
+        found.flags.writeable = False
+        return found
 
     def _compute(
         self,

@@ -226,6 +226,30 @@ def test_what_a_request_makes_of_its_rows_is_its_own() -> None:
     run(case, answers=AnswerCache(10_000))
 
 
+def test_equal_texts_of_a_request_are_reduced_once() -> None:
+    """Others would wait as long as all of that takes, which no pass would end."""
+    calls = list[int]()
+
+    def reduce(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        calls.append(len(rows))
+        if len(rows) == 1:
+            raise InferenceError("one row")
+        return rows + 1
+
+    async def case(bench: Any, session: ScriptedSession) -> None:
+        results = await bench.engine.submit_many([replace(TEXT, reduce=reduce)] * 50 + [TEXT])
+        assert calls == [2]
+        assert {each.logits.tobytes() for each in results[:50]} == {
+            (results[50].logits + 1).tobytes()
+        }
+        assert not any(each.logits.flags.writeable for each in results)
+        with pytest.raises(InferenceError, match="one row"):
+            await bench.engine.submit_many([replace(TEXT, rows=(1,), reduce=reduce)] * 3)
+        assert calls == [2, 1]
+
+    run(case)
+
+
 def test_a_pass_that_fails_leaves_nothing() -> None:
     async def main() -> None:
         session = ScriptedSession(failures={6: ValueError("six")})
