@@ -325,10 +325,11 @@ class MaskedEngine(Engine):
         replies = list[Reply]()
         for request in batch:
             found = made[request.key, id(request.input.reduce)]
-            if not isinstance(found, MaskdialError):
-                waited = started - request.arrived_at
-                found = MaskedResult(found, waited, seconds, size, padded_tokens)
-            replies.append(found)
+            if isinstance(found, MaskdialError):
+                replies.append(found)
+                continue
+            waited = started - request.arrived_at
+            replies.append(MaskedResult(found, waited, seconds, size, padded_tokens))
         return replies
 
     def _reduced(
