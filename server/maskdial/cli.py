@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
 import maskdial
-from maskdial import health, logs, prefixes, settings, status
+from maskdial import health, logs, prefixes, ps, settings
 from maskdial.bundle.manifest import CHAT_TEMPLATE
 from maskdial.bundle.starters import starters
 from maskdial.config import (
@@ -149,8 +149,7 @@ def command_parser(chosen: str) -> argparse.ArgumentParser:
 
     _add_serve_arguments(add("serve", "start the server", _serve))
     add("doctor", "tell what this machine and installation have, and what is slow", _doctor)
-    ps = add("ps", "list the models of a running server", status.run)
-    status.add_arguments(ps)
+    ps.add_arguments(add("ps", "list the models of a running server", ps.run))
     health = add("health", "ask the server on this machine whether it is ready", _health)
     _add_health_arguments(health)
     run = add("run", "chat with a model, or have it read a text, without a server", _run)
@@ -400,7 +399,7 @@ def _models(_: argparse.Namespace) -> int:
         rows.append((model.name, first.source, first.precision, tasks, f"{model.num_bytes:,}"))
     total = sum(model.num_bytes for model in found)
     if found:
-        print(status.table(rows))
+        print(ps.table(rows))
     print(f"{cache_folder()}: {total:,} bytes")
     return 0
 
@@ -464,7 +463,7 @@ def _ask(options: argparse.Namespace, run: Command) -> int:
 
     if options.bundle is not None and options.url is not None:
         raise ConfigError("give either --bundle or --server: a bundle needs no server")
-    if options.url is not None or (options.bundle is None and status.is_reachable(DEFAULT_URL)):
+    if options.url is not None or (options.bundle is None and ps.is_reachable(DEFAULT_URL)):
         return run(options)
     if options.bundle is None:
         note = f"no server at {DEFAULT_URL}; the starter models answer in this process"

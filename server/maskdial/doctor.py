@@ -20,9 +20,9 @@ from maskdial.extras import how_to_install
 from maskdial.kernels.build import library_path
 from maskdial.kernels.installed import find_kernels
 from maskdial.model_cache import VARIABLE, cache_folder, cached_models
+from maskdial.ps import is_reachable
 from maskdial.runtime.cores import usable_cores
 from maskdial.runtime.host_limits import available_bytes, reservable_bytes
-from maskdial.status import is_reachable
 from maskdial_client.transport import DEFAULT_URL
 
 _LITTLE_MEMORY = 2 * 2**30  # bytes

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from maskdial import cli, status
+from maskdial import cli, ps
 
 
 def test_the_models_of_a_server(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,4 +22,4 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_names_cannot_command_the_terminal() -> None:
     rows = [("name", "tokens"), ("a\x1b[2J\n", "9")]
-    assert status.table(rows) == "name    tokens\na\\x1b[2J\\n       9"
+    assert ps.table(rows) == "name    tokens\na\\x1b[2J\\n       9"

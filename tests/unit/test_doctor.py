@@ -108,4 +108,4 @@ def test_the_processor_is_named_where_the_system_names_it(
     doctor.report(named)
     assert "processor  A 9000 (" in capsys.readouterr().out
     doctor.report(tmp_path / "none")
-    assert "processor  x86_64" in capsys.readouterr().out or os.uname().machine != "x86_64"
+    assert f"processor  {os.uname().machine}, " in capsys.readouterr().out

@@ -30,7 +30,7 @@ SERVER = (
         "inspection",
         "doctor",
         "prefixes",
-        "status",
+        "ps",
         "ray",
         "offline",
         "health",

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from maskdial.bundle.manifest import GoldenCheck, ParityReport
+from maskdial.bundle.manifest import GoldenCheck, ParityReport, SpecialTokens
+from maskdial_export.checkpoint.sample import Sample
 from maskdial_export.direct.encoder_check import EncoderCheck, difference
 from maskdial_export.errors import ExportError
 from maskdial_export.golden_check import SLACK, golden_check, quantized_tolerance
 from maskdial_export.session import Loaded, MaskedSession, kernels_here
+from maskdial_export.stock.model import StockModel
 from maskdial_export.stock.reference import StockReference
 
 _SIZES = (1, 2, 3, 5, 8, 13)
@@ -26,9 +29,18 @@ class StockCheck(EncoderCheck):
     ONNX Runtime's optimizations change become tenths: such graphs are compared without these.
     """
 
-    def __init__(self, reference: StockReference, *parts: object, rounds: bool) -> None:
-        model, *rest = parts
-        super().__init__(model, reference, *rest)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        model: StockModel,
+        reference: StockReference,
+        tokenizer: Tokenizer,
+        tokens: SpecialTokens,
+        sample: Sample,
+        limit: float,
+        *,
+        rounds: bool,
+    ) -> None:
+        super().__init__(model, reference, tokenizer, tokens, model.max_length, sample, limit)
         self._stock = reference
         self._rounds = rounds
 

@@ -47,7 +47,7 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.session import Floats, Ids
 from maskdial_export.stock.check import StockCheck
 from maskdial_export.stock.graph import write_stock_graph
-from maskdial_export.stock.model import TYPES, StockModel, read_graph
+from maskdial_export.stock.model import TYPES, StockGraph, StockModel, read_graph
 from maskdial_export.stock.reference import PlainGraph, StockReference
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -99,24 +99,8 @@ def _write(
     console: Console,
 ) -> tuple[dict[str, Any], DirectCheckpoint]:
     """Writes everything but the manifest; returns what that says of it."""
-    path = choose_graph(found.checkpoint.name, found.graphs, precision)
-    with phase(console, "Reading"):
-        graph = read_graph(path)
-    rounded = "int8" if graph.rounds else "fp32"
-    if precision not in (None, rounded):
-        raise ExportError(
-            f"{path.name} of {found.checkpoint.name} is {rounded}, and is taken as it is; "
-            "leave out --precision"
-        )
-    config = found.checkpoint.config
-    check_config(found.checkpoint.name, config)
-    pools = _pools_here(found.checkpoint)
-    task, outputs, is_pooled = graph.task(_class(config), prefers_tokens=pools)
-    if asked not in ("auto", task):
-        raise ExportError(
-            f"{path.name} of {found.checkpoint.name} is for {task}, and --task asks for {asked}"
-        )
-    checkpoint = found.checkpoint.of_graph(graph.files(), task)
+    graph, checkpoint, outputs, is_pooled = _read(found, asked, precision, console)
+    task, config = checkpoint.task, checkpoint.config
     family = family_of(config) if knows(config) else None
     ids = SimpleNamespace(**{**({} if family is None else family.ids), **config})
     vocab_size = config.get("vocab_size")
@@ -132,7 +116,7 @@ def _write(
     with onnxruntime_errors():
         plain = PlainGraph(graph, pad)
         output = plain.run([np.array([pad])], None, outputs)[0]
-    columns = _columns(path.name, task, outputs[0], output, vocab_size, is_pooled=is_pooled)
+    columns = _columns(graph.path.name, task, outputs[0], output, vocab_size, is_pooled=is_pooled)
     head, weights = _head(checkpoint, columns, output[0] if is_pooled else None)
     model = StockModel(
         architecture=_class(config) or "an ONNX graph",
@@ -150,17 +134,12 @@ def _write(
         is_pooled=is_pooled,
     )
     reference = StockReference(checkpoint, weights, plain, model)
-    parts = tokenizer, tokens, model.max_length, sample, gate.limit
-    check = StockCheck(reference, model, *parts, rounds=graph.rounds)
+    check = StockCheck(model, reference, tokenizer, tokens, sample, gate.limit, rounds=graph.rounds)
     written, names = folder / GRAPH, [GRAPH, f"{GRAPH}.data"]
     with phase(console, "Writing"):
         num_numbers = write_stock_graph(graph, model, weights, written)
     with phase(console, "Checking"), onnxruntime_errors():
-        parity = check.parity(written, tolerance)
-        golden = check.golden(parity.tolerance, written if graph.rounds else None)
-        invariant = not graph.rounds and all(
-            check.is_invariant(written, quantized=each) for each in (True, False)
-        )
+        checked = _checked(check, graph, written, tolerance)
     if graph.rounds and exact_here():
         onnx.save(kernel_check(), folder / KERNEL_CHECK)
         names.append(KERNEL_CHECK)
@@ -169,8 +148,7 @@ def _write(
         "family": "masked",
         "task": task,
         "architecture": model.architecture,
-        "precision": rounded,
-        "batch_invariant": invariant,
+        "precision": _precision(graph),
         "vocab_size": vocab_size,
         "num_parameters": num_numbers,
         "max_length": model.max_length,
@@ -179,11 +157,53 @@ def _write(
         "labels": head.labels,
         "problem_type": head.problem_type,
         "embedding": head.embedding,
-        "parity": parity,
-        "golden": golden,
         "files": hash_files(folder, names),
+        **checked,
     }
     return described, checkpoint
+
+
+def _read(
+    found: GraphsOnlyError, asked: str, precision: str | None, console: Console
+) -> tuple[StockGraph, DirectCheckpoint, tuple[str, ...], bool]:
+    """The graph that is meant, its checkpoint with its task, its outputs, and whether those are
+    pooled.
+
+    Raises:
+        ExportError: it is of another precision or task than was asked for.
+    """
+    name, config = found.checkpoint.name, found.checkpoint.config
+    path = choose_graph(name, found.graphs, precision)
+    with phase(console, "Reading"):
+        graph = read_graph(path)
+    if precision not in (None, _precision(graph)):
+        raise ExportError(
+            f"{path.name} of {name} is {_precision(graph)}, and is taken as it is; "
+            "leave out --precision"
+        )
+    check_config(name, config)
+    pools = _pools_here(found.checkpoint)
+    task, outputs, is_pooled = graph.task(_class(config), prefers_tokens=pools)
+    if asked not in ("auto", task):
+        raise ExportError(f"{path.name} of {name} is for {task}, and --task asks for {asked}")
+    return graph, found.checkpoint.of_graph(graph.files(), task), outputs, is_pooled
+
+
+def _precision(graph: StockGraph) -> str:
+    return "int8" if graph.rounds else "fp32"
+
+
+def _checked(
+    check: StockCheck, graph: StockGraph, written: Path, tolerance: float
+) -> dict[str, Any]:
+    """What the comparisons of a written graph say, by the manifest's names."""
+    parity = check.parity(written, tolerance)
+    return {
+        "parity": parity,
+        "golden": check.golden(parity.tolerance, written if graph.rounds else None),
+        "batch_invariant": not graph.rounds
+        and all(check.is_invariant(written, quantized=each) for each in (True, False)),
+    }
 
 
 def _pools_here(checkpoint: DirectCheckpoint) -> bool:

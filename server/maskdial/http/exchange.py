@@ -15,6 +15,7 @@ from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.ignored import Ignored
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.transcript import Transcript
+from maskdial.receipts.receipt import HEADER
 
 ErrorReply = Callable[[MaskdialError], Response]
 
@@ -28,6 +29,7 @@ _MAX_LENGTH_DIGITS = 19
 _MAX_FORM_BYTES = 16_384  # of what surrounds a file
 # Request ids are no secrets. A call of the system for each of them would let go of the interpreter,
 # and wait for the engine's thread to get it back.
+_RECEIPT = HEADER.encode()
 _IDS = random.Random()
 
 
@@ -70,7 +72,7 @@ class Exchange:
                 given = value.decode("latin-1")
             elif name == b"expect":
                 self._awaits_continue = True
-            elif name == b"x-maskdial-receipt":
+            elif name == _RECEIPT:
                 self.receipt = value
         # The client's own request id if it is a plain one, otherwise a new one.
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"{_IDS.getrandbits(128):032x}"
