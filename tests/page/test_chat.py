@@ -234,6 +234,32 @@ def test_a_refusal_gives_the_message_back_and_a_reply_can_be_stopped(visit: Visi
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_an_edit_or_a_retry_that_is_refused_leaves_the_conversation(visit: Visits) -> None:
+    page = open_chat(visit())
+    replies(page, {"content": "One."})
+    for text in ("first", "second"):
+        send(page, text)
+        held = turns(page)
+    page.unroute("**/v1/chat/completions")
+    page.route(
+        "**/v1/chat/completions", lambda route: fulfill(route, 429, {"error": {"message": "busy"}})
+    )
+    problem = page.locator(".thread > .error")
+    page.get_by_role("button", name="Edit").first.click()
+    send(page, "other")
+    expect(problem).to_have_text("busy")
+    assert (turns(page), len(held)) == (held, 4)
+    expect(page.get_by_label("Message")).to_have_value("other")
+    page.get_by_label("Message").fill("")
+    page.get_by_role("button", name="Retry").click()
+    expect(problem).to_have_text("busy")
+    assert turns(page) == held
+    replies(page, {"content": "Two."})
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".turn").last).to_contain_text("Two.")
+    assert [text for _, text in turns(page)] == ["first", "One.", "second", "Two."]
+
+
 def test_what_a_model_writes_cannot_edit_the_copied_request(visit: Visits) -> None:
     page = open_chat(visit())
     replies(page, {"content": "a'\x7f\x7f;\x9b'"})

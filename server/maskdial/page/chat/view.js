@@ -187,10 +187,11 @@ export class Chat {
     const content = this.message.value;
     if (!content.trim()) return;
     const { turns } = this.conversation;
+    const before = [...turns];
     if (this.from !== null) turns.length = this.from;
     this.endEdit();
     turns.push({ role: "user", content });
-    this.ask(content);
+    this.ask(before, content);
   }
 
   /** Puts an earlier message into the field; once it is sent, what came after it is dropped. */
@@ -215,28 +216,36 @@ export class Chat {
   }
 
   again(index) {
-    this.conversation.turns.length = index;
-    this.ask();
+    const { turns } = this.conversation;
+    const before = [...turns];
+    turns.length = index;
+    this.ask(before);
   }
 
   /** Takes the result of a tool; the model goes on once it has all that it called for. */
   answer(call, content) {
     const { turns } = this.conversation;
+    const before = [...turns];
     const from = turns.findLastIndex((turn) => turn.role === "assistant");
     turns.push({ role: "tool", call: call.id, content });
     if (unanswered(turns, from).length) this.draw();
-    else this.ask();
+    else this.ask(before);
   }
 
-  /** Asks for the next turn; `unsent` goes back into the field if there is no answer at all. */
-  async ask(unsent) {
+  /**
+   * Asks for the next turn.
+   *
+   * @param {object[]} before the turns as they are again if there is no answer at all
+   * @param {string} [unsent] goes back into the field then
+   */
+  async ask(before, unsent) {
     const { conversation } = this;
     this.problem.hidden = true;
     let body;
     try {
       body = this.body();
     } catch (error) {
-      this.fail(conversation, unsent, error);
+      this.fail(conversation, before, unsent, error);
       return;
     }
     this.controller = new AbortController();
@@ -259,7 +268,7 @@ export class Chat {
       if (conversation === this.conversation) show(this.sent, snippets(requestOf(body), false));
     } catch (error) {
       this.end(conversation);
-      this.fail(conversation, unsent, error);
+      this.fail(conversation, before, unsent, error);
     }
   }
 
@@ -273,8 +282,8 @@ export class Chat {
     if (!follows) this.scroller.scrollTop = scrollTop;
   }
 
-  fail(conversation, unsent, error) {
-    if (unsent !== undefined) conversation.turns.pop(); // it was not answered
+  fail(conversation, before, unsent, error) {
+    conversation.turns = before;
     if (conversation !== this.conversation) return;
     if (unsent !== undefined && !this.message.value) this.message.value = unsent;
     this.grow();
