@@ -140,18 +140,16 @@ def _export(
                     f"{error.message}; to trace the model, install torch and transformers: "
                     f"{how_to_install('export')}"
                 ) from error
-            reason = error.message
+            reason = f"as {error.message}"
         except QualityError as error:
             if not _can_trace():
                 raise
             reason = f"as {error.measured}, and the tracer can leave layers as they are"
-            say(console, f"{dest}: tracing, {reason}")
         else:
             say(console, f"{dest}: written directly from the file, without torch")
             return manifest
-    manifest = load_tracer()(source, dest, rounds=True, **common, **options)
-    say(console, f"{dest}: traced, {reason}")
-    return manifest
+    say(console, f"{dest}: tracing, {reason}")
+    return load_tracer()(source, dest, rounds=True, **common, **options)
 
 
 def _option(gate: Gate, options: dict[str, Any]) -> str | None:

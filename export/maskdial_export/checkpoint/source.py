@@ -20,6 +20,7 @@ from maskdial_export.checkpoint.gguf.convert import convert
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.onnx_files import find_graphs
+from maskdial_export.checkpoint.own_code import own_code
 from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
 
@@ -27,7 +28,6 @@ Mask = Literal["full", "causal"]
 
 GLINER_CONFIG = "gliner_config.json"
 GLINER, GLINER2 = "GLiNER", "GLiNER2"
-_MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -177,7 +177,7 @@ def find(
     if task == "auto":
         task = _module_task(path, config)
     architecture, settled = settle(config, task)
-    code = _own_code(source, path, config)
+    code = own_code(source, path, config)
     if code is not None and not ignore_remote_code:
         raise ExportError(
             f"{code}, which is never run; transformers' {architecture} may compute something else, "
@@ -200,36 +200,6 @@ def _static_table(path: Path, config: Mapping[str, Any]) -> Path | None:
         return path / str(first["path"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None  # what is wrong with it is told where it is read
-
-
-def _own_code(name: str, path: Path, config: Mapping[str, Any]) -> str | None:
-    """What a checkpoint brings in place of transformers' own classes; None if nothing."""
-    models = _named_code(config, "AutoModel")
-    tokenizers = _named_code(read_json(path / "tokenizer_config.json"), "AutoTokenizer")
-    listed = path / MODULES
-    modules = re.findall(
-        r'"type"\s*:\s*"([^"]+)"',
-        listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else "",
-    )
-    others = [each for each in modules if each.partition(".")[0] not in _MODULE_PACKAGES]
-    for found, file_name in (
-        (models, "auto_map in config.json"),
-        (tokenizers, "auto_map in tokenizer_config.json"),
-        (others, MODULES),
-    ):
-        if found:
-            return f"{name} brings code of its own ({found[0]}, {file_name})"
-    return None
-
-
-def _named_code(settings: Mapping[str, Any], prefix: str) -> list[str]:
-    """The classes that ``auto_map`` names for auto classes of a prefix."""
-    given = settings.get("auto_map") or {}
-    if isinstance(given, list):  # of a tokenizer in an older form
-        given = {"AutoTokenizer": given}
-    found = [each for key, each in given.items() if str(key).startswith(prefix)]
-    names = [each if isinstance(each, list) else [each] for each in found]
-    return [str(name) for each in names for name in each if name]
 
 
 def _refuse_adapter(source: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.hub import provenance as provenance_of
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.onnx_files import find_graphs
+from maskdial_export.checkpoint.own_code import own_code
 from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.decoder import Decoder, NotDirectError
@@ -142,6 +143,8 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     config = read_json(folder / _CONFIG)
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
+    if own_code(source, folder, config) is None:
+        config.pop("auto_map", None)
     beside = [name for name in _BESIDE if (folder / name).exists()]
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")

@@ -13,35 +13,53 @@ _HARMLESS = frozenset(
         *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version"),
         *("use_cache", "_name_or_path", "initializer_range", "attention_dropout"),
         *("resid_pdrop", "embd_pdrop", "pad_token_id", "bos_token_id", "eos_token_id"),
+        *("cache_implementation", "bos_token", "eos_token", "is_llama_config"),
+        *("_from_model_config", "_model_name_or_path", "model_name", "_commit_hash"),
+        *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
         *(
-            "cache_implementation",
-            "bos_token",
-            "eos_token",
-            "is_llama_config",
-            "_from_model_config",
+            "pretraining_tp",
+            "unsloth_fixed",
+            "unsloth_version",
+            "tokenizer_class",
+            "task_specific_params",
         ),
+        *("gradient_checkpointing", "torchscript", "use_bfloat16", "finetuning_task"),
         *("transformers.js_config", "id2label", "label2id", "output_router_logits"),
     }
 )
 # What says nothing if it is one of these
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,),
     "rope_interleaved": (False,),
     "is_decoder": (False, True),
     "is_encoder_decoder": (False,),
-    "problem_type": (None,),
-    "sep_token_id": (None,),
-    "decoder_start_token_id": (None,),
     "is_causal": (True,),
-    "output_scores": (False,),
     "add_cross_attention": (False,),
     "chunk_size_feed_forward": (0,),
     "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},),
     "output_attentions": (False,),
     "output_hidden_states": (False,),
     "return_dict": (True,),
-    "quantization_config": (None,),
-    "clip_qkv": (None,),
+    # Older versions of transformers wrote all settings of `generate`, mostly at their defaults
+    "output_scores": (False,),
+    "return_dict_in_generate": (False,),
+    "remove_invalid_values": (False,),
+    "max_length": (20,),
+    "min_length": (0,),
+    "do_sample": (False,),
+    "early_stopping": (False,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "num_return_sequences": (1,),
+    "diversity_penalty": (0.0,),
+    "temperature": (1.0,),
+    "top_k": (50,),
+    "top_p": (1.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "length_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
 }
 
 
@@ -110,6 +128,16 @@ class Config:
             self.refuse(key)
         return str(value)
 
+    def expect(self, **known: Any) -> None:
+        """Of entries that no class reads, such as of a maker's own code: what they have to be.
+
+        Raises:
+            NotDirectError: one is there, and another than this.
+        """
+        for key, value in known.items():
+            if self.take(key, value) != value:
+                self.refuse(key)
+
     def part(self, key: str) -> "Config | None":
         """An object within; None if there is none. Raises: NotDirectError: it is something else."""
         value = self.take(key)
@@ -131,9 +159,13 @@ class Config:
         raise NotDirectError(f"{where} {shown} in config.json is not known to the direct path")
 
     def finish(self) -> None:
-        """Refuses what nobody has read. Raises: NotDirectError: there is such an entry."""
+        """Refuses what nobody has read, unless it is null, which sets nothing.
+
+        Raises:
+            NotDirectError: there is such an entry.
+        """
         for key, value in self._values.items():
-            if key in self._read or key in self._harmless:
+            if value is None or key in self._read or key in self._harmless:
                 continue
             if key in self._neutral and value in self._neutral[key]:
                 continue

@@ -44,6 +44,7 @@ _HARMLESS = (
     *("use_bfloat16", "do_sample", "num_beams", "max_length", "num_return_sequences", "top_k"),
     *("top_p", "temperature", "length_penalty", "repetition_penalty", "eos_token_ids"),
     *("tokenizer_class", "sep_token_id", "cls_token_id", "problem_type", "num_labels"),
+    "_num_labels",
     *("id2label", "label2id", "sentence_transformers", "sbert_ce_default_activation_function"),
     *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
     *("sparse_pred_ignore_index", "unpad_inputs", "net_structure_type", "summary_type"),

@@ -104,6 +104,7 @@ def _later_gemma(
     **more: Any,
 ) -> Decoder:
     """Gemma 2 and 3."""
+    config.one_of("hidden_act", _GELU_TANH, _GELU_TANH[0])  # the class reads the other
     activation = config.one_of("hidden_activation", _GELU_TANH, _GELU_TANH[0])
     scalar = config.real("query_pre_attn_scalar", 256)
     if scalar <= 0:

@@ -23,17 +23,11 @@ from maskdial_export.direct.rotary import read_rotary
 _BIASES = Biases(query_key_value=True, attention_output=True, mlp=True)
 _ONE_NORM = Norms(before_mlp=None)
 _GELUS = ("gelu_new", "gelu_pytorch_tanh")
-# What the first configurations of Cohere 2 say beside, which transformers does not read
-_COHERE2_SAYS = {
-    "order_of_interleaved_layers": ("local_attn_first",),
-    "position_embedding_type": ("rope_gptj",),
-    "rotary_pct": (1.0,),
-    "use_embedding_sharing": (True,),
-    "use_gated_activation": (True,),
-    "use_parallel_block": (True,),
-    "use_parallel_embedding": (False,),
-    "use_qk_norm": (False,),
-}
+# Of code that StarCoder2's makers trained with
+_STARCODER_UNREAD = (
+    *("residual_dropout", "embedding_dropout", "activation_function", "layer_norm_epsilon"),
+    *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
+)
 
 
 def gpt2(config: Config, architecture: str, limit: int | None) -> Decoder:
@@ -113,8 +107,9 @@ def phi(config: Config, architecture: str, limit: int | None) -> Decoder:
 
 def starcoder2(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = usual_head(config)
-    for key in ("residual_dropout", "embedding_dropout"):
+    for key in _STARCODER_UNREAD:
         config.take(key)
+    config.expect(norm_type="layer_norm", mlp_type="default", scale_attn_weights=True)
     has_biases = config.flag("use_bias", True)
     return decoder_of(
         config,
@@ -141,9 +136,17 @@ def cohere(config: Config, architecture: str, limit: int | None) -> Decoder:
 
 
 def cohere2(config: Config, architecture: str, limit: int | None) -> Decoder:
-    for key, known in _COHERE2_SAYS.items():
-        if config.take(key, known[0]) not in known:
-            config.refuse(key)
+    # The first configurations say it
+    config.expect(
+        order_of_interleaved_layers="local_attn_first",
+        position_embedding_type="rope_gptj",
+        rotary_pct=1.0,
+        use_embedding_sharing=True,
+        use_gated_activation=True,
+        use_parallel_block=True,
+        use_parallel_embedding=False,
+        use_qk_norm=False,
+    )
     size, window = usual_head(config), read_window(config, 4096)
     period = config.count("sliding_window_pattern", 4)
     if config.count("layer_switch", period) != period:

@@ -61,6 +61,7 @@ def ministral3(config: Config, architecture: str, limit: int | None) -> Decoder:
 
 def qwen2(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = usual_head(config)
+    config.expect(use_mrope=False)
     layers = qwen_layers(config, read_rotary(config, size))
     biases = Biases(query_key_value=True)
     return decoder_of(config, architecture, limit, layers, head_dim=size, biases=biases)
@@ -169,6 +170,8 @@ def phi3(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = usual_head(config)
     rotation = read_rotary(config, size)
     config.take("original_max_position_embeddings")  # of longrope
+    config.expect(attention_bias=False, mlp_bias=False, lm_head_bias=False)
+    config.expect(full_attn_mod=1, interpolate_factor=1)
     layers = alike(config, rotation, read_window(config, None))
     return decoder_of(
         config, architecture, limit, layers, head_dim=size, packed_attention=True, packed_mlp=True

@@ -1,0 +1,65 @@
+"""The code that a checkpoint brings, which is never run."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maskdial_export.checkpoint.json_file import read_json
+from maskdial_export.checkpoint.sentence import MODULES
+
+# The packages whose modules modules.json may name
+_MODULE_PACKAGES = frozenset({"sentence_transformers", "pylate"})
+# Classes that their makers gave to transformers, and that their checkpoints still name: by
+# model_type. A type whose class others change, as gte-Qwen2 does with Qwen2's, is none of these.
+_TAKEN_OVER: Mapping[str, frozenset[str]] = {
+    "deepseek_v2": frozenset(
+        {"modeling_deepseek.DeepseekV2Model", "modeling_deepseek.DeepseekV2ForCausalLM"}
+    ),
+    "deepseek_v3": frozenset(
+        {"modeling_deepseek.DeepseekV3Model", "modeling_deepseek.DeepseekV3ForCausalLM"}
+    ),
+    "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
+}
+
+
+def own_code(name: str, path: Path, config: Mapping[str, Any]) -> str | None:
+    """What a checkpoint brings in place of transformers' own classes; None if nothing.
+
+    Args:
+        name: of the checkpoint, for the sentence.
+        path: its folder.
+        config: config.json.
+
+    Returns:
+        A sentence that names the first class.
+    """
+    ours = _TAKEN_OVER.get(str(config.get("model_type")), frozenset())
+    models = [
+        each for each in _named_code(config, "AutoModel") if each.rpartition("--")[2] not in ours
+    ]
+    tokenizers = _named_code(read_json(path / "tokenizer_config.json"), "AutoTokenizer")
+    listed = path / MODULES
+    modules = re.findall(
+        r'"type"\s*:\s*"([^"]+)"',
+        listed.read_text(encoding="utf-8", errors="replace") if listed.is_file() else "",
+    )
+    others = [each for each in modules if each.partition(".")[0] not in _MODULE_PACKAGES]
+    for found, file_name in (
+        (models, "auto_map in config.json"),
+        (tokenizers, "auto_map in tokenizer_config.json"),
+        (others, MODULES),
+    ):
+        if found:
+            return f"{name} brings code of its own ({found[0]}, {file_name})"
+    return None
+
+
+def _named_code(settings: Mapping[str, Any], prefix: str) -> list[str]:
+    """The classes that ``auto_map`` names for auto classes of a prefix."""
+    given = settings.get("auto_map") or {}
+    if isinstance(given, list):  # of a tokenizer in an older form
+        given = {"AutoTokenizer": given}
+    found = [each for key, each in given.items() if str(key).startswith(prefix)]
+    names = [each if isinstance(each, list) else [each] for each in found]
+    return [str(name) for each in names for name in each if name]
