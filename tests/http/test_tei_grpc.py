@@ -322,6 +322,16 @@ def test_a_stream_answers_while_it_goes_on_and_in_order(client: Client, http: ht
     np.testing.assert_allclose(found, [*wanted, wanted[0]], atol=1e-5)
 
 
+def test_a_stream_of_many_small_messages(client: Client) -> None:
+    """They come faster than they are answered, each in a frame of its own."""
+    ids = [5 + i % 50 for i in range(1500)]
+    asked = ({"ids": [each]} for each in ids)
+    found = [each.text for each in client.call("Tokenize/DecodeStream", *asked, model="sentiment")]
+    words = {each: client.call("Tokenize/Decode", {"ids": [each]}, model="sentiment").text
+             for each in set(ids)}  # fmt: skip
+    assert found == [words[each] for each in ids]
+
+
 def test_an_error_ends_a_stream_after_what_came_before(client: Client) -> None:
     good, bad = {"inputs": TEXTS[0]}, {"inputs": " "}
     responses = client.call("Embed/EmbedStream", good, good, bad, good)

@@ -219,6 +219,14 @@ class Call:
         self._wire.send_headers(self.id, found, ends=True)
 
 
+def has_whole_messages(content: bytes) -> bool:
+    """Whether a frame has messages, and no part of another: streams may consist of small ones."""
+    at = 0
+    while at + _PREFIX_BYTES <= len(content):
+        at += _PREFIX_BYTES + int.from_bytes(content[at + 1 : at + _PREFIX_BYTES], "big")
+    return at == len(content) > 0
+
+
 def _head() -> list[Header]:
     return [
         (b":status", b"200"),

@@ -23,8 +23,8 @@ def test_the_numbers_are_fastembeds() -> None:
 def test_cells_are_those_of_the_paper(num_planes: int, num_tokens: int) -> None:
     """Without a projection, where the definition can be written out cell by cell."""
     dimension, repetitions, seed = 8, 3, 5
-    vectors = np.random.default_rng(num_tokens).normal(size=(num_tokens, dimension))
-    vectors = vectors.astype(np.float32)
+    drawn = np.random.default_rng(num_tokens).normal(size=(num_tokens, dimension))
+    vectors = drawn.astype(np.float32)
     settings = Muvera(num_planes, dimension, repetitions, seed)
     settings.check(1, dimension)
     generator = np.random.default_rng(seed)
