@@ -178,8 +178,8 @@ class Config(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: any free port")
     grpc_port: Annotated[int | None, Field(ge=0, le=65535), _Off] = Field(
         None,
-        description="port for KServe's protocol over gRPC, with the same keys and certificate; 0: "
-        "any free port; needs the extra grpc",
+        description="port for gRPC: KServe's protocol and text-embeddings-inference's, with the "
+        "same keys and certificate; 0: any free port; needs the extra grpc",
     )
     uds: Annotated[Path | None, _None] = Field(
         None, description="Unix socket to listen on, instead of host and port"

@@ -1,5 +1,6 @@
 """Models with a vector for each token, in three formats, against sentence-transformers."""
 
+import base64
 import json
 import shutil
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.util import maxsim
 from tokenizers import Tokenizer
 
 from maskdial.bundle.bundle import load_bundle
+from maskdial.masked.tasks.muvera import Muvera
+from maskdial.masked.tasks.quantized import quantized, restored
 from maskdial_export.export import export
 
 Checkpoint = Callable[[str], Path]
@@ -231,6 +235,76 @@ def test_rerank_scores_by_maxsim(name: str, sources: dict[str, Path], url: str) 
     assert [each["relevance_score"] for each in reply["results"]] == [r["score"] for r in ranks]
     named = {"query": QUERIES[0], "texts": DOCUMENTS}
     assert httpx.post(f"{url}/models/{name}", json=named, timeout=60).json() == ranks
+
+
+@pytest.mark.parametrize("dtype", ["float", "int8", "uint8", "binary", "ubinary"])
+def test_rerank_scores_stored_vectors(dtype: Any, sources: dict[str, Path], url: str) -> None:
+    """As sentence-transformers' MaxSim of a query and what it can still know of documents."""
+    reference = MultiVectorEncoder(str(sources["saved"]), device="cpu")
+    query = reference.encode_query(QUERIES[0], convert_to_numpy=True)
+    documents = vectors(url, "saved", inputs=DOCUMENTS)
+    stored = [quantized(each, dtype) for each in documents]
+    known = [restored(each, dtype, query.shape[1]) for each in stored]
+    scores = np.array([float(maxsim([query], [each])[0, 0]) for each in known])
+    body: dict[str, Any] = {"model": "saved", "query": QUERIES[0]}
+    written = [each.tolist() for each in stored]
+    ranks = rerank(url, vectors={"documents": written, "dtype": dtype}, **body)
+    order = [each["index"] for each in ranks]
+    np.testing.assert_allclose([each["score"] for each in ranks], scores[order], atol=1e-4)
+    assert scores[order].tolist() == sorted(scores, reverse=True)
+    packed = [base64.b64encode(each.tobytes()).decode() for each in stored]
+    assert rerank(url, vectors={"documents": packed, "dtype": dtype}, **body) == ranks
+    (best,) = rerank(url, vectors={"documents": packed, "dtype": dtype}, top_n=1, **body)
+    assert best == ranks[0]
+    if dtype == "float":
+        assert ranks == rerank(url, texts=DOCUMENTS, **body)
+
+
+def test_rerank_scores_int8_with_a_scale(url: str) -> None:
+    query = "who?"
+    (document,) = vectors(url, "saved", inputs="a short text")
+    values = np.rint(document / 0.01).clip(-128, 127)
+    stored = {"documents": [values.astype(int).tolist()], "dtype": "int8", "scale": 0.01}
+    near = {"documents": [(values.astype(np.float32) * np.float32(0.01)).tolist()]}
+    body: dict[str, Any] = {"model": "saved", "query": query}
+    assert rerank(url, vectors=stored, **body) == rerank(url, vectors=near, **body)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "texts: must be given, or vectors in place of them, not both"),
+        ({"texts": ["a"], "vectors": {"documents": [[[1]]]}}, "vectors in place of them, not both"),
+        ({"vectors": {"documents": [[[1.0]]]}}, "vectors.documents[0]: vector 0 has 1 numbers"),
+        ({"vectors": {"documents": [[[10**400]]]}}, "vectors.documents"),
+        ({"vectors": {"documents": [[["1"]]]}}, "vectors.documents"),
+        ({"vectors": {"documents": ["AAAA"], "dtype": "int4"}}, "vectors.dtype"),
+        ({"vectors": {"documents": ["AAAA"], "scale": 0}}, "vectors.scale"),
+        ({"vectors": {"documents": ["AAAA"], "scale": 1}}, "vectors.scale: only int8 and uint8"),
+        ({"vectors": {"documents": []}}, "vectors.documents: must have at least"),
+        ({"vectors": {"documents": ["AAAA"]}, "return_text": True}, "return_text: there are"),
+    ],
+)
+def test_stored_vectors_that_are_refused(url: str, body: dict[str, Any], words: str) -> None:
+    error = rerank(url, 422, model="saved", query="who?", **body)["error"]
+    assert words in error
+
+
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_one_vector_of_all_of_a_text(url: str, role: str) -> None:
+    settings = {"k_sim": 3, "dim_proj": 4, "r_reps": 2, "random_seed": 5}
+    given = {"model": "saved", "inputs": DOCUMENTS, "prompt_name": role}
+    several = vectors(url, "saved", inputs=DOCUMENTS, prompt_name=role)
+    reply = httpx.post(f"{url}/embed-all", json=given | {"muvera": settings}, timeout=60).json()
+    assert reply["muvera"] == settings | {"final_dimension": None}
+    wanted = [Muvera(**settings).encode(each, is_query=role == "query") for each in several]
+    np.testing.assert_allclose(reply["vectors"], wanted, atol=1e-6)
+    again = {"parameters": {"muvera": reply["muvera"]}}
+    assert httpx.post(f"{url}/embed-all", json=given | again, timeout=60).json() == reply
+    large = {"muvera": {"dim_proj": 4096}}
+    refused = httpx.post(f"{url}/embed-all", json=given | large, timeout=60)
+    assert refused.status_code == 422
+    assert "muvera.dim_proj: must be at most" in refused.json()["error"]
 
 
 def rerank(url: str, status: int = 200, **body: object) -> Any:

@@ -683,6 +683,9 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"model": "sentiment"},
     ],
     "/rerank": [
+        {"texts": None},
+        {"vectors": {"documents": ["AAAA"]}},
+        {"texts": None, "vectors": {"documents": ["AAAA"]}},
         *({"texts": None, **each} for each in _DOCUMENTS if "documents" in each),
         {"texts": []},
         {"texts": ["a", ""]},

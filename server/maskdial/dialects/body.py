@@ -119,7 +119,7 @@ class TaskBody(Wire):
     @property
     def batch(self) -> bool:
         """Whether the texts came as a list, so that an error has to say which one it is about."""
-        return False
+        return isinstance(getattr(self, self.spellings.get("texts", "texts"), None), list)
 
     def names(self) -> Mapping[str, str]:
         """What the body calls the fields of the neutral request, where the names differ.
@@ -243,11 +243,6 @@ class TextsBody(TaskBody):
     def texts(self) -> list[str]:
         """The texts, also if it is one."""
         return self.inputs if isinstance(self.inputs, list) else [self.inputs]
-
-    @property
-    def batch(self) -> bool:
-        """Whether they came as a list, so that the reply is a list, too."""
-        return isinstance(self.inputs, list)
 
 
 def enumerate_inputs(value: object) -> list[tuple[str, object]]:

@@ -51,11 +51,6 @@ class MaskedBody(TaskBody, abc.ABC):
 
     spellings = {"texts": "inputs"}  # noqa: RUF012
 
-    @property
-    @abc.abstractmethod
-    def batch(self) -> bool:
-        """Whether the texts came as a list, so that errors say which one is wrong."""
-
     @abc.abstractmethod
     def request(self) -> TaskRequest[Any]:
         """The body as a dialect-neutral request."""

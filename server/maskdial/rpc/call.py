@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from maskdial.rpc.calls import CallError, Calls, Place
@@ -138,6 +138,33 @@ class Call:
                 message = self._next()
             return message
 
+    async def read_only(self) -> bytes:
+        """The message of a call that has one.
+
+        Raises:
+            CallError: as `read`, and if there is none.
+        """
+        content = await self.read()
+        if content is None:
+            raise CallError(400, "the call has no message")
+        return content
+
+    def take(self) -> bytes | None:
+        """The next message if it has come already; otherwise the client may send it.
+
+        Raises:
+            CallError: as `read`.
+        """
+        return self._next()
+
+    async def until(self, work: asyncio.Future[Any]) -> None:
+        """Waits until some work is done, or something comes from the client."""
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait({work, self._wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._wake = None
+
     def _next(self) -> bytes | None:
         """The next message if all of it is there; otherwise the client may send the rest."""
         received, needed = self._received, _PREFIX_BYTES
@@ -190,6 +217,14 @@ class Call:
             found.append((b"grpc-message", encoded))
         found += [(name.encode(), value.encode("latin-1")) for name, value in self.trailing]
         self._wire.send_headers(self.id, found, ends=True)
+
+
+def has_whole_messages(content: bytes) -> bool:
+    """Whether a frame has messages, and no part of another: streams may consist of small ones."""
+    at = 0
+    while at + _PREFIX_BYTES <= len(content):
+        at += _PREFIX_BYTES + int.from_bytes(content[at + 1 : at + _PREFIX_BYTES], "big")
+    return at == len(content) > 0
 
 
 def _head() -> list[Header]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from maskdial.http.in_process import Reply
 from maskdial.rpc.calls import CallError
-from maskdial.rpc.messages import message
+from maskdial.rpc.messages import message, read
 
 HEADER_LENGTH = "inference-header-content-length"
 TEXT_OUTPUT = "text_output"
@@ -131,18 +131,6 @@ def text_response(request_id: str, event: Mapping[str, Any], *, final: bool) -> 
 def mark(response: Any, *, final: bool) -> None:
     """Says whether it is a request's last response, as Triton does."""
     response.parameters.add(key=_FINAL).value.bool_param = final
-
-
-def read(content: bytes, name: str) -> Any:
-    """A message of a kind.
-
-    Raises:
-        CallError: it is none.
-    """
-    try:
-        return message(name).FromString(content)
-    except Exception as error:  # protobuf's own class moves between its versions
-        raise CallError(400, f"the message is no {name}: it cannot be decoded") from error
 
 
 def packed(texts: Iterable[bytes]) -> bytes:

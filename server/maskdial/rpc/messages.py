@@ -1,19 +1,13 @@
-"""The messages of the open inference protocol (KServe's ``grpc_predict_v2.proto``).
-
-They are built from a table, so that neither a generated module nor a compiler is needed. Nested
-messages and maps stand beside the others; on the wire they are the same.
-"""
+"""The messages of the open inference protocol (KServe's ``grpc_predict_v2.proto``)."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from maskdial.rpc.schema import Fields, Schema
 
 SERVICE = "inference.GRPCInferenceService"
 
-_PACKAGE = "inference"
 _PARAMETERS = "*ParametersEntry"
-_FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
+_FIELDS: Mapping[str, Fields] = {
     "ServerLiveRequest": {},
     "ServerLiveResponse": {"live": (1, "bool")},
     "ServerReadyRequest": {},
@@ -114,48 +108,11 @@ _FIELDS: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "infer_response": (2, "ModelInferResponse"),
     },
 }
-"""The fields of each message: number and type, with a star if it is repeated. Those of a parameter
-exclude each other. Numbers in ``contents`` are left out: models here read texts. Those of Triton's
-configuration that say nothing here are left out, and its enumeration of types is a number."""
+"""Numbers in ``contents`` are left out: models here read texts. So are the fields of Triton's
+configuration that say nothing here."""
 
 DATA_TYPES = {"TYPE_INT64": 9, "TYPE_FP32": 11, "TYPE_STRING": 13}
 """Types of a configuration."""
 
-_ALTERNATIVES = {"InferParameter": "parameter_choice"}
-
-
-def _file() -> descriptor_pb2.FileDescriptorProto:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="maskdial/inference.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for name, fields in _FIELDS.items():
-        message = file.message_type.add(name=name)
-        if name in _ALTERNATIVES:
-            message.oneof_decl.add(name=_ALTERNATIVES[name])
-        for field_name, (number, kind) in fields.items():
-            field = message.field.add(name=field_name, number=number)
-            field.label = kinds.LABEL_REPEATED if kind[0] == "*" else kinds.LABEL_OPTIONAL
-            if kind.lstrip("*") in _FIELDS:
-                field.type = kinds.TYPE_MESSAGE
-                field.type_name = f".{_PACKAGE}.{kind.lstrip('*')}"
-            else:
-                field.type = kinds.Type.Value(f"TYPE_{kind.lstrip('*').upper()}")
-            if name in _ALTERNATIVES:
-                field.oneof_index = 0
-    return file
-
-
-_POOL = descriptor_pool.DescriptorPool()  # of its own: others may register the same names
-_POOL.Add(_file())
-
-
-_CLASSES: Mapping[str, Any] = {
-    name: message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-    for name in _FIELDS
-}
-
-
-def message(name: str) -> Any:
-    """The class of a message."""
-    return _CLASSES[name]
+_SCHEMA = Schema("inference", _FIELDS, {"InferParameter": "parameter_choice"})
+message, read = _SCHEMA.message, _SCHEMA.read

@@ -13,7 +13,7 @@ from maskdial.http.handshake import Handshake
 from maskdial.http.in_process import InProcess
 from maskdial.rpc.calls import Calls
 from maskdial.rpc.connection import Connection
-from maskdial.rpc.service import InferenceService
+from maskdial.rpc.services import Services
 
 _MESSAGE_BYTES = 65_536  # of a message beside its tensors
 _BACKLOG = 2048
@@ -22,7 +22,7 @@ _log = logging.getLogger("maskdial")
 
 
 class RpcServer:
-    """Serves ``GRPCInferenceService`` until it is stopped.
+    """Serves `Services` until it is stopped.
 
     Args:
         application: answers the calls.
@@ -41,7 +41,7 @@ class RpcServer:
         self._config = context.config
         self._connections = connections
         self._tls = tls
-        self._service = InferenceService(application, context.keys)
+        self._service = Services(application, context.keys, self._config.max_body_bytes)
         self._calls = Calls(
             connections.limits.max_connections,
             self._config.max_body_bytes + _MESSAGE_BYTES,

@@ -1,17 +1,11 @@
-"""InferenceService: remote procedure calls, as requests to the application.
+"""InferenceService: KServe's remote procedure calls, as requests to routes of its dialect."""
 
-Each call becomes a request to a route of KServe's dialect, so keys, limits, deadlines, drain,
-metrics and errors are those of HTTP.
-"""
-
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from maskdial.engine.offload import offload
-from maskdial.errors import UnauthorizedError, shortened
-from maskdial.http.in_process import InProcess, Reply, headers_of, scope_of
-from maskdial.http.keys import Keys
+from maskdial.rpc.asker import Asker, error_of, timeout
 from maskdial.rpc.call import Call
 from maskdial.rpc.calls import CallError
 from maskdial.rpc.infer import (
@@ -20,34 +14,29 @@ from maskdial.rpc.infer import (
     InferRequest,
     infer_response,
     mark,
-    read,
     read_infer,
     text_response,
 )
-from maskdial.rpc.messages import DATA_TYPES, SERVICE, message
+from maskdial.rpc.messages import DATA_TYPES, SERVICE, message, read
 
-_PASSED_ON = frozenset(
-    {"authorization", "x-api-key", "x-policy", "x-request-id", "traceparent", "tracestate"}
-)
-_LONGEST_TIMEOUT = 86_400.0  # seconds
-_SHORTEST_TIMEOUT = 0.001
 _SECONDS_PER_BYTE = 2e-7  # of a message of tiny tensors, the slowest to read
-_METADATA = "/v2"
 
 Unary = Callable[[bytes, Call], Awaitable[Any]]
 
 
 class InferenceService:
-    """``GRPCInferenceService`` over an application.
+    """``GRPCInferenceService``.
 
     Args:
-        application: answers the requests.
-        keys: which are asked for before a message is taken.
+        asker: asks the application.
     """
 
-    def __init__(self, application: InProcess, keys: Keys) -> None:
-        self._application = application
-        self._keys = keys
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    @property
+    def methods(self) -> Mapping[str, Callable[[Call], Awaitable[None]]]:
+        """What answers a call, by its path."""
         unary: dict[str, Unary] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -58,54 +47,28 @@ class InferenceService:
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
         }
-        self._unary = {f"/{SERVICE}/{name}": answer for name, answer in unary.items()}
-
-    async def check(self, call: Call) -> None:
-        """Refuses a call without a key.
-
-        Raises:
-            CallError: it has none, or a wrong one.
-        """
-        try:
-            self._keys.check(scope_of("POST", _METADATA, _headers(call)), _METADATA)
-        except UnauthorizedError:  # which the application counts, logs and words
-            raise _error(await self._get(_METADATA, call)) from None
-
-    async def answer(self, call: Call) -> None:
-        """Answers a call.
-
-        Raises:
-            CallError: it cannot be answered.
-        """
-        if call.path == f"/{SERVICE}/ModelStreamInfer":
-            await self._model_stream_infer(call)
-            return
-        answer = self._unary.get(call.path)
-        if answer is None:
-            raise CallError(501, f"there is no method {shortened(call.path)}")
-        content = await call.read()
-        if content is None:
-            raise CallError(400, "the call has no message")
-        response = await answer(content, call)
-        await call.write(response.SerializeToString())
+        return {
+            f"/{SERVICE}/ModelStreamInfer": self._model_stream_infer,
+            **{f"/{SERVICE}/{name}": partial(_answer, each) for name, each in unary.items()},
+        }
 
     async def _server_live(self, _: bytes, call: Call) -> Any:
-        reply = await self._get("/v2/health/live", call)
+        reply = await self._asker.get("/v2/health/live", call)
         return message("ServerLiveResponse")(live=reply.status == 200)
 
     async def _server_ready(self, _: bytes, call: Call) -> Any:
-        reply = await self._get("/v2/health/ready", call)
+        reply = await self._asker.get("/v2/health/ready", call)
         return message("ServerReadyResponse")(ready=reply.status == 200)
 
     async def _model_ready(self, content: bytes, call: Call) -> Any:
         request = read(content, "ModelReadyRequest")
-        reply = await self._get(f"{_model_path(request.name, request.version)}/ready", call)
+        reply = await self._asker.get(f"{_model_path(request.name, request.version)}/ready", call)
         if reply.status not in (200, 503):
-            raise _error(reply)
+            raise error_of(reply)
         return message("ModelReadyResponse")(ready=reply.status == 200)
 
     async def _server_metadata(self, _: bytes, call: Call) -> Any:
-        return message("ServerMetadataResponse")(**_json(await self._get(_METADATA, call)))
+        return message("ServerMetadataResponse")(**await self._asker.get_json("/v2", call))
 
     async def _model_metadata(self, content: bytes, call: Call) -> Any:
         request = read(content, "ModelMetadataRequest")
@@ -113,12 +76,12 @@ class InferenceService:
         return message("ModelMetadataResponse")(**found)
 
     async def _metadata(self, name: str, version: str, call: Call) -> dict[str, Any]:
-        return _json(await self._get(_model_path(name, version), call))
+        return await self._asker.get_json(_model_path(name, version), call)
 
     async def _model_config(self, content: bytes, call: Call) -> Any:
         request = read(content, "ModelConfigRequest")
         path = f"{_model_path(request.name, request.version)}/config"
-        config = _json(await self._get(path, call))
+        config = await self._asker.get_json(path, call)
         for tensor in (*config["input"], *config["output"]):
             tensor["data_type"] = DATA_TYPES[tensor["data_type"]]
         return message("ModelConfigResponse")(config=config)
@@ -126,7 +89,7 @@ class InferenceService:
     async def _model_statistics(self, content: bytes, call: Call) -> Any:
         request = read(content, "ModelStatisticsRequest")
         path = _model_path(request.name, request.version) if request.name else "/v2/models"
-        found = _json(await self._get(f"{path}/stats", call))
+        found = await self._asker.get_json(f"{path}/stats", call)
         for each in found["model_stats"]:
             del each["batch_stats"]  # which are not told
         return message("ModelStatisticsResponse")(**found)
@@ -136,11 +99,8 @@ class InferenceService:
 
     async def _infer(self, request: InferRequest, call: Call) -> Any:
         path = f"{_model_path(request.model, request.version)}/infer"
-        headers = [*_headers(call), (HEADER_LENGTH, str(request.header_length))]
-        reply = await self._application.ask("POST", path, request.body, headers, call.client)
-        if reply.status != 200:
-            raise _error(reply)
-        call.trailing = _trailing(reply.headers)
+        length = (HEADER_LENGTH, str(request.header_length))
+        reply = await self._asker.post(path, request.body, call, [length])
         return infer_response(reply)
 
     async def _model_stream_infer(self, call: Call) -> None:
@@ -167,45 +127,22 @@ class InferenceService:
             return
         path = f"/v2/models/{request.model}/generate_stream"
         last = None
-        async for event in self._events(path, request.generate_body(_timeout(call)), call):
+        async for event in self._asker.events(path, request.generate_body(timeout(call)), call):
             if last is not None:
                 yield text_response(request.id, last, final=False)
             last = event
         if last is not None:
             yield text_response(request.id, last, final=True)
 
-    async def _events(self, path: str, body: bytes, call: Call) -> AsyncGenerator[dict[str, Any]]:
-        """The events of a reply as they come."""
-        status, pending = 0, b""
-        messages = self._application.stream("POST", path, body, _headers(call), call.client)
-        try:
-            async for each in messages:
-                if each["type"] == "http.response.start":
-                    status = each["status"]
-                    call.trailing = _trailing(headers_of(each))
-                    continue
-                pending += each.get("body", b"")
-                if status != 200:
-                    continue
-                *frames, pending = pending.split(b"\n\n")
-                for frame in frames:
-                    if frame.startswith(b"data: "):
-                        event = json.loads(frame.removeprefix(b"data: "))
-                        if "error" in event:
-                            raise CallError(500, event["error"])
-                        yield event
-            if status != 200:
-                raise _error(Reply(status, body=pending))
-        finally:
-            await messages.aclose()
 
-    async def _get(self, path: str, call: Call) -> Reply:
-        return await self._application.ask("GET", path, b"", _headers(call), call.client)
+async def _answer(unary: Unary, call: Call) -> None:
+    response = await unary(await call.read_only(), call)
+    await call.write(response.SerializeToString())
 
 
 async def _read_infer(content: bytes, call: Call) -> InferRequest:
-    timeout = _timeout(call)
-    return await offload(lambda: read_infer(content, timeout), len(content) * _SECONDS_PER_BYTE)
+    seconds = timeout(call)
+    return await offload(lambda: read_infer(content, seconds), len(content) * _SECONDS_PER_BYTE)
 
 
 async def _write(call: Call, **fields: Any) -> None:
@@ -214,35 +151,3 @@ async def _write(call: Call, **fields: Any) -> None:
 
 def _model_path(name: str, version: str) -> str:
     return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
-
-
-def _timeout(call: Call) -> float | None:
-    """Seconds until the call's deadline; None: it has none."""
-    remaining = call.time_remaining()
-    if remaining is None:
-        return None
-    return min(max(remaining, _SHORTEST_TIMEOUT), _LONGEST_TIMEOUT)
-
-
-def _headers(call: Call) -> list[tuple[str, str]]:
-    """What a call's metadata says to HTTP."""
-    return [(name, value) for name, value in call.headers if name in _PASSED_ON]
-
-
-def _trailing(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers with a request's id and times, as metadata."""
-    return [(name, value) for name, value in headers.items() if name.startswith("x-")]
-
-
-def _json(reply: Reply) -> dict[str, Any]:
-    if reply.status != 200:
-        raise _error(reply)
-    content: dict[str, Any] = json.loads(reply.body)
-    return content
-
-
-def _error(reply: Reply) -> CallError:
-    try:
-        return CallError(reply.status, str(json.loads(reply.body)["error"]))
-    except (ValueError, KeyError, TypeError):
-        return CallError(reply.status, f"the server answered with the status {reply.status}")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from hyperframe.frame import DataFrame, RstStreamFrame, WindowUpdateFrame
 
-from maskdial.rpc.call import Call
+from maskdial.rpc.call import Call, has_whole_messages
 from maskdial.rpc.calls import DEADLINE_EXCEEDED, INTERNAL, OK, CallError, Calls
 from maskdial.rpc.frames import (
     FIRST_WINDOW,
@@ -28,7 +28,7 @@ _MIN_BYTES_PER_SECOND = 1024
 _MAX_IDLE_FRAMES = 400.0
 _IDLE_FRAMES_PER_SECOND = 100.0
 _IDLE_FRAMES_PER_MESSAGE = 4.0
-_SMALL_BYTES = 256  # of a frame that does not count as a part of a message
+_SMALL_BYTES = 256  # of a frame that does not count as a part of a message, unless it is whole
 
 _log = logging.getLogger("maskdial.connections")
 
@@ -149,7 +149,7 @@ class Streams:
         if self._num_received > FIRST_WINDOW // 2:  # what is held at most, each call says
             self._line.write(WindowUpdateFrame(0, self._num_received).serialize())
             self._num_received = 0
-        if num_bytes < _SMALL_BYTES and not ends:
+        if num_bytes < _SMALL_BYTES and not ends and not has_whole_messages(content):
             self.count_idle()
         call = self._open.get(stream_id)
         if call is None:  # it was answered, which its client did not know

@@ -294,25 +294,18 @@ ROUTES = (
     ),
     *(
         Route(
-            f"/v2/models/{{name:path}}{version}/ready",
-            model_ready,
+            f"/v2/models/{{name:path}}{version}{last}",
+            endpoint,
             methods=["GET"],
-            reply=ModelReady,
+            reply=reply,
             statuses=(404, 422),
-            reply_statuses=(503,),
+            reply_statuses=statuses,
             tags=["kserve"],
         )
         for version in VERSION_PATHS
-    ),
-    *(
-        Route(
-            f"/v2/models/{{name:path}}{version}",
-            model_metadata,
-            methods=["GET"],
-            reply=ModelMetadata,
-            statuses=(404, 422),
-            tags=["kserve"],
+        for last, endpoint, reply, statuses in (
+            ("/ready", model_ready, ModelReady, (503,)),
+            ("", model_metadata, ModelMetadata, ()),
         )
-        for version in VERSION_PATHS
     ),
 )

@@ -82,14 +82,7 @@ def _reply(entry: Entry) -> Response:
 
 
 ROUTES = tuple(
-    TaskRoute(
-        path,
-        endpoint,
-        body=body,
-        reply=ModelChange,
-        tags=["models"],
-        admin=True,
-    )
+    TaskRoute(path, endpoint, body=body, reply=ModelChange, tags=["models"], admin=True)
     for path, endpoint, body in (
         ("/models/load", load, LoadBody),
         ("/models/unload", unload, UnloadBody),

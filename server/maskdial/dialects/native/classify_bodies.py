@@ -83,10 +83,6 @@ class ClassifyBody(MaskedBody):
             parameters.windows is not None,
         )
 
-    @property
-    def batch(self) -> bool:
-        return isinstance(self.inputs, list)
-
 
 def _check_template(template: str) -> str:
     if "{}" not in template:

@@ -264,11 +264,6 @@ class GenerateBody(Lenient, Scheduling, TaskBody):
         """The prompt, if it is one."""
         return self.inputs if isinstance(self.inputs, str) else ""
 
-    @property
-    def batch(self) -> bool:
-        """Whether the prompts came as a list, so that the reply is a list, too."""
-        return isinstance(self.inputs, list)
-
     def request(self, defaults: GenerationDefaults) -> GenerationRequest:
         """The body as a dialect-neutral request to a model with these defaults."""
         parameters = self.parameters or GenerateParameters()

@@ -51,13 +51,20 @@ class RedactedText(TypedDict):
     replacements: list[ReplacedSpan]
 
 
+class MuveraVectors(TypedDict):
+    """A vector for each text, and what they were made with."""
+
+    muvera: dict[str, int | None]
+    vectors: list[list[float]]
+
+
 _Extracted = dict[str, Any]
 ExtractReply = _Extracted | list[_Extracted]
 RedactReply = RedactedText | list[RedactedText]
 _Answers = Answer | list[Answer]
 QuestionAnsweringReply = _Answers | list[_Answers]
 EmbedReply = list[list[float]] | list[str]
-EmbedAllReply = list[list[list[float]]]
+EmbedAllReply = list[list[list[float]]] | MuveraVectors
 SparseEmbedReply = SparseVector | list[SparseVector]
 ZeroShotReply = list[LabelScore] | list[list[LabelScore]]
 RerankReply = list[RerankedText]

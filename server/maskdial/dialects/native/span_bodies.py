@@ -235,7 +235,3 @@ class QuestionAnsweringBody(MaskedBody):
             [QAPair(item.question, item.context) for item in items],
             **parameters.given(*type(parameters).model_fields),
         )
-
-    @property
-    def batch(self) -> bool:
-        return isinstance(self.inputs, list)

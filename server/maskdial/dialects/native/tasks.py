@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from fastapi import Response
+from numpy.typing import NDArray
 
 from maskdial.ask import score as scoring
 from maskdial.ask.catalogue import SCORE, task_of
@@ -160,8 +162,14 @@ def _render_answers(body: QuestionAnsweringBody, answers: list[list[Answer]]) ->
     return _first_if_single(body, [each[0] if single else each for each in answers])
 
 
+def _render_token_vectors(body: EmbedAllBody, texts: list[NDArray[np.float32]]) -> object:
+    vectors = [each.tolist() for each in texts]
+    muvera = body.request().muvera
+    return vectors if muvera is None else {"muvera": asdict(muvera), "vectors": vectors}
+
+
 def _render_ranks(body: RerankBody, ranks: list[Rank]) -> object:
-    if not body.return_text:
+    if body.texts is None or not body.return_text:
         return ranks
     return [
         {"index": rank.index, "score": rank.score, "text": body.texts[rank.index]} for rank in ranks
@@ -265,7 +273,7 @@ TASKS: tuple[MaskedRoute[Any], ...] = (
         EmbedAllBody,
         replies.EmbedAllReply,
         "Turns each token of a text into a vector (ColBERT), or of several texts each.",
-        lambda _, texts: [vectors.tolist() for vectors in texts],
+        _render_token_vectors,
         aliases=("/embed_all",),
     ),
     MaskedRoute(

@@ -21,7 +21,10 @@ from maskdial.masked.tasks.embed import EmbedRequest, SimilarityRequest, SparseE
 from maskdial.masked.tasks.embed_all import EmbedAllRequest
 from maskdial.masked.tasks.embed_chunks import ChunkEmbedRequest
 from maskdial.masked.tasks.embed_hybrid import HybridEmbedRequest, VectorKind
+from maskdial.masked.tasks.muvera import Muvera
+from maskdial.masked.tasks.quantized import OutputDtype
 from maskdial.masked.tasks.rerank import RerankRequest
+from maskdial.masked.tasks.stored_vectors import StoredVectors
 from maskdial.masked.tasks.task import Truncation
 
 
@@ -106,6 +109,16 @@ class SparseEmbedBody(Lenient, PromptParameters, VectorsBody[PromptParameters]):
         return SparseEmbedRequest(self.texts, *self.merged(PromptParameters).prompting)
 
 
+class MuveraParameters(Wire):
+    """How token vectors become one (MUVERA). Queries and documents need the same."""
+
+    k_sim: Annotated[int, Range(0, 10)] | None = Field(None, description="Default: 5 planes.")
+    dim_proj: Annotated[int, Range(1)] | None = Field(None, description="Default: 16.")
+    r_reps: Annotated[int, Range(1, 100)] | None = Field(None, description="Default: 20.")
+    random_seed: Annotated[int, Range(0)] | None = Field(None, description="Default: 42.")
+    final_dimension: Annotated[int, Range(1)] | None = Field(None, description="Default: none.")
+
+
 class EmbedAllParameters(TruncationParameters):
     """Parameters of `/embed-all`."""
 
@@ -116,6 +129,9 @@ class EmbedAllParameters(TruncationParameters):
         None,
         description="Pool about this many vectors of a document into one. Default: as trained.",
     )
+    muvera: MuveraParameters | None = Field(
+        None, description="Make one vector of all of a text, and say of what. Default: no."
+    )
 
 
 class EmbedAllBody(Lenient, EmbedAllParameters, VectorsBody[EmbedAllParameters]):
@@ -125,8 +141,14 @@ class EmbedAllBody(Lenient, EmbedAllParameters, VectorsBody[EmbedAllParameters])
 
     def request(self) -> EmbedAllRequest:
         given = self.merged(EmbedAllParameters)
+        wanted = given.muvera
+        muvera = None if wanted is None else Muvera(**wanted.given(*type(wanted).model_fields))
         return EmbedAllRequest(
-            self.texts, given.truncation, given.prompt_name, pool_factor=given.pool_factor
+            self.texts,
+            given.truncation,
+            given.prompt_name,
+            pool_factor=given.pool_factor,
+            muvera=muvera,
         )
 
 
@@ -187,16 +209,6 @@ class ChunkEmbedBody(TruncationParameters, MaskedBody):
     def batch(self) -> bool:
         return True
 
-    @model_validator(mode="after")
-    def _check_ends(self) -> Self:
-        for index, (_, end) in enumerate(self.chunks):
-            if end > len(self.inputs):
-                raise FieldError(
-                    f"chunks[{index}]",
-                    f"ends at {end}, and the text has {len(self.inputs)} characters",
-                )
-        return self
-
 
 class SimilarityParameters(PromptParameters):
     """Parameters of `/similarity`."""
@@ -241,6 +253,20 @@ class SimilarityBody(Lenient, MaskedBody):
         return True
 
 
+class StoredVectorsBody(Wire):
+    """Documents as the vectors of their tokens, which `/embed-all` gave."""
+
+    documents: Annotated[list[str | list[list[float]]], Size(1, LARGEST_INT, "documents")] = Field(
+        description="A list of vectors for each document, or their bytes as base64."
+    )
+    dtype: OutputDtype | None = Field(
+        None, description="What they consist of, as output_dtype of /embed. Default: float."
+    )
+    scale: Annotated[float, Range(0, 1e6, above_low=True)] | None = Field(
+        None, description="What a step of int8 or uint8 is worth. Default: as /embed has them."
+    )
+
+
 class RerankBody(Lenient, TruncationParameters, MaskedBody):
     """A query, and texts to put in order."""
 
@@ -251,7 +277,10 @@ class RerankBody(Lenient, TruncationParameters, MaskedBody):
     )
 
     query: Text
-    texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")]
+    texts: Annotated[list[Text], Size(1, LARGEST_INT, "texts")] | None = None
+    vectors: StoredVectorsBody | None = Field(
+        None, description="Stored documents in place of texts, for late-interaction models."
+    )
     raw_scores: bool | None = Field(
         None,
         description="Return logits instead of their sigmoids. Default: false. The scores of "
@@ -267,8 +296,15 @@ class RerankBody(Lenient, TruncationParameters, MaskedBody):
 
     def request(self) -> RerankRequest:
         given = self.given("raw_scores", "instruction", "top_n")
-        return RerankRequest(self.query, self.texts, self.truncation, **given)
+        if self.vectors is not None:
+            stored = self.vectors.given("documents", "dtype", "scale")
+            given["vectors"] = StoredVectors(**stored)
+        return RerankRequest(self.query, self.texts or (), self.truncation, **given)
 
-    @property
-    def batch(self) -> bool:
-        return True
+    @model_validator(mode="after")
+    def _check_documents(self) -> Self:
+        if (self.texts is None) == (self.vectors is None):
+            raise FieldError("texts", "must be given, or vectors in place of them, not both")
+        if self.vectors is not None and self.return_text:
+            raise FieldError("return_text", "there are vectors and no texts; leave it out")
+        return self

@@ -57,10 +57,6 @@ class EmbedBody(VectorBody):
     )
 
     @property
-    def batch(self) -> bool:
-        return isinstance(self.input, list)
-
-    @property
     def texts(self) -> list[str]:
         """The texts, also if it is one."""
         if isinstance(self.input, list):

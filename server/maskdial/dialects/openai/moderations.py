@@ -79,10 +79,6 @@ class ModerationsBody(TruncationParameters, OpenAIBody):
         ),
     ] = Field(description="A text, a list of texts, or the parts of one text.")
 
-    @property
-    def batch(self) -> bool:
-        return isinstance(self.input, list)
-
 
 async def moderations(call: Call[ModerationsBody]) -> Response:
     """Says of texts what a classifier finds in them: its labels are the categories."""

@@ -62,10 +62,6 @@ class RankBody(TruncationParameters, OpenAIBody):
         None, description=f"Extension, as in vLLM: {INSTRUCTION_IN_TEMPLATE}"
     )
 
-    @property
-    def batch(self) -> bool:
-        return True
-
 
 async def rerank(call: Call[RankBody]) -> Response:
     """Orders documents by how well they answer a query, with their scores."""

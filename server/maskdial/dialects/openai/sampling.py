@@ -3,7 +3,7 @@
 The fields are OpenAI's, with those extensions of vLLM that mean something here.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -231,11 +231,6 @@ class GenerationBody(GuidedFields, SamplingBody, UnmaskingFields):
     def continuous_usage(self) -> bool:
         """Whether every chunk has the usage so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    @property
-    @abstractmethod
-    def batch(self) -> bool:
-        """Whether the prompts are a list, so that an error has to say which one it is about."""
 
     @property
     def echoes_only(self) -> bool:

@@ -23,6 +23,7 @@ from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.masked.tasks.embed import PromptedRequest
 from maskdial.masked.tasks.hybrid_rows import all_rows, token_vectors
 from maskdial.masked.tasks.logits import finite
+from maskdial.masked.tasks.muvera import Muvera
 from maskdial.masked.tasks.task import Reading, TaskModel, Truncation, masked_input, read_text
 from maskdial.masked.tasks.token_pooling import check_sizes, pool_tokens, pooling_of
 
@@ -34,13 +35,15 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
     """Texts to turn into a vector for each token, float32 (num_tokens, dimension).
 
     They are queries if ``prompt_name`` is ``query``, otherwise documents. ``pool_factor``: about
-    how many vectors of a document become one; None: as the model's modules say.
+    how many vectors of a document become one; None: as the model's modules say. ``muvera``: makes
+    one vector of a text's, float32 (size,), which is the answer then.
     """
 
     task: ClassVar[str] = "embed-all"
     head: ClassVar[TaskName] = "embed-all"
 
     pool_factor: float | None = None
+    muvera: Muvera | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
@@ -53,17 +56,30 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
                 f"model {model.name!r} pools the tokens of documents, not of queries; leave it out",
                 field="pool_factor",
             )
+        if self.muvera is not None:
+            self.muvera.check(len(self.texts), _embedding(model).dimension)
 
     def _pooling(self, model: TaskModel) -> TokenPooling | None:
-        embedding = model.manifest.embedding
-        assert embedding is not None, "every bundle for this task has one"
-        return pooling_of(embedding, is_query=self.prompt_name == "query", factor=self.pool_factor)
+        is_query = self.prompt_name == "query"
+        return pooling_of(_embedding(model), is_query=is_query, factor=self.pool_factor)
 
     def read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
         reading, pooling = self._read(model), self._pooling(model)
-        seconds = check_sizes([len(each.rows) for each in reading.inputs], pooling)
-        pooled = reading.map(lambda texts: [pool_tokens(each, pooling) for each in texts])
-        return replace(pooled, seconds=reading.seconds + seconds)
+        sizes = [len(each.rows) for each in reading.inputs]
+        seconds = check_sizes(sizes, pooling)
+        muvera = self.muvera
+        if muvera is not None:
+            dimension = _embedding(model).dimension
+            seconds += sum(muvera.seconds(size, dimension) for size in sizes)
+
+        def reduce(texts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+            texts = [pool_tokens(each, pooling) for each in texts]
+            if muvera is None:
+                return texts
+            is_query = self.prompt_name == "query"
+            return [muvera.encode(each, is_query=is_query) for each in texts]
+
+        return replace(reading.map(reduce), seconds=reading.seconds + seconds)
 
     def _read(self, model: TaskModel) -> Reading[list[NDArray[np.float32]]]:
         embedding = model.manifest.embedding
@@ -104,6 +120,12 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
         return Reading(inputs, answer, num_truncated, seconds)
 
 
+def _embedding(model: TaskModel) -> Embedding:
+    embedding = model.manifest.embedding
+    assert embedding is not None, "every bundle for this task has one"
+    return embedding
+
+
 def read_for_interaction(
     model: TaskModel, text: str, truncation: Truncation, *, is_query: bool
 ) -> tuple[MaskedInput, int]:
@@ -115,9 +137,7 @@ def read_for_interaction(
     Raises:
         ValidationError: the text is too long.
     """
-    embedding = model.manifest.embedding
-    assert embedding is not None, "every bundle for this task has one"
-    settings = embedding.multi_vector
+    settings = _embedding(model).multi_vector
     assert settings is not None, "and says how to read texts"
     limit = settings.query_length if is_query else settings.document_length
     encoding, num_cut = read_text(model, (text, None), truncation, limit)

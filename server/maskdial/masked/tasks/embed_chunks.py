@@ -55,6 +55,15 @@ class ChunkEmbedRequest(TaskRequest[NDArray[np.float32]]):
     def read_seconds(self) -> float:
         return tokenizing_seconds([self.text]) + len(self.text) * _SECONDS_PER_TOKEN
 
+    def check(self, model: TaskModel) -> None:
+        for index, (_, end) in enumerate(self.chunks):
+            if end > len(self.text):
+                raise ValidationError(
+                    f"ends at {end}, and the text has {len(self.text)} characters",
+                    field="chunks",
+                    index=index,
+                )
+
     def read(self, model: TaskModel) -> Reading[NDArray[np.float32]]:
         embedding = model.manifest.embedding
         assert embedding is not None, "every bundle for this task has one"

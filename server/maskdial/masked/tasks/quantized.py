@@ -40,3 +40,33 @@ def quantized(vectors: NDArray[np.float32], dtype: OutputDtype) -> NDArray[Any]:
         return parts.astype(np.uint8) if dtype == "uint8" else (parts - 128).astype(np.int8)
     bits: NDArray[Any] = np.packbits(vectors > 0, axis=-1)
     return bits if dtype == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+
+
+def restored(
+    values: NDArray[Any], dtype: OutputDtype, dimension: int, scale: float | None = None
+) -> NDArray[np.float32]:
+    """Vectors of what `quantized` made of them, as near as can be.
+
+    A part of the range is its middle; a bit is 1 or -1, and the vector has the length 1.
+
+    Args:
+        values: as `quantized` returns them.
+        dtype: the type.
+        dimension: of a vector.
+        scale: of integers that are multiples of it instead.
+
+    Returns:
+        float32 (num_texts, dimension).
+    """
+    if dtype == "float":
+        return values.astype(np.float32)
+    if dtype in INTEGERS:
+        if scale is not None:
+            return values.astype(np.float32) * np.float32(scale)
+        parts = values.astype(np.float32) + np.float32(0.5 if dtype == "uint8" else 128.5)
+        middles: NDArray[np.float32] = parts * _STEP - np.float32(1)
+        return middles
+    packed = values if dtype == "ubinary" else (values.astype(np.int16) + 128).astype(np.uint8)
+    bits = np.unpackbits(packed, axis=-1, count=dimension).astype(np.float32)
+    signs: NDArray[np.float32] = (bits * 2 - 1) / np.sqrt(np.float32(dimension))
+    return signs

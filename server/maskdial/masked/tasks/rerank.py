@@ -18,6 +18,7 @@ from maskdial.masked.request import MaskedResult
 from maskdial.masked.tasks.late_interaction import SECONDS_PER_PRODUCT, max_sim, read_interaction
 from maskdial.masked.tasks.logits import finite, sigmoid
 from maskdial.masked.tasks.pairs import SECONDS_PER_PAIR, read_pairs
+from maskdial.masked.tasks.stored_vectors import StoredVectors
 from maskdial.masked.tasks.task import REFUSE, Reading, TaskModel, TaskRequest, Truncation
 from maskdial.masked.tasks.template import SECONDS_PER_TEMPLATE, read_in_template
 from maskdial.masked.tasks.token_pooling import check_sizes, pool_tokens, pooling_of
@@ -35,19 +36,21 @@ class Rank:
 class RerankRequest(TaskRequest[list[Rank]]):
     """A query, and documents to put in order.
 
-    ``instruction``: what the model shall look for, in place of its template's own. ``top_n``: how
-    many of the best are wanted; None: all.
+    ``vectors``: documents as the vectors of their tokens, which the client stored, in place of
+    texts. ``instruction``: what the model shall look for, in place of its template's own.
+    ``top_n``: how many of the best are wanted; None: all.
     """
 
     task: ClassVar[str] = "rerank"
     head: ClassVar[TaskName] = "classify"
 
     query: str
-    texts: Sequence[str]
+    texts: Sequence[str] = ()
     truncation: Truncation = REFUSE
     raw_scores: bool = False
     instruction: str | None = None
     top_n: int | None = None
+    vectors: StoredVectors | None = None
 
     @classmethod
     def serves(cls, manifest: Manifest) -> bool:
@@ -56,14 +59,21 @@ class RerankRequest(TaskRequest[list[Rank]]):
 
     @property
     def num_texts(self) -> int:
-        return len(self.texts)
+        return len(self.texts if self.vectors is None else self.vectors.documents)
 
     @property
     def read_seconds(self) -> float:
+        if self.vectors is not None:
+            return tokenizing_seconds([self.query]) + self.vectors.seconds
         per_pair = SECONDS_PER_PAIR + SECONDS_PER_TEMPLATE + tokenizing_seconds([self.query])
         return tokenizing_seconds(self.texts) + len(self.texts) * per_pair
 
     def check(self, model: TaskModel) -> None:
+        if self.vectors is not None and model.manifest.task != "embed-all":
+            raise ValidationError(
+                f"model {model.name!r} makes no vectors of tokens to compare them with; send texts",
+                field="vectors",
+            )
         template = model.manifest.pair_template
         if self.instruction is not None and (template is None or template.instruction is None):
             raise ValidationError(
@@ -103,14 +113,15 @@ class RerankRequest(TaskRequest[list[Rank]]):
         assert embedding is not None, "every bundle for this task has one"
         of_query, of_texts = (pooling_of(embedding, is_query=each) for each in (True, False))
         sizes = [len(each.rows) for each in inputs[1:]]
+        stored = [] if self.vectors is None else self.vectors.read(embedding.dimension)
 
         def answer(results: Sequence[MaskedResult]) -> list[Rank]:
             query, *documents = (result.logits for result in results)
             query = pool_tokens(query, of_query)
             documents = [pool_tokens(each, of_texts) for each in documents]
-            return rank(max_sim(query, documents))[: self.top_n]
+            return rank(max_sim(query, documents + stored))[: self.top_n]
 
-        num_pairs = len(inputs[0].rows) * sum(sizes)
+        num_pairs = len(inputs[0].rows) * (sum(sizes) + sum(map(len, stored)))
         seconds = num_pairs * embedding.dimension * SECONDS_PER_PRODUCT
         seconds += check_sizes(sizes, of_texts)
         return Reading(inputs, answer, num_truncated, seconds)

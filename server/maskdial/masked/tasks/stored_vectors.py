@@ -1,0 +1,89 @@
+"""Vectors of tokens that a client has stored, in the types in which vectors are returned."""
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskdial.errors import ValidationError
+from maskdial.masked.tasks.quantized import INTEGERS, OutputDtype, restored
+
+Stored = str | Sequence[Sequence[float]]
+"""A document: a list of numbers for each token, or the bytes of all of them as base64."""
+
+SECONDS_PER_NUMBER = 50e-9
+_TYPES = {"float": "<f4", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVectors:
+    """Documents, each as the vectors of its tokens.
+
+    Attributes:
+        documents: as they are stored.
+        dtype: what their vectors consist of.
+        scale: of int8 and uint8: what a step is worth, so that 0 stays 0; None: they divide the
+            range from -1 to 1, as `quantized` makes them.
+    """
+
+    documents: Sequence[Stored]
+    dtype: OutputDtype = "float"
+    scale: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Estimate of how long they take to read."""
+        sizes = (
+            len(each) if isinstance(each, str) else sum(map(len, each)) for each in self.documents
+        )
+        return sum(sizes) * SECONDS_PER_NUMBER
+
+    def read(self, dimension: int) -> list[NDArray[np.float32]]:
+        """The vectors of each document, float32 (num_tokens, dimension).
+
+        Raises:
+            ValidationError: one has none, or vectors of another size or type.
+        """
+        if self.scale is not None and self.dtype not in INTEGERS:
+            raise ValidationError("only int8 and uint8 have a scale", field="vectors.scale")
+        found = []
+        for index, document in enumerate(self.documents):
+            try:
+                stored = self._rows(document, dimension)
+            except ValueError as error:
+                raise ValidationError(str(error), field=f"vectors.documents[{index}]") from None
+            found.append(restored(stored, self.dtype, dimension, self.scale))
+        return found
+
+    def _rows(self, document: Stored, dimension: int) -> NDArray[Any]:
+        """What is stored of a document, (num_tokens, numbers of a vector), in its type."""
+        is_packed = self.dtype in ("binary", "ubinary")
+        width = math.ceil(dimension / 8) if is_packed else dimension
+        kind = np.dtype(_TYPES[self.dtype])
+        wanted = f"{width} numbers of the type {self.dtype}, for {dimension} dimensions"
+        if isinstance(document, str):
+            try:
+                content = base64.b64decode(document, validate=True)
+            except ValueError:  # among them binascii.Error
+                raise ValueError("must be base64, or a list of vectors") from None
+            if not content or len(content) % (width * kind.itemsize):
+                raise ValueError(f"has {len(content):,} bytes; each vector has {wanted}")
+            rows: NDArray[Any] = np.frombuffer(content, kind).reshape(-1, width)
+        else:
+            if not document:
+                raise ValueError("has no vectors")
+            for at, row in enumerate(document):
+                if len(row) != width:
+                    raise ValueError(f"vector {at} has {len(row)} numbers; each has {wanted}")
+            numbers = np.array(document, np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                rows = numbers.astype(kind)
+            if kind.kind != "f" and not np.array_equal(rows, numbers):
+                raise ValueError(f"has numbers that are no {kind.name}")
+        if kind.kind == "f" and not np.isfinite(rows).all():
+            raise ValueError("has numbers that are not finite")
+        return rows
