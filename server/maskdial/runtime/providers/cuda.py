@@ -43,7 +43,7 @@ class CudaProvider(Provider):
             raise ConfigError(f"this ONNX Runtime has no CUDA provider; {_how_to_get_it()}")
         check_device()
         _check_kernels(bundle)
-        _load_libraries()
+        load_libraries()
 
     def memory(self) -> CudaMemory:
         return CudaMemory()
@@ -104,7 +104,7 @@ def _check_kernels(bundle: Bundle) -> None:
     )
 
 
-def _load_libraries() -> None:
+def load_libraries() -> None:
     """Loads the provider's libraries: NVIDIA's wheels if they are installed, or the system's.
 
     Raises:
