@@ -23,6 +23,7 @@ from maskdial.registry.loading import load_model
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider
+from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
 
 pytestmark = pytest.mark.slow
@@ -35,6 +36,7 @@ class FakeGpuProvider(CpuProvider):
 
     batch_invariant = CudaProvider.batch_invariant
     slots = CudaProvider.slots
+    context_slots = CudaProvider.context_slots
     prefill_chunk_tokens = CudaProvider.prefill_chunk_tokens
     pad_multiple = CudaProvider.pad_multiple
     batch_sizes = CudaProvider.batch_sizes
@@ -130,6 +132,35 @@ def test_both_masks_and_the_service_routes(http_on_device: httpx.Client) -> None
     info = http_on_device.get("/info").json()
     assert info["limits"]["slots"] == 6
     assert [model["ready"] for model in info["models"]] == [True, True]
+
+
+def test_more_texts_at_once_than_a_captured_step_of_the_gpus_first_sizes(
+    http: httpx.Client,
+    start_server: Callable[..., Any],
+    device_memory: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of up to 160 rows, padded to 96, 128 and 160, sampled in passes of fewer rows."""
+    use_memory(monkeypatch, device_memory)
+    monkeypatch.setattr(causal_module, "_SAMPLED_BYTES", 40 * 4 * 12_000)
+    passes, run = set[int](), Runner.decode
+
+    def decode(runner: Runner, token_ids: Any, *rest: Any) -> Any:
+        passes.add(len(token_ids))
+        return run(runner, token_ids, *rest)
+
+    monkeypatch.setattr(Runner, "decode", decode)
+    running = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=160, max_context=64)
+    asked = [(PROMPTS[i % 4], asks(max_new_tokens=20 + i % 5)) for i in range(150)]
+    asked += [(PROMPTS[i], asks(max_new_tokens=20, do_sample=True, seed=i)) for i in range(4)]
+    with httpx.Client(base_url=running.url, timeout=60) as client, ThreadPoolExecutor(154) as pool:
+        replies = list(pool.map(lambda each: generate(client, *each), asked))
+    running.stop()
+    assert max(passes) == 160  # of the warm-up
+    assert sorted(passes)[-2] > 64, sorted(passes)
+    wanted = {str(each): texts(generate(http, *each)) for each in asked}
+    for reply, each in zip(replies, asked, strict=True):
+        assert texts(reply) == wanted[str(each)], each
 
 
 def test_a_cache_that_does_not_fit_is_one_sentence_at_start(

@@ -25,13 +25,16 @@ class CudaProvider(Provider):
     name = "cuda"
     ort_name = "CUDAExecutionProvider"
     batch_invariant = False  # kernels differ between batch sizes
-    slots = 64
+    slots = 512
+    context_slots = 16
     max_batch_tokens = 4096
     prefill_chunk_tokens = 2048
     # A pass of BERT-base on an H200 takes 2.4 ms, and 0.5 us for each token.
     free_padding = 4096
     pad_multiple = 8  # in half precision the attention kernel for local windows needs it
-    batch_sizes = (1, 2, 4, 8, 16, 32, 64)
+    # Doubled while a step reads its weights, in less than that from where it multiplies: see
+    # tools/cache_simulation.py.
+    batch_sizes = (1, 2, 4, 8, 16, 32, 64, 96, *range(128, 257, 32), *range(320, 513, 64))
     captures = True
     turn = TURN
 
