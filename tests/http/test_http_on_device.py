@@ -3,6 +3,7 @@
 The shipped model is batch-invariant, so texts must be those of the usual server.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,10 @@ import maskdial.registry.causal as causal_module
 import maskdial.registry.loading as loading_module
 from maskdial.bundle.bundle import Bundle
 from maskdial.causal.model import CausalModel
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import BundleError, ConfigError
 from maskdial.metrics import Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
@@ -182,6 +186,36 @@ def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
     assert isinstance(model, CausalModel)
     assert 1 <= model.slots < 64
     model.stop()
+
+
+def test_a_text_in_the_background_goes_on_from_main_memory(
+    device_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys and values are copied from the device and back."""
+    use_memory(monkeypatch, device_memory)
+    model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=1), Metrics())
+    assert isinstance(model, CausalModel)
+    prompts = [model.tokenizer.encode(prompt).ids for prompt in PROMPTS[:2]]
+
+    def sequence(prompt: list[int], num_tokens: int) -> Sequence:
+        return Sequence(prompt, SamplingParams(max_new_tokens=num_tokens, ignore_eos=True))
+
+    async def text(disturbed: bool) -> list[int]:
+        long, ids = sequence(prompts[0], 60), []
+        token = usage_of_request.set(ClientUsage("batch", background=True))
+        stream = model.engine.stream(long)
+        usage_of_request.reset(token)
+        async for event in stream:
+            ids.append(event.token_id)
+            if disturbed and len(ids) == 5:
+                async for _ in model.engine.stream(sequence(prompts[1], 8)):
+                    assert long.is_set_aside or long.num_generated == 60
+        return ids
+
+    alone, apart = asyncio.run(text(False)), asyncio.run(text(True))
+    model.stop()
+    assert len(alone) == 60
+    assert apart == alone
 
 
 def test_a_graph_that_cannot_be_captured_is_served_without(
