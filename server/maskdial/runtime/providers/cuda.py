@@ -9,9 +9,9 @@ from pathlib import Path
 import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, DeviceLostError
 from maskdial.extras import how_to_install
-from maskdial.runtime.cuda import TURN, CudaMemory, check_device
+from maskdial.runtime.cuda import TURN, CudaMemory, check_device, lost_reason
 from maskdial.runtime.providers.provider import Provider
 
 # Flash, memory-efficient and unfused attention (`sdpa_kernel` of the CUDA provider). cuDNN's is
@@ -47,6 +47,12 @@ class CudaProvider(Provider):
         check_device()
         _check_kernels(bundle)
         load_libraries()
+
+    def check_lost(self, error: Exception) -> None:
+        with self.turn:
+            reason = lost_reason()
+        if reason is not None:
+            raise DeviceLostError(f"the GPU is lost ({reason}); restart the server") from error
 
     def memory(self) -> CudaMemory:
         return CudaMemory()
