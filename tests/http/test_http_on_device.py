@@ -29,6 +29,7 @@ from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider
 from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
+from tests.held import held
 
 pytestmark = pytest.mark.slow
 
@@ -200,22 +201,35 @@ def test_a_text_in_the_background_goes_on_from_main_memory(
     def sequence(prompt: list[int], num_tokens: int) -> Sequence:
         return Sequence(prompt, SamplingParams(max_new_tokens=num_tokens, ignore_eos=True))
 
-    async def text(disturbed: bool) -> list[int]:
-        long, ids = sequence(prompts[0], 60), []
-        token = usage_of_request.set(ClientUsage("batch", background=True))
-        stream = model.engine.stream(long)
-        usage_of_request.reset(token)
-        async for event in stream:
-            ids.append(event.token_id)
-            if disturbed and len(ids) == 5:
-                async for _ in model.engine.stream(sequence(prompts[1], 8)):
-                    assert long.is_set_aside or long.num_generated == 60
+    aside, set_aside = list[Sequence](), Sequence.set_aside
+
+    def note(sequence: Sequence) -> None:
+        aside.append(sequence)
+        set_aside(sequence)
+
+    monkeypatch.setattr(Sequence, "set_aside", note)
+
+    async def text(other: Sequence | None) -> list[int]:
+        ids = []
+        with held(model.engine, 10) as go_on:
+            token = usage_of_request.set(ClientUsage("batch", background=True))
+            stream = model.engine.stream(sequence(prompts[0], 60))
+            usage_of_request.reset(token)
+            async for event in stream:
+                ids.append(event.token_id)
+                if len(ids) == 5:
+                    reply = None if other is None else model.engine.stream(other)
+                    go_on()
+                    if reply is not None:
+                        assert len([_ async for _ in reply]) == 8
         return ids
 
-    alone, apart = asyncio.run(text(False)), asyncio.run(text(True))
+    alone = asyncio.run(text(None))
+    apart = asyncio.run(text(sequence(prompts[1], 8)))
     model.stop()
     assert len(alone) == 60
     assert apart == alone
+    assert len(aside) == 1
 
 
 def test_a_graph_that_cannot_be_captured_is_served_without(
