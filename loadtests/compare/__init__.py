@@ -82,7 +82,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load",
         choices=get_args(Load),
-        help="small: up to 16 texts at once; large: up to 64, with ragged lengths "
+        help="small: up to 16 texts at once; large: up to 64, many: 256, with ragged lengths "
         "(default: small on the CPU, large on CUDA)",
     )
     parser.add_argument(

@@ -110,6 +110,13 @@ _ALL = (
         _llama(32, 4096, 11_008, 32, 32) | {"vocab_size": 32_000, "max_position_embeddings": 4096},
         is_large=True,
     ),
+    Shape(
+        "8b",
+        "causal",
+        "An 8B Llama shape with grouped queries",
+        _llama(32, 4096, 14_336, 32, 8) | {"vocab_size": 128_256, "max_position_embeddings": 4096},
+        is_large=True,
+    ),
     Shape("bert-base", "masked", "BERT-base, fill-mask (texts x tokens)", {}),
     Shape(
         "bert-large",

@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 Family = Literal["causal", "masked"]
 Provider = Literal["cpu", "cuda"]
-Load = Literal["small", "large"]
+Load = Literal["small", "large", "many"]
 Kind = Literal["prefill", "decode", "generate", "pass", "read"]
 SHORT_CONTEXT = 96
 LONG_CONTEXT = 1000
 CONCURRENCY = (1, 2, 4, 8, 16)
 LARGE_CONCURRENCY = (1, 8, 64)
+MANY_CONCURRENCY = (1, 64, 256)
 USUAL_LOAD: dict[Provider, Load] = {"cpu": "small", "cuda": "large"}
 
 
@@ -99,6 +100,23 @@ class Room:
     context: int
 
 
+def _large_causal(batches: tuple[int, ...], most: int) -> tuple[Work, ...]:
+    """Decode steps of so many texts, and the most of them at once with ragged lengths."""
+    return (
+        Work("read", 1, 4096, 8),
+        Work("prefill", 1, 512),
+        Work("prefill", 1, 1000),
+        *(Work("decode", batch, SHORT_CONTEXT, 64, per_second=True) for batch in batches),
+        Work("generate", most, 512, least=16, new_tokens=256, per_second=True),
+    )
+
+
+_LARGE_MASKED = (
+    Work("pass", 1, 128, 50),
+    Work("pass", 32, 128, 20, per_second=True),
+    Work("pass", 32, 128, 20, least=16, per_second=True),
+)
+
 WORK: dict[Load, dict[Family, tuple[Work, ...]]] = {
     "small": {
         "causal": (
@@ -116,23 +134,11 @@ WORK: dict[Load, dict[Family, tuple[Work, ...]]] = {
         ),
     },
     "large": {
-        "causal": (
-            Work("read", 1, 4096, 8),
-            Work("prefill", 1, 512),
-            Work("prefill", 1, 1000),
-            *(
-                Work("decode", batch, SHORT_CONTEXT, 64, per_second=True)
-                for batch in LARGE_CONCURRENCY
-            ),
-            Work("generate", 64, 512, least=16, new_tokens=256, per_second=True),
-        ),
-        "masked": (
-            Work("pass", 1, 128, 50),
-            Work("pass", 32, 128, 20, per_second=True),
-            Work("pass", 32, 128, 20, least=16, per_second=True),
-        ),
+        "causal": _large_causal(LARGE_CONCURRENCY, 64),
+        "masked": _LARGE_MASKED,
     },
+    "many": {"causal": _large_causal(MANY_CONCURRENCY, 256), "masked": _LARGE_MASKED},
 }
 """In the order of the table. Weights are read at batch 1, where memory bandwidth is the limit."""
 
-ROOM: dict[Load, Room] = {"small": Room(16, 1152), "large": Room(64, 1024)}
+ROOM: dict[Load, Room] = {"small": Room(16, 1152), "large": Room(64, 1024), "many": Room(256, 1024)}

@@ -434,7 +434,7 @@ class Config(BaseModel):
     slots: Annotated[int | None, Field(ge=1, le=1024), _Auto] = Field(
         None,
         description="maximum number of sequences a causal model generates at once; auto: as many "
-        "as fit into memory, at most 8 on the CPU and 64 on a GPU",
+        "as fit into memory, at most 8 on the CPU, 512 on CUDA and 16 on WebGPU",
     )
     kv_cache_bytes: Annotated[int | None, Field(ge=1, le=_MAX_BYTES), _Auto] = Field(
         None,
@@ -462,9 +462,9 @@ class Config(BaseModel):
     max_context: Annotated[int | None, Field(ge=8, le=_MAX_COUNT), _Auto] = Field(
         None,
         description="maximum context (prompt and generated tokens), if the model's is longer; "
-        "auto: the model's own, or what fits into its share of the memory for at least half of "
-        "the slots on the CPU, and a quarter on a GPU, but no less than 4096 (which it is where "
-        "the memory does not tell what is free)",
+        "auto: the model's own, or what fits into its share of the memory for at least 4 slots, "
+        "on CUDA 16, but no less than 4096 (which it is where the memory does not tell what is "
+        "free)",
     )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",

@@ -28,6 +28,7 @@ from maskdial_export.checks.evaluation import Comparison, Cosine
 from maskdial_export.errors import ExportError
 from maskdial_export.model import Checkpoint, load_checkpoint
 from maskdial_export.quantize.gate import Gate
+from maskdial_export.quantize.half_range import LARGEST
 from maskdial_export.quantize.quality import Graphs, Quantizer
 from maskdial_export.quantize.quantize import IntegerPrecision, projections
 from maskdial_export.quantize.stored import StoredIntegers
@@ -314,6 +315,34 @@ def test_activations_that_overflow(
     monkeypatch.setattr(Cosine, "compare", compare)
     with pytest.raises(ExportError, match=r"in int8 the model computes NaN .* overflow"):
         quantize(traced("bert-embed"), Gate(max_loss=math.inf))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int4-fp16"])
+def test_activations_beyond_half_precision(
+    traced: Callable[[str], Traced], quantize: Quantize, precision: Any
+) -> None:
+    """ONNX Runtime's CPU provider computes in float32, where nothing overflows."""
+    model = traced("bert-classify")
+    layer = model.checkpoint.model.get_submodule("bert.encoder.layer.0.output.dense")
+    reach = [0.99, 1.01]
+
+    def large(_module: Any, _read: Any, output: Any) -> Any:
+        output = output.clone()
+        output[0, 0, 0] = LARGEST * reach[-1]
+        return output
+
+    handle = layer.register_forward_hook(large)
+    try:
+        with pytest.raises(
+            ExportError,
+            match=r"layer\.0\.output\.\w+ computes of .* reaches 66,1\d\d, and float16 ends at "
+            r"65,504, .*; export it with --precision int8, int4 or fp32",
+        ):
+            quantize(model, Gate(max_loss=math.inf), precision=precision)
+        reach.pop()
+        quantize(model, Gate(max_loss=math.inf), precision=precision)
+    finally:
+        handle.remove()
 
 
 def test_a_calibration_text_of_one_word(

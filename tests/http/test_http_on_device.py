@@ -3,6 +3,7 @@
 The shipped model is batch-invariant, so texts must be those of the usual server.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,10 @@ import maskdial.registry.causal as causal_module
 import maskdial.registry.loading as loading_module
 from maskdial.bundle.bundle import Bundle
 from maskdial.causal.model import CausalModel
+from maskdial.causal.sampling.params import SamplingParams
+from maskdial.causal.sequence import Sequence
 from maskdial.config import Config
+from maskdial.engine.fairness import ClientUsage, usage_of_request
 from maskdial.errors import BundleError, ConfigError
 from maskdial.metrics import Metrics
 from maskdial.registry.catalog import STARTER_FOLDER
@@ -23,7 +27,9 @@ from maskdial.registry.loading import load_model
 from maskdial.runtime.placement import Placement
 from maskdial.runtime.providers.cpu import CpuProvider
 from maskdial.runtime.providers.cuda import CudaProvider
+from maskdial.runtime.runner import Runner
 from maskdial.runtime.session import Session, SessionOptions
+from tests.held import held
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +41,7 @@ class FakeGpuProvider(CpuProvider):
 
     batch_invariant = CudaProvider.batch_invariant
     slots = CudaProvider.slots
+    context_slots = CudaProvider.context_slots
     prefill_chunk_tokens = CudaProvider.prefill_chunk_tokens
     pad_multiple = CudaProvider.pad_multiple
     batch_sizes = CudaProvider.batch_sizes
@@ -132,6 +139,35 @@ def test_both_masks_and_the_service_routes(http_on_device: httpx.Client) -> None
     assert [model["ready"] for model in info["models"]] == [True, True]
 
 
+def test_more_texts_at_once_than_a_captured_step_of_the_gpus_first_sizes(
+    http: httpx.Client,
+    start_server: Callable[..., Any],
+    device_memory: Callable[[], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of up to 160 rows, padded to 96, 128 and 160, sampled in passes of fewer rows."""
+    use_memory(monkeypatch, device_memory)
+    monkeypatch.setattr(causal_module, "_SAMPLED_BYTES", 40 * 4 * 12_000)
+    passes, run = set[int](), Runner.decode
+
+    def decode(runner: Runner, token_ids: Any, *rest: Any) -> Any:
+        passes.add(len(token_ids))
+        return run(runner, token_ids, *rest)
+
+    monkeypatch.setattr(Runner, "decode", decode)
+    running = start_server(models={"hybrid": STARTER_FOLDER / "hybrid"}, slots=160, max_context=64)
+    asked = [(PROMPTS[i % 4], asks(max_new_tokens=20 + i % 5)) for i in range(150)]
+    asked += [(PROMPTS[i], asks(max_new_tokens=20, do_sample=True, seed=i)) for i in range(4)]
+    with httpx.Client(base_url=running.url, timeout=60) as client, ThreadPoolExecutor(154) as pool:
+        replies = list(pool.map(lambda each: generate(client, *each), asked))
+    running.stop()
+    assert max(passes) == 160  # of the warm-up
+    assert sorted(passes)[-2] > 64, sorted(passes)
+    wanted = {str(each): texts(generate(http, *each)) for each in asked}
+    for reply, each in zip(replies, asked, strict=True):
+        assert texts(reply) == wanted[str(each)], each
+
+
 def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
     device_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +187,49 @@ def test_a_cache_that_does_not_fit_is_one_sentence_at_start(
     assert isinstance(model, CausalModel)
     assert 1 <= model.slots < 64
     model.stop()
+
+
+def test_a_text_in_the_background_goes_on_from_main_memory(
+    device_memory: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys and values are copied from the device and back."""
+    use_memory(monkeypatch, device_memory)
+    model = load_model("mine", STARTER_FOLDER / "hybrid", Config(slots=1), Metrics())
+    assert isinstance(model, CausalModel)
+    prompts = [model.tokenizer.encode(prompt).ids for prompt in PROMPTS[:2]]
+
+    def sequence(prompt: list[int], num_tokens: int) -> Sequence:
+        return Sequence(prompt, SamplingParams(max_new_tokens=num_tokens, ignore_eos=True))
+
+    aside, set_aside = list[Sequence](), Sequence.set_aside
+
+    def note(sequence: Sequence) -> None:
+        aside.append(sequence)
+        set_aside(sequence)
+
+    monkeypatch.setattr(Sequence, "set_aside", note)
+
+    async def text(other: Sequence | None) -> list[int]:
+        ids = []
+        with held(model.engine, 10) as go_on:
+            token = usage_of_request.set(ClientUsage("batch", background=True))
+            stream = model.engine.stream(sequence(prompts[0], 60))
+            usage_of_request.reset(token)
+            async for event in stream:
+                ids.append(event.token_id)
+                if len(ids) == 5:
+                    reply = None if other is None else model.engine.stream(other)
+                    go_on()
+                    if reply is not None:
+                        assert len([_ async for _ in reply]) == 8
+        return ids
+
+    alone = asyncio.run(text(None))
+    apart = asyncio.run(text(sequence(prompts[1], 8)))
+    model.stop()
+    assert len(alone) == 60
+    assert apart == alone
+    assert len(aside) == 1
 
 
 def test_a_graph_that_cannot_be_captured_is_served_without(

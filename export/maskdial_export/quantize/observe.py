@@ -62,7 +62,7 @@ def observe_layers(
     with torch.no_grad(), _observed(model, names, keep):
         for index, text in enumerate(texts):
             show(index, len(texts), "texts")
-            _read(model, text)
+            read_text(model, text)
     return observations
 
 
@@ -114,11 +114,11 @@ def observe_moments(
             show(index, len(texts), "texts")
             inputs.clear()
             try:
-                _depend(answer(_read(model, text)), of_tokens, generator)
+                _depend(answer(read_text(model, text)), of_tokens, generator)
             except RuntimeError:  # a model whose own code has no gradients
                 inputs.clear()
                 with torch.no_grad():
-                    _read(model, text)
+                    read_text(model, text)
             for each in inputs:
                 rows = each.source.detach().flatten(0, -2)
                 weights = each.weights(len(rows))
@@ -231,7 +231,7 @@ def _observed(
             handle.remove()
 
 
-def _read(model: PreTrainedModel, text: Ids) -> Any:
+def read_text(model: PreTrainedModel, text: Ids) -> Any:
     """What the model returns for a text."""
     ids = torch.from_numpy(text[None])
     # A decoder writes what its encoder reads: layers get tokens of real text

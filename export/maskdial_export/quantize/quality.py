@@ -21,6 +21,7 @@ from maskdial_export.model import Checkpoint
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.blocks import Blocks
 from maskdial_export.quantize.gate import FILE_LOSS, MIN_POSITIONS, Gate
+from maskdial_export.quantize.half_range import LARGEST, peak
 from maskdial_export.quantize.observe import observe_moments
 from maskdial_export.quantize.quantize import HALF, IntegerPrecision, projections, quantize
 from maskdial_export.quantize.sensitivity import layer_errors, rank
@@ -140,6 +141,7 @@ class Quantizer:
                 f"what {self.precision} loses cannot be measured",
             )
         folder = path.parent
+        self._check_range()
         weakness = self.evaluation.weakness(reference)
         if weakness is not None:
             finding(self.console, f"fp32 itself does no better than chance: {weakness}")
@@ -183,8 +185,12 @@ class Quantizer:
         if math.isnan(comparison.loss):
             raise QualityError(
                 f"in {self.precision} the model computes NaN on {self.sample.name}: its "
-                "activations overflow; choose another precision, or keep the layers that do "
-                f"in {self.kept_as} with --keep",
+                "activations overflow; choose another precision"
+                + (
+                    ""
+                    if self.precision in HALF
+                    else f", or keep the layers that do in {self.kept_as} with --keep"
+                ),
                 f"in {self.precision} it computes NaN",
             )
         return comparison
@@ -384,6 +390,22 @@ class Quantizer:
                 )
             self._check_finite(self._errors)
         return self._errors
+
+    def _check_range(self) -> None:
+        """Refuses half precision to a model whose activations are too large for it."""
+        if self.precision not in HALF:
+            return
+        texts = evenly(self.evaluation.texts, _RANKED_TEXTS)
+        with phase(self.console, "Checking the range of float16") as show:
+            name, largest = peak(self.checkpoint.model, texts, show)
+        finding(self.console, f"activations reach {largest:,.0f} (in {name})")
+        if largest > LARGEST:
+            raise QualityError(
+                f"what {name} computes of {self.sample.name} reaches {largest:,.0f}, and float16 "
+                f"ends at {LARGEST:,.0f}, so the model would give NaN on a GPU; export it with "
+                "--precision int8, int4 or fp32 and serve it on the CPU",
+                f"in {self.precision} its activations overflow",
+            )
 
     def _check_finite(self, figures: Mapping[str, float]) -> None:
         """Refuses a text on which layers read NaN or infinities."""

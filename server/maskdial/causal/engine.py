@@ -100,6 +100,7 @@ class CausalEngine(Engine):
             joint_tokens=joint_tokens or block_tokens,
             prefix_cache=prefix_cache,
             prefix_disk=prefix_disk,
+            max_saved_tokens=_max_saved_tokens(runner, prefix_cache),
         )
         self._prefix_cache = prefix_cache
         self._prefix_disk = prefix_disk
@@ -429,6 +430,16 @@ class CausalEngine(Engine):
             self._metrics.cancelled[reason].inc()
             self._metrics.queue_size.set(self._scheduler.num_waiting)
             return True
+
+
+def _max_saved_tokens(runner: ModelRunner, prefix_cache: PrefixCache | None) -> int:
+    """Tokens of sequences that are set aside: as much memory as the prefix cache may have.
+
+    None of models with states, which cannot be cut, or with source texts, which have no such cache.
+    """
+    if prefix_cache is None or runner.cache.state_bytes:
+        return 0
+    return prefix_cache.max_bytes // runner.cache.bytes_per_token
 
 
 def _num_new(reply: Reply) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.events import PromptLogprob
-from maskdial.causal.plan import Plan, Prefill
+from maskdial.causal.plan import Plan, Prefill, Save
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.sampler import prompt_logprobs
@@ -186,7 +186,10 @@ class Executor:
             else:
                 self._runner.cache.copy(fork.source, fork.target, fork.num_tokens)
         for move in plan.moves:
-            self._runner.cache.copy(move.source, move.target, move.num_tokens)
+            if isinstance(move, Save):
+                move.sequence.saved = self._runner.cache.read(move.slot, 0, move.num_tokens)
+            else:
+                self._runner.cache.copy(move.source, move.target, move.num_tokens)
         for load in plan.loads:
             self._runner.cache.write(load.slot, load.start, load.block)
             if load.states is not None:

@@ -19,6 +19,15 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Copies the first ``num_tokens`` of a slot to main memory, for a sequence that has left it."""
+
+    sequence: Sequence
+    slot: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fork:
     """Copies ``num_tokens`` tokens of slot ``source``, from position ``start`` on, to ``target``.
 
@@ -33,7 +42,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Writes a block of the prefix cache to a slot, from position ``start`` on."""
+    """Writes a block of the prefix cache, or what was saved, to a slot from ``start`` on."""
 
     slot: int
     start: int
@@ -76,7 +85,8 @@ class Plan:
     """
 
     forks: tuple[Fork, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[Move | Save, ...] = ()
+    """In this order: a slot may be saved once something was moved to it, and before more is."""
     loads: tuple[Load, ...] = ()
     restores: tuple[Restore, ...] = ()
     awaiting_mask: tuple[Sequence, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from maskdial.causal.block_text import MOST_TOKENS
-from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill, Restore
+from maskdial.causal.plan import Fork, Load, Move, Plan, Prefill, Restore, Save
 from maskdial.causal.prefix_cache import Block, PrefixCache
 from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sequence import Sequence, State
@@ -45,8 +45,9 @@ class Scheduler:
     it, to the next.
 
     A sequence in the background runs only while no other one runs or waits. Otherwise it pauses: it
-    keeps its slot, above all others, until one of them needs it, and is `preempted` then, as it is
-    at once where it has not begun to decode, or is a beam.
+    keeps its slot, above all others, until one of them needs it. It is set aside then, in main
+    memory, and goes on when it has a slot again. Where there is no room for that, it is
+    `preempted`, as it is at once where it has not begun to decode, or is a beam.
 
     The source texts of an encoder-decoder model are read whole, several short ones in one pass. At
     most one such pass lies between two decode steps. A beam search takes a slot for each beam at
@@ -64,6 +65,7 @@ class Scheduler:
         prefix_cache: where to look for prefixes of prompts.
         prefix_disk: where to look for what that lacks. A sequence waits for what is read, and
             others start meanwhile.
+        max_saved_tokens: of all sequences that are set aside.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Scheduler:
         joint_tokens: int,
         prefix_cache: PrefixCache | None = None,
         prefix_disk: DiskTier | None = None,
+        max_saved_tokens: int = 0,
     ) -> None:
+        self._max_saved_tokens = max_saved_tokens
         self._slots: list[Sequence | None] = [None] * slots
         self._waiting: list[Sequence] = []  # in the order of `_queue_order`
         self._background: list[Sequence] = []  # those that wait, in the order of arrival
@@ -292,12 +296,18 @@ class Scheduler:
             rows[i].take_turn(self._turn)
         return [i for i in decoding if i not in waiting]
 
-    def _admit(self) -> Iterator[Move]:
-        """Starts the sequences that can start now; yields the copies of shared prompts."""
+    def _admit(self) -> Iterator[Move | Save]:
+        """Starts the sequences that can start now; yields the copies that this needs."""
         while (slot := self._next_slot()) is not None:
             sequence = self._next_waiting()
             if sequence is None:
                 return
+            if sequence.is_set_aside:
+                assert sequence.saved is not None, "the plan that set it aside has run"
+                self._occupy(sequence, slot)
+                self._loads.append(Load(slot, 0, sequence.saved))
+                sequence.resume(slot)
+                continue
             source = self._prompt_source(sequence)
             if source is not None:
                 yield from self._vacate(slot)
@@ -346,6 +356,8 @@ class Scheduler:
 
     def _is_ready(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence waits for nothing but a slot."""
+        if sequence.is_set_aside:
+            return True
         return not self._awaits_prompt(sequence) and not self._awaits_disk(sequence)
 
     def _awaits_disk(self, sequence: Sequence) -> bool:
@@ -455,7 +467,7 @@ class Scheduler:
         """Whether there is a slot for each beam."""
         return len(self._slots) - len(self._active) >= len(sequence.beams)
 
-    def _reserve(self, first: Sequence) -> Iterator[Move]:
+    def _reserve(self, first: Sequence) -> Iterator[Move | Save]:
         """Takes slots for the other beams of a search."""
         for beam in first.beams[1:]:
             slot = self._next_slot()
@@ -474,18 +486,31 @@ class Scheduler:
         )
         return next(free, None)
 
-    def _vacate(self, slot: int) -> Iterator[Move]:
-        """Has a paused sequence leave a slot, for a free one where there is one."""
+    def _vacate(self, slot: int) -> Iterator[Move | Save]:
+        """Has a paused sequence leave a slot: for a free one, or for main memory."""
         holder = self._slots[slot]
         if holder is None:
             return
         free = [number for number, other in enumerate(self._slots) if other is None]
         if not free:
-            self._preempt(holder)
+            if not self._can_save(holder):
+                self._preempt(holder)
+                return
+            self._slots[slot] = None
+            holder.set_aside()
+            self._background.insert(0, holder)
+            yield Save(holder, slot, holder.num_computed)
             return
         self._slots[slot], self._slots[free[-1]] = None, holder
         holder.move(free[-1])
         yield Move(slot, free[-1], holder.num_computed)
+
+    def _can_save(self, sequence: Sequence) -> bool:
+        """Whether there is room in main memory for a paused sequence."""
+        saved = sum(each.num_computed for each in self._background if each.is_set_aside)
+        return (
+            sequence.block_text is None and saved + sequence.num_computed <= self._max_saved_tokens
+        )
 
     def _make_way(self) -> None:
         """Stops what cannot pause while there is work that is not in the background."""

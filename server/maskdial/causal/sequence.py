@@ -199,7 +199,9 @@ class Sequence:
         """The step of its last pass, of a sequence that is written block by block."""
         self.slot = -1
         self.num_computed = 0
-        """Tokens in the KV cache."""
+        """Tokens in the KV cache, or in ``saved``."""
+        self.saved: NDArray[np.generic] | None = None
+        """What the KV cache had of it, in main memory, while it has no slot; see `KVCache.read`."""
         self._num_noted = 0
         self._states_read: tuple[int, int] | None = None
         self._rewound_to: int | None = None
@@ -359,6 +361,21 @@ class Sequence:
         """Continues in another slot, into which the executor copies the tokens' keys and values."""
         self.slot = slot
 
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether it had begun, and waits for a slot to go on in."""
+        return self.state is State.WAITING and self.num_computed > 0
+
+    def set_aside(self) -> None:
+        """Gives its slot up for now; the executor keeps what is in it in ``saved``."""
+        self.slot = -1
+        self.state = State.WAITING
+
+    def resume(self, slot: int) -> None:
+        """Goes on in a slot, to which the executor copies what was saved."""
+        self.slot, self.saved = slot, None
+        self.state = State.DECODING if self.held_logits is None else State.HOLDING
+
     def take_turn(self, step: int) -> None:
         """Counts a pass over its block at work."""
         self.last_turn = step
@@ -410,7 +427,7 @@ class Sequence:
 
     def end(self) -> None:
         """Gives the slot up for good, if it has one."""
-        self.slot = -1
+        self.slot, self.saved = -1, None
         self.state = State.ENDED
 
     # For the engine.

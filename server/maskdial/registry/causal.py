@@ -59,6 +59,7 @@ _log = logging.getLogger("maskdial.models")
 # Tokens of a block. Prompts are scored a block at a time, so shorter ones take longer; but a text
 # with states goes on from the end of a block only.
 _MAX_BLOCK, _MAX_BLOCK_WITH_STATES = 128, 64
+_SAMPLED_BYTES = 128 * 2**20  # of logits that a pass of the sampler copies on a GPU, at most
 _ROUND = 256  # tokens, of which a context that the memory limits is a multiple
 
 
@@ -394,22 +395,20 @@ def _plan_cache(
     """The context, and the number of slots.
 
     The context is the model's own, unless a setting says another or the memory has no room for it.
-    Where it may be long, nothing else is left for other models, so that each has its share then.
+    Without a number of slots, each model has its share of the memory.
 
     Raises:
         ConfigError: the configured slots do not fit into memory.
     """
-    context = max_length(bundle.manifest, config)
+    context, share = max_length(bundle.manifest, config), _share_of(config, budget)
     if config.max_context is None and context > LEAST_CONTEXT:
-        share = _share_of(config, budget)
         chosen = _plan_context(config, placement, layout, share, context, max_source_length)
         why = "its own" if chosen == context else f"of its own {context}, as far as memory allows"
         _log.info("model %s: a context of %d tokens, %s (--max-context)", bundle.label, chosen, why)
         context = chosen
-        if config.slots is None and budget is not None and share is not None:
-            length = context + max_source_length
-            one = length * layout.bytes_per_token + layout.state_bytes
-            budget = min(budget, max(share, one))
+    if config.slots is None and budget is not None and share is not None:
+        one = (context + max_source_length) * layout.bytes_per_token + layout.state_bytes
+        budget = min(budget, max(share, one))
     try:
         slots = plan_slots(
             layout,
@@ -417,6 +416,7 @@ def _plan_cache(
             asked=config.slots,
             max_slots=placement.provider.slots,
             budget=budget,
+            pass_bytes=_pass_bytes(bundle, placement),
             max_source_length=max_source_length,
             max_buffer_bytes=placement.memory.max_buffer_bytes,
         )
@@ -437,6 +437,15 @@ def _share_of(config: Config, budget: int | None) -> int | None:
     return budget // (max(len(config.models), 1) + loads_later)
 
 
+def _pass_bytes(bundle: Bundle, placement: Placement) -> int:
+    """What a slot takes of a GPU besides its cache: a row of logits in steps, and one in prefills.
+
+    Main memory is committed when it is written, for the slots that are used.
+    """
+    on_host = placement.memory.of_passes.on_host
+    return 0 if on_host else 2 * 4 * _num_logits(bundle.manifest)
+
+
 def _plan_context(
     config: Config,
     placement: Placement,
@@ -448,11 +457,10 @@ def _plan_context(
     """The most of a context for which a share of the memory has a good part of the slots."""
     if share is None:  # the memory does not tell what is free
         return LEAST_CONTEXT
-    most, on_host = placement.provider.slots, placement.memory.on_host
     fitting = plan_length(
         layout,
         context,
-        slots=config.slots or max(most // (2 if on_host else 4), 1),
+        slots=config.slots or placement.provider.context_slots,
         budget=share,
         max_source_length=max_source_length,
         max_buffer_bytes=placement.memory.max_buffer_bytes,
@@ -478,8 +486,9 @@ def _sampler(
     sampler = Sampler(vocab_size, eos, never, kernels)
     if placement.memory.of_passes.on_host:
         return sampler
+    max_rows = min(slots, max(_SAMPLED_BYTES // (4 * vocab_size), 1))
     return DeviceSampler(
-        placement.memory, sampler, vocab_size=vocab_size, max_rows=slots, options=options
+        placement.memory, sampler, vocab_size=vocab_size, max_rows=max_rows, options=options
     )
 
 

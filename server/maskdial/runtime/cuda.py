@@ -163,6 +163,18 @@ def check_device() -> None:
         raise ConfigError("there is no CUDA device")
 
 
+def lost_reason() -> str | None:
+    """What CUDA says of a device that no later pass can use; None if it can still be used.
+
+    Errors of kernels and of the hardware stay until the process ends: then every call fails.
+    """
+    try:
+        _call(_cuda_runtime(), "cudaMemGetInfo")
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 def _unusable(error: RuntimeError) -> ConfigError:
     return ConfigError(f"no CUDA device can be used here ({error})")
 

@@ -314,6 +314,7 @@ def plan_slots(
     budget: int | None,
     max_source_length: int = 0,
     max_buffer_bytes: int | None = None,
+    pass_bytes: int = 0,
 ) -> int:
     """The number of slots of a KV cache.
 
@@ -326,6 +327,7 @@ def plan_slots(
         max_source_length: number of tokens of a source text, which a slot holds beside them.
         max_buffer_bytes: size of the largest allocation, which has the keys of one layer, or its
             values; None for no limit.
+        pass_bytes: what passes take for a slot, of the budget too where no number was asked for.
 
     Raises:
         ConfigError: the slots do not fit; the message says what would.
@@ -333,6 +335,8 @@ def plan_slots(
     slots = asked or max_slots
     if budget is not None:
         room = _Room.of_cache(layout, max_length + max_source_length, budget)
+        if asked is None:
+            slots = min(slots, max(budget // (room.slot_bytes + pass_bytes), 1))
         slots = room.plan(asked, slots)
     if max_buffer_bytes is not None and layout.layers:
         token = max(each.num_heads * layout.width(each) for each in layout.layers)

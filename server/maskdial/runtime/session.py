@@ -272,18 +272,17 @@ class Session:
         Raises:
             DeviceLostError: the device is gone.
         """
-        if not self.captures:
-            try:
-                with self.turn:
-                    self._session.run_with_iobinding(binding)
-            except Exception as error:  # ONNX Runtime's exceptions share no other base
-                self._provider.check_lost(error)
-                raise
-            return
-        options = ort.RunOptions()
-        number = _NOT_CAPTURED if capture is None else capture
-        options.add_run_config_entry("gpu_graph_id", str(number))
-        self._session.run_with_iobinding(binding, options)
+        options = None
+        if self.captures:
+            options = ort.RunOptions()
+            number = _NOT_CAPTURED if capture is None else capture
+            options.add_run_config_entry("gpu_graph_id", str(number))
+        try:
+            with self.turn:
+                self._session.run_with_iobinding(binding, options)
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            self._provider.check_lost(error)
+            raise
 
 
 def _beside(create: Callable[[], T], meanwhile: Callable[[], object] | None) -> T:

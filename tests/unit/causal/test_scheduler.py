@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.plan import Move, Plan, Prefill
+from maskdial.causal.plan import Move, Plan, Prefill, Save
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.scheduler import Scheduler
@@ -74,6 +74,7 @@ class Simulation:
         prefix_cache: PrefixCache | None = None,
         joint_tokens: int = BLOCK,
         chunk: int = CHUNK,
+        max_saved_tokens: int = 0,
     ) -> None:
         self.joint_tokens = joint_tokens
         self.chunk = chunk
@@ -84,6 +85,7 @@ class Simulation:
             block_tokens=BLOCK,
             joint_tokens=joint_tokens,
             prefix_cache=prefix_cache,
+            max_saved_tokens=max_saved_tokens,
         )
         self.prefix_cache = prefix_cache
         self.cache = np.zeros((slots, MAX_LENGTH), np.int64)
@@ -92,6 +94,10 @@ class Simulation:
         """One iteration; returns its plan. Nothing finishes by itself."""
         plan = self.scheduler.schedule()
         for move in plan.moves:
+            if isinstance(move, Save):
+                assert move.sequence.is_set_aside
+                move.sequence.saved = self.cache[move.slot, : move.num_tokens].copy()
+                continue
             self.cache[move.target, : move.num_tokens] = self.cache[move.source, : move.num_tokens]
         for load in plan.loads:
             self.cache[load.slot, load.start : load.start + len(load.block)] = load.block
@@ -477,10 +483,13 @@ def test_a_low_priority_is_not_starved() -> None:
 
 
 def prefix_simulation(
-    slots: int = 2, max_bytes: int = 10**6, joint_tokens: int = BLOCK
+    slots: int = 2,
+    max_bytes: int = 10**6,
+    joint_tokens: int = BLOCK,
+    max_saved_tokens: int = 0,
 ) -> Simulation:
     cache = PrefixCache(model="simulated", block_tokens=BLOCK, max_bytes=max_bytes)
-    return Simulation(slots, prefix_cache=cache, joint_tokens=joint_tokens)
+    return Simulation(slots, cache, joint_tokens, max_saved_tokens=max_saved_tokens)
 
 
 @pytest.mark.parametrize(("num_prompt", "num_reused"), [(9, 6), (8, 6), (7, 4), (4, 2), (3, 0)])
@@ -590,7 +599,7 @@ def test_the_background_pauses_and_goes_on() -> None:
     simulation.scheduler.add(online)
     plan = simulation.step()
     assert plan.prefills == (Prefill(online, 0, 0, 2),)
-    assert [move.target for move in plan.moves] == [2]
+    assert [move.target for move in plan.moves if isinstance(move, Move)] == [2]
     assert [sequence.slot for sequence in (online, *batch)] == [0, 2, 1]
     assert plan.rows == ()
     assert simulation.step().rows == (online,)
@@ -623,6 +632,53 @@ def test_the_background_gives_up_slots_that_are_needed() -> None:
     assert simulation.scheduler.take_preempted() == [batch[2]]
 
 
+def test_the_background_goes_on_from_main_memory() -> None:
+    simulation = Simulation(slots=2, max_saved_tokens=40)
+    batch = [in_background(make(2)), in_background(make(3)), in_background(make(2))]
+    for sequence in batch:
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    before = [sequence.num_tokens for sequence in batch]
+    online = [make(2), make(2)]
+    for sequence in online:
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    assert [sequence.is_set_aside for sequence in batch] == [True, True, False]
+    assert [sequence.num_tokens for sequence in batch] == before
+    assert simulation.scheduler.take_preempted() == []
+    assert simulation.scheduler.num_waiting == 0
+    simulation.scheduler.release(online[0])
+    simulation.scheduler.release(online[1])
+    plan = simulation.step()  # its rows are what a model would have written: `check` compares
+    assert [load.start for load in plan.loads] == [0, 0]
+    assert set(plan.decoding) == {batch[0], batch[1]}
+    assert not plan.prefills
+    simulation.scheduler.release(batch[1])
+    assert [prefill.sequence for prefill in simulation.step().prefills] == [batch[2]]
+
+
+def test_what_main_memory_has_no_room_for_gives_up() -> None:
+    simulation = Simulation(slots=2, max_saved_tokens=5)
+    batch = [in_background(make(3)), in_background(make(3))]
+    for sequence in batch:
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    for _ in range(2):
+        simulation.scheduler.add(make(2))
+    simulation.step()
+    simulation.step()
+    kept = [sequence for sequence in batch if sequence.is_set_aside]
+    (lost,) = simulation.scheduler.take_preempted()
+    assert [lost, *kept] in ([batch[0], batch[1]], [batch[1], batch[0]])
+    assert lost.state is State.ENDED
+    simulation.scheduler.cancel(kept[0])  # while it is set aside
+    assert kept[0].state is State.ENDED
+    assert kept[0].saved is None
+
+
 OPERATIONS = st.one_of(
     st.tuples(st.just("arrive"), st.integers(1, 14)),
     st.tuples(st.just("arrive again"), st.integers(0, 30)),
@@ -640,19 +696,21 @@ OPERATIONS = st.one_of(
     slots=st.integers(1, 5),
     cache_bytes=st.sampled_from([None, 0, 64, 10**6]),
     joint_tokens=st.sampled_from([BLOCK, CHUNK]),
+    max_saved_tokens=st.sampled_from([0, 12, 10**6]),
     operations=st.lists(OPERATIONS, max_size=60),
 )
 def test_any_course_of_events(
     slots: int,
     cache_bytes: int | None,
     joint_tokens: int,
+    max_saved_tokens: int,
     operations: list[tuple[str, int]],
 ) -> None:
     """`Simulation.check` holds at every step, whoever comes and goes, and all get their turn."""
     if cache_bytes is None:
-        simulation = Simulation(slots, joint_tokens=joint_tokens)
+        simulation = Simulation(slots, joint_tokens=joint_tokens, max_saved_tokens=max_saved_tokens)
     else:
-        simulation = prefix_simulation(slots, cache_bytes, joint_tokens)
+        simulation = prefix_simulation(slots, cache_bytes, joint_tokens, max_saved_tokens)
     scheduler = simulation.scheduler
     arrived: list[Sequence] = []
     ended: list[Sequence] = []

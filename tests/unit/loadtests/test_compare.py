@@ -43,6 +43,7 @@ from loadtests.compare.setup import find
 from loadtests.compare.work import (
     CONCURRENCY,
     LARGE_CONCURRENCY,
+    MANY_CONCURRENCY,
     ROOM,
     SHORT_CONTEXT,
     WORK,
@@ -257,8 +258,8 @@ def test_peers_are_chosen_by_name() -> None:
 
 def test_shapes_are_chosen_by_name() -> None:
     assert [shape.heading for shape in find(("7b",))] == ["A 7B Llama shape"]
-    with pytest.raises(LoadTestError, match="unknown shape '8b'; choose from 135m"):
-        find(("135m", "8b"))
+    with pytest.raises(LoadTestError, match="unknown shape '9b'; choose from 135m"):
+        find(("135m", "9b"))
 
 
 def test_each_entrant_has_its_familys_work() -> None:
@@ -272,7 +273,11 @@ def test_each_entrant_has_its_familys_work() -> None:
                 and (each.ragged or not work.least)
             ]
             assert list(mine) == wanted
-    batches: dict[Load, tuple[int, ...]] = {"small": CONCURRENCY, "large": LARGE_CONCURRENCY}
+    batches: dict[Load, tuple[int, ...]] = {
+        "small": CONCURRENCY,
+        "large": LARGE_CONCURRENCY,
+        "many": MANY_CONCURRENCY,
+    }
     for load in WORK:
         steps = [
             work

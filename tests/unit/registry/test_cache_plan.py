@@ -16,13 +16,18 @@ LAYOUT = KVLayout(layers=(Heads(4, 16),) * 2, dtype="float16")
 TOKEN = LAYOUT.bytes_per_token
 OWN = 131_072  # the model's context
 MODEL: Any = SimpleNamespace(
-    label="large", manifest=SimpleNamespace(family="causal", max_length=OWN)
+    label="large", manifest=SimpleNamespace(family="causal", max_length=OWN, num_outputs=1000)
 )
 
 
 def placement(*, slots: int = 32, on_host: bool = True, free: int | None = None) -> Any:
     memory = SimpleNamespace(on_host=on_host, max_buffer_bytes=None, free_bytes=lambda: free)
-    return SimpleNamespace(provider=SimpleNamespace(slots=slots), memory=memory)
+    memory.of_passes = memory
+    return SimpleNamespace(provider=SimpleNamespace(slots=slots, context_slots=16), memory=memory)
+
+
+GPU = placement(slots=512, on_host=False)
+LOGITS = 2 * 4 * 1000  # bytes of a slot
 
 
 def plan(budget: int | None, where: Any = None, **settings: Any) -> tuple[int, int]:
@@ -33,8 +38,27 @@ def plan(budget: int | None, where: Any = None, **settings: Any) -> tuple[int, i
 
 def test_with_room_enough_the_context_is_the_models_own() -> None:
     assert plan(32 * OWN * TOKEN) == (OWN, 32)
-    assert plan(16 * OWN * TOKEN) == (OWN, 16)  # half of the slots
-    assert plan(16 * OWN * TOKEN, placement(slots=64, on_host=False)) == (OWN, 16)  # a quarter
+    assert plan(16 * OWN * TOKEN) == (OWN, 16)  # the fewest that a context leaves room for
+    assert plan(16 * OWN * TOKEN + 16 * LOGITS, GPU) == (OWN, 16)
+
+
+def test_a_gpu_has_as_many_slots_as_fit_with_their_logits() -> None:
+    slot = 4096 * TOKEN + LOGITS
+    assert plan(1000 * slot, GPU, max_context=4096) == (4096, 512)
+    assert plan(300 * slot, GPU, max_context=4096) == (4096, 300)
+    assert plan(300 * slot - 1, GPU, max_context=4096) == (4096, 299)
+    assert plan(300 * slot, GPU, max_context=4096, slots=200) == (4096, 200)
+    # A number that was asked for is held against the cache alone, as the error says.
+    assert plan(300 * 4096 * TOKEN, GPU, max_context=4096, slots=300) == (4096, 300)
+    # The context comes first: it leaves room for a few.
+    assert plan(16 * 40_000 * TOKEN, GPU) == (39_936, 16)
+
+
+def test_other_models_have_their_share_of_slots() -> None:
+    both = {"one": Path("one"), "two": Path("two")}
+    slot = 4096 * TOKEN + LOGITS
+    assert plan(300 * slot, GPU, max_context=4096, models=both) == (4096, 150)
+    assert plan(300 * slot, GPU, max_context=4096, models=both, slots=300) == (4096, 300)
 
 
 def test_with_less_it_is_what_fits() -> None:

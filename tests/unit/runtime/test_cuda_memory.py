@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, DeviceLostError
 from maskdial.extras import how_to_install
 from maskdial.runtime.cuda import CudaMemory
 from maskdial.runtime.memory import Buffer, Staging, copy_buffer, host_buffer
 from maskdial.runtime.providers.cuda import PROVIDER
+from maskdial.runtime.session import Session
 
 
 class Status(enum.IntEnum):
@@ -55,6 +56,8 @@ class FakeRuntime:
         return Status.cudaSuccess, 77
 
     def cudaMemGetInfo(self) -> tuple[Any, ...]:  # noqa: N802
+        if self.failing == "cudaMemGetInfo":
+            return Status.cudaErrorNoDevice, None, None
         return Status.cudaSuccess, self.free, 20_000
 
     def cudaMalloc(self, size: int) -> tuple[Any, ...]:  # noqa: N802
@@ -202,6 +205,27 @@ def test_memory_that_is_not_there_is_a_sentence(runtime: FakeRuntime) -> None:
             ConfigError, match=r"another 0.02 GB of (GPU|pinned) memory .*Allocation.*--slots"
         ):
             take((20_000_000,), np.dtype(np.uint8))
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_a_device_is_lost_if_every_call_fails(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    """Not by a pass that fails: one may have found no memory, and the next one does."""
+    session = Session.__new__(Session)
+    session.captures, session._provider, session.turn = captures, PROVIDER, PROVIDER.turn
+    failure = RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    session._session = SimpleNamespace(run_with_iobinding=fail)
+    with pytest.raises(RuntimeError) as caught:
+        session.run_with_binding(SimpleNamespace(), 1)
+    assert caught.value is failure
+    monkeypatch.setattr(runtime, "failing", "cudaMemGetInfo")
+    with pytest.raises(DeviceLostError, match=r"the GPU is lost \(cudaMemGetInfo: .*\); restart"):
+        session.run_with_binding(SimpleNamespace(), 1)
 
 
 def test_a_copy_that_fails_says_so(runtime: FakeRuntime) -> None:

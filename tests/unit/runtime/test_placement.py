@@ -51,7 +51,7 @@ def half(bundle: Bundle) -> Bundle:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation for CUDA, on a machine with a device."""
     monkeypatch.setattr(CudaProvider, "in_build", lambda self: True)
-    monkeypatch.setattr(cuda, "_load_libraries", lambda: None)
+    monkeypatch.setattr(cuda, "load_libraries", lambda: None)
     monkeypatch.setattr(cuda, "check_device", lambda: None)
     monkeypatch.setattr(cuda, "CudaMemory", lambda: GPU_MEMORY)
 

@@ -13,6 +13,7 @@ class CpuProvider(Provider):
     disabled_optimizers = UNWANTED_FUSIONS
     batch_invariant = True
     slots = 8
+    context_slots = 4
     max_batch_tokens = 512
     prefill_chunk_tokens = 256
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import onnxruntime as ort
 
 from maskdial.bundle.bundle import Bundle
-from maskdial.errors import ConfigError
+from maskdial.errors import ConfigError, DeviceLostError
 from maskdial.extras import how_to_install
-from maskdial.runtime.cuda import TURN, CudaMemory, check_device
+from maskdial.runtime.cuda import TURN, CudaMemory, check_device, lost_reason
 from maskdial.runtime.providers.provider import Provider
 
 # Flash, memory-efficient and unfused attention (`sdpa_kernel` of the CUDA provider). cuDNN's is
@@ -25,13 +25,16 @@ class CudaProvider(Provider):
     name = "cuda"
     ort_name = "CUDAExecutionProvider"
     batch_invariant = False  # kernels differ between batch sizes
-    slots = 64
+    slots = 512
+    context_slots = 16
     max_batch_tokens = 4096
     prefill_chunk_tokens = 2048
     # A pass of BERT-base on an H200 takes 2.4 ms, and 0.5 us for each token.
     free_padding = 4096
     pad_multiple = 8  # in half precision the attention kernel for local windows needs it
-    batch_sizes = (1, 2, 4, 8, 16, 32, 64)
+    # Doubled while a step reads its weights, in less than that from where it multiplies: see
+    # tools/cache_simulation.py.
+    batch_sizes = (1, 2, 4, 8, 16, 32, 64, 96, *range(128, 257, 32), *range(320, 513, 64))
     captures = True
     turn = TURN
 
@@ -43,7 +46,13 @@ class CudaProvider(Provider):
             raise ConfigError(f"this ONNX Runtime has no CUDA provider; {_how_to_get_it()}")
         check_device()
         _check_kernels(bundle)
-        _load_libraries()
+        load_libraries()
+
+    def check_lost(self, error: Exception) -> None:
+        with self.turn:
+            reason = lost_reason()
+        if reason is not None:
+            raise DeviceLostError(f"the GPU is lost ({reason}); restart the server") from error
 
     def memory(self) -> CudaMemory:
         return CudaMemory()
@@ -104,7 +113,7 @@ def _check_kernels(bundle: Bundle) -> None:
     )
 
 
-def _load_libraries() -> None:
+def load_libraries() -> None:
     """Loads the provider's libraries: NVIDIA's wheels if they are installed, or the system's.
 
     Raises:

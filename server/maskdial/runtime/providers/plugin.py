@@ -21,7 +21,7 @@ class PluginProvider(Provider):
     """Runs masked bundles on a device of a plug-in; inputs and outputs are in main memory."""
 
     batch_invariant = False  # as measured with OpenVINO's
-    slots = prefill_chunk_tokens = 0  # for causal models
+    slots = context_slots = prefill_chunk_tokens = 0  # for causal models
     max_batch_tokens = 512
 
     def __init__(self, name: str, package: str, device: str = "") -> None:

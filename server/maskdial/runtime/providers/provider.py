@@ -28,6 +28,8 @@ class Provider(ABC):
     """Whether kernels compute a row to the same bits in every batch, as measured at export."""
     slots: ClassVar[int]
     """How many slots a causal model has by default, if they fit into memory."""
+    context_slots: ClassVar[int]
+    """For how many slots a context that the memory limits leaves room."""
     max_batch_tokens: ClassVar[int]
     """The token budget of a masked model's batch by default."""
     prefill_chunk_tokens: ClassVar[int]

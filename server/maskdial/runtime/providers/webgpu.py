@@ -56,6 +56,7 @@ class WebGpuProvider(Provider):
     ort_name = "WebGpuExecutionProvider"
     batch_invariant = False  # kernels differ between shapes
     slots = 16
+    context_slots = 4
     max_batch_tokens = 4096
     prefill_chunk_tokens = 512
     turn = RLock()
