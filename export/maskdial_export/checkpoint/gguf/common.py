@@ -235,6 +235,16 @@ def read_pooling(settings: Settings) -> str | None:
     return _POOLINGS.get(kind)
 
 
+def check_ranks(settings: Settings) -> None:
+    """Refuses a classifier that reads vectors otherwise than by the first token."""
+    kind = settings.number(".pooling_type", _RANK)
+    if kind != _RANK:
+        raise ExportError(
+            f"{settings.file.path} has a classifier, and pools in the way {kind}, which is not "
+            "supported"
+        )
+
+
 def window_pattern(settings: Settings, num_layers: int, period: int) -> list[bool]:
     """Whether each layer attends within the window; of a period, the last one does not."""
     given = settings.find(".attention.sliding_window_pattern")

@@ -1,6 +1,6 @@
-"""GGUF files of models that embed, written directly: the traced bundle's bits."""
+"""GGUF files of models that embed or rank, written directly: the traced bundle's bits."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 
 from maskdial.bundle.manifest import GRAPH
 from maskdial_export.direct.decoder import NotDirectError
+from maskdial_export.errors import ExportError
 from tests.export.gguf_files import (
     WORD_PIECES_SIZE,
     as_gemma,
+    as_roberta,
     basics,
     byte_level,
     make_model,
@@ -21,7 +23,7 @@ from tests.export.gguf_files import (
     write_gguf,
 )
 from tests.export.test_direct_encoders import ANY_LOSS, assert_alike, direct, traced
-from tests.export.test_gguf_models import ENCODER, MODELS, gemma3
+from tests.export.test_gguf_models import ENCODER, MODELS, gemma3, roberta
 
 Writer = gguf.GGUFWriter
 MEAN, CLS, LAST = gguf.PoolingType.MEAN, gguf.PoolingType.CLS, gguf.PoolingType.LAST
@@ -130,6 +132,56 @@ def test_embedding_gemma(tmp_path: Path) -> None:
     direct(path, tmp_path / "direct")
     traced(path, tmp_path / "traced", "fp32")
     assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def write_ranker(path: Path, num_labels: int, further: Callable[[Writer], object]) -> Path:
+    """As bge-reranker-v2-m3: RoBERTa with its classifier."""
+    settings = MODELS["roberta"][2] | {"num_labels": num_labels}
+    model = make_model("RobertaForSequenceClassification", **settings)
+
+    def metadata(writer: Writer) -> None:
+        byte_level(writer)
+        roberta(writer, model.config)
+        writer.add_pad_token_id(1)
+        further(writer)
+
+    return write_gguf(path, "bert", model, metadata, as_ranker)
+
+
+def as_ranker(name: str, values: Any, config: Any) -> Iterator[tuple[str, Any]]:
+    return as_roberta(name.removeprefix("roberta."), values, config)
+
+
+@pytest.mark.parametrize("labels", [(), ("no", "perhaps", "yes")])
+def test_rerankers_and_classifiers(labels: tuple[str, ...], tmp_path: Path) -> None:
+    def rank(writer: Writer) -> None:
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        if labels:
+            writer.add_classifier_output_labels(labels)
+
+    path = write_ranker(tmp_path / "model.gguf", len(labels) or 1, rank)
+    written = direct(path, tmp_path / "direct")
+    assert (written.task, written.labels) == ("classify", labels or ("LABEL_0",))
+    traced(path, tmp_path / "traced", "fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+@pytest.mark.parametrize(
+    ("further", "why"),
+    [
+        (lambda writer: writer.add_pooling_type(MEAN), "has a classifier, and pools in the way 1"),
+        (
+            lambda writer: writer.add_classifier_output_labels(["a", "b", "c"]),
+            "names 3 labels, and its classifier has 1",
+        ),
+    ],
+)
+def test_classifiers_that_are_refused(
+    further: Callable[[Writer], object], why: str, tmp_path: Path
+) -> None:
+    path = write_ranker(tmp_path / "model.gguf", 1, further)
+    with pytest.raises(ExportError, match=why):
+        direct(path, tmp_path / "bundle")
 
 
 def test_what_is_left_to_the_tracer(tmp_path: Path) -> None:
