@@ -70,7 +70,7 @@ def bert(settings: Settings) -> Model:
         architecture = f"{family}Model"
         return Model(architecture, config, _BERT, prefix="", padding=padding + 1, pooling=pooling)
     config |= _labels(settings)
-    names = {key: f"roberta.{name}" for key, name in _BERT.items()} | _RANK_HEAD
+    names = {**{key: f"roberta.{name}" for key, name in _BERT.items()}, **_RANK_HEAD}
     return Model(
         f"{family}ForSequenceClassification", config, names, prefix="", padding=padding + 1
     )
