@@ -54,7 +54,8 @@ def bert(settings: Settings) -> Model:
     )
     del config["num_key_value_heads"], config["tie_word_embeddings"]
     kind = settings.text("tokenizer.ggml.model")
-    ranks = kind != "bert" and _RANK_HEAD.keys() <= _modules(settings)
+    tensors = settings.file.tensors
+    ranks = kind != "bert" and all(f"{name}.weight" in tensors for name in _RANK_HEAD)
     pooling = None if ranks else read_pooling(settings)
     if kind == "bert":
         config |= {"model_type": "bert"}
@@ -74,10 +75,6 @@ def bert(settings: Settings) -> Model:
     return Model(
         f"{family}ForSequenceClassification", config, names, prefix="", padding=padding + 1
     )
-
-
-def _modules(settings: Settings) -> set[str]:
-    return {name.rpartition(".")[0] for name in settings.file.tensors}
 
 
 def _labels(settings: Settings) -> Config:
