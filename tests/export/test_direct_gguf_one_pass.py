@@ -25,7 +25,7 @@ from tests.export.gguf_files import (
 from tests.export.test_direct_encoders import ANY_LOSS, assert_alike, direct, traced
 from tests.export.test_gguf_models import ENCODER, MODELS, gemma3, roberta
 
-Writer = gguf.GGUFWriter
+Writer = Any
 MEAN, CLS, LAST = gguf.PoolingType.MEAN, gguf.PoolingType.CLS, gguf.PoolingType.LAST
 
 
@@ -66,8 +66,8 @@ def write_embedder(name: str, path: Path, kind: str | None = None) -> Path:
             writer.add_pooling_type(pooling)
         further(writer)
 
-    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_gate")
-    matrices = (*matrices, "ffn_down", "token_embd")
+    attention = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
+    matrices = (*attention, "ffn_up", "ffn_gate", "ffn_down", "token_embd")
     quantize = {} if kind is None else {f"{each}.weight": kind for each in matrices}
     return write_gguf(path, architecture, model, metadata, rename, quantize)
 
