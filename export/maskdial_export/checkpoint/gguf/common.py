@@ -227,8 +227,8 @@ def read_pooling(settings: Settings) -> str | None:
     kind = settings.number(".pooling_type", 0)
     if kind == _RANK or any(name.startswith("cls.") for name in settings.file.tensors):
         raise ExportError(
-            f"{settings.file.path} is a reranker or classifier of {settings.architecture!r}, and as "
-            "GGUF only RoBERTa's are supported; export the checkpoint that it was made from"
+            f"{settings.file.path} is a reranker or classifier of {settings.architecture!r}, and "
+            "only RoBERTa's are supported as GGUF; export the checkpoint that it was made from"
         )
     if kind not in (0, *_POOLINGS):
         raise ExportError(f"{settings.file.path} pools in the way {kind}, which does not exist")
