@@ -28,6 +28,7 @@ WIDE = (
     "tests/export/test_adapter_heads.py",
     "tests/export/test_adapting.py",
     "tests/export/test_decision_models.py",
+    "tests/export/test_direct_gguf_one_pass.py::test_embedding_gemma",
     "tests/export/test_embeddings.py::test_the_export_reads_what_sentence_transformers_does",
     "tests/export/test_embeddings.py::test_vectors_of_a_model_that_does_not_normalize",
     "tests/export/test_encoder_decoder.py::test_int8_of_both_graphs",

@@ -8,6 +8,7 @@ from typing import Any
 from maskdial.bundle.manifest import DECISION_TEMPLATE, Family, TaskName
 from maskdial_export.checkpoint.files import files_sha256
 from maskdial_export.checkpoint.gguf.contents import gguf_files, read_contents, write_settings
+from maskdial_export.checkpoint.gguf.restored import write_pooling
 from maskdial_export.checkpoint.hub import HYBRID_HEADS, download
 from maskdial_export.checkpoint.hub import provenance as provenance_of
 from maskdial_export.checkpoint.json_file import read_json
@@ -122,12 +123,10 @@ def open_checkpoint(source: str, revision: str | None, restored: Path) -> Direct
 
 def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoint:
     contents = read_contents(parts)
-    model = contents.model
-    if model.pooling is not None or not model.architecture.endswith(_WRITERS):
-        raise NotDirectError(f"{model.architecture} is not known to the direct path")
     write_settings(contents, restored)
+    write_pooling(contents, restored)
     bits = {each.bits for each in contents.weights if each.bits is not None}
-    return DirectCheckpoint(
+    found = DirectCheckpoint(
         source,
         restored,
         read_json(restored / _CONFIG),
@@ -137,6 +136,11 @@ def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoi
         provenance_of(parts[0]),
         frozenset(bits),
     )
+    architecture = contents.model.architecture
+    writes = architecture.endswith(_WRITERS)
+    if not writes and one_pass_task(found.config, pools=pools(found)) is None:
+        raise NotDirectError(f"{architecture} is not known to the direct path")
+    return found
 
 
 def _open_folder(source: str, folder: Path) -> DirectCheckpoint:

@@ -5,11 +5,11 @@ int8 goes through the quality gate: what it loses is measured on the sample that
 on, as no part of that needs torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -44,14 +44,22 @@ from maskdial_export.direct.products import (
     Products,
     RowProducts,
 )
+from maskdial_export.direct.quality import limit_of
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
 from maskdial_export.direct.views import View
-from maskdial_export.direct.weights import SafetensorsWeights, Weights, check_one_pass_weights
+from maskdial_export.direct.weights import (
+    GGUFWeights,
+    JoinedWeights,
+    SafetensorsWeights,
+    Weights,
+    check_one_pass_weights,
+)
 from maskdial_export.errors import ExportError, QualityError, onnxruntime_errors
 from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.gate import Gate, check_choice
 
 _LARGEST, _REDUCED = 127, 63
+_Form = Callable[[Weights, Nodes, DataFile], Products]
 
 
 def write_encoder(
@@ -65,16 +73,17 @@ def write_encoder(
 ) -> dict[str, Any]:
     """Writes everything but the manifest into a folder; returns what that says of it.
 
-    Without a precision, the bundle is int8.
+    Without a precision, the bundle has that of the file's integers, or is int8.
 
     Raises:
         NotDirectError: the checkpoint says what is not known here.
         QualityError: int8 loses more than the gate allows.
         ExportError: it cannot be exported.
     """
-    precision = precision or "int8"
+    of_file = "int4" if 4 in checkpoint.bits else "int8"
+    precision = precision or of_file
     check_choice(precision, gate)
-    if precision not in ("fp32", "int8"):
+    if precision not in ("fp32", "int8", of_file):
         raise NotDirectError(f"the direct path does not round encoders to {precision}")
     check_config(checkpoint.name, checkpoint.config)
     config, pooled = checkpoint.config, pools(checkpoint)
@@ -108,7 +117,8 @@ def write_encoder(
     texts = read_files(checkpoint, tokenizer)
     max_length = _max_length(checkpoint, encoder, limit)
     reference = EncoderReference(checkpoint, weights)
-    check = EncoderCheck(encoder, reference, tokenizer, tokens, max_length, sample, gate.limit)
+    most = limit_of(gate, keeps_integers=bool(checkpoint.bits))
+    check = EncoderCheck(encoder, reference, tokenizer, tokens, max_length, sample, most)
     path, names = folder / GRAPH, [GRAPH, f"{GRAPH}.data"]
     modules = _modules(encoder)
     with phase(console, "Writing"):
@@ -116,9 +126,10 @@ def write_encoder(
     with phase(console, "Checking"), onnxruntime_errors():
         parity = check.parity(path, tolerance)
     quality, graph = None, None
-    if precision == "int8":
+    if precision != "fp32":
+        forms = _forms(modules, keeps=bool(checkpoint.bits), bits=4 if precision == "int4" else 8)
         with onnxruntime_errors():
-            lowered = _lower(encoder, weights, modules, path, check, console)
+            lowered = _lower(encoder, weights, forms, path, check, console, precision)
         quality, graph = check.report(lowered), path
         if lowered.by_row and exact_here():
             onnx.save(kernel_check(), folder / KERNEL_CHECK)
@@ -164,17 +175,22 @@ def _with_head(
         check_no_modules(checkpoint)
         return encoder, _renamed(weights, family)
     head, parts = read_head(checkpoint, encoder.hidden_size)
-    assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
-    if f"{family.base}.{encoder.words}.weight" in weights.shapes():  # saved with a head
-        weights = weights.within(f"{family.base}.")
-    return replace(encoder, head=head), _renamed(weights.with_parts(parts), family)
+    prefix = f"{family.base}."
+    if f"{prefix}{encoder.words}.weight" in weights.shapes():  # saved with a head
+        weights = _stored(weights).renamed(lambda name: name.removeprefix(prefix))
+    joined = JoinedWeights(weights.name, {"": _renamed(weights, family), **parts})
+    return replace(encoder, head=head), joined
+
+
+def _stored(weights: Weights) -> SafetensorsWeights | GGUFWeights:
+    assert isinstance(weights, SafetensorsWeights | GGUFWeights), "they are as files have them"
+    return weights
 
 
 def _renamed(weights: Weights, family: Family) -> Weights:
     """The weights by the names that transformers has for them."""
     if not family.stored:
         return weights
-    assert isinstance(weights, SafetensorsWeights), "encoders are read from folders"
     views: dict[str, View] = {}
 
     def rename(name: str) -> str:
@@ -182,8 +198,8 @@ def _renamed(weights: Weights, family: Family) -> Weights:
             name = name.replace(stored, names[0]) if len(names) == 1 else name
         return name
 
-    weights = weights.renamed(rename)
-    for name, shape in weights.shapes().items():
+    found = _stored(weights).renamed(rename)
+    for name, shape in found.shapes().items():
         for stored, names in family.stored.items():
             if stored in name and len(names) > 1:
                 size = shape[0] // len(names)
@@ -191,7 +207,7 @@ def _renamed(weights: Weights, family: Family) -> Weights:
                     name.replace(stored, part): View(name, None, slice(start, start + size))
                     for part, start in zip(names, range(0, shape[0], size), strict=True)
                 }
-    return weights.with_views(views)
+    return found.with_views(views)
 
 
 def _max_length(checkpoint: DirectCheckpoint, encoder: OnePass, limit: int | None) -> int:
@@ -215,7 +231,7 @@ def _write_graph(
     encoder: OnePass,
     weights: Weights,
     path: Path,
-    make: Callable[[Weights, Nodes, DataFile], Products],
+    make: _Form,
 ) -> None:
     nodes = Nodes()
     with DataFile(path.with_name(f"{path.name}.data")) as data:
@@ -230,33 +246,45 @@ def _write_graph(
     path.write_bytes(model.SerializeToString())
 
 
+def _forms(modules: Modules, *, keeps: bool, bits: Literal[4, 8]) -> Mapping[bool, _Form]:
+    """The forms of integers, the fastest first, by whether they have a scale for each row.
+
+    Those of a file are in blocks; ``keeps``: whether it has any.
+    """
+    largest = _LARGEST if exact_here() else _REDUCED
+
+    def in_blocks(weights: Weights, nodes: Nodes, data: DataFile) -> Products:
+        return BlockProducts(modules, weights, nodes, data, bits)
+
+    def by_row(weights: Weights, nodes: Nodes, data: DataFile) -> Products:
+        return RowProducts(modules, weights, nodes, data, largest)
+
+    return {False: in_blocks} if keeps else {True: by_row, False: in_blocks}
+
+
 def _lower(
     encoder: OnePass,
     weights: Weights,
-    modules: Modules,
+    forms: Mapping[bool, _Form],
     path: Path,
     check: EncoderCheck,
     console: Console,
+    precision: str,
 ) -> Lowered:
-    """Replaces the fp32 graph by the fastest form of int8 that loses little enough.
+    """Replaces the fp32 graph by the fastest form of integers that loses little enough.
 
     Raises:
-        QualityError: both lose too much; the tracer keeps layers in fp32 then.
+        QualityError: all lose too much; the tracer keeps layers in fp32 then.
     """
     with phase(console, "Evaluating fp32"):
         before = check.answers(path)
-    largest = _LARGEST if exact_here() else _REDUCED
-    forms: tuple[Callable[[Weights, Nodes, DataFile], Products], ...] = (
-        lambda source, nodes, data: RowProducts(modules, source, nodes, data, largest),
-        lambda source, nodes, data: BlockProducts(modules, source, nodes, data, 8),
-    )
-    for by_row, form in zip((True, False), forms, strict=True):
+    for by_row, form in forms.items():
         with phase(console, "Quantizing"):
             _write_graph(encoder, weights, path, form)
         with phase(console, "Checking quality"):
             lowered = check.lowered(path, before, by_row=by_row)
         found = lowered.comparison
-        said = f"int8 {loss_in_words(found.loss, found.figures, 'fp32')}"
+        said = f"{precision} {loss_in_words(found.loss, found.figures, 'fp32')}"
         if check.accepts(lowered):
             finding(console, said)
             return check.measured(lowered, path, before)

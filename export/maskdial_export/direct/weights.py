@@ -5,7 +5,7 @@ import math
 import mmap
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,10 +68,27 @@ class GGUFWeights:
         self._weights = {each.name: each for each in weights}
         self._shapes = {each.name: each.shape for each in weights}
 
+    def renamed(self, rename: Callable[[str], str | None]) -> "GGUFWeights":
+        """These weights by other names, without those for which there is none."""
+        names = {key: rename(key) for key in self._weights}
+        return GGUFWeights(
+            self.name,
+            [replace(self._weights[key], name=name) for key, name in names.items() if name],
+        )
+
+    def with_views(self, views: Mapping[str, View]) -> "GGUFWeights":
+        """These weights, with some rows of matrices in the place of those matrices."""
+        sources = {view.name for view in views.values()}
+        others = [each for name, each in self._weights.items() if name not in sources]
+        parts = [replace(self._part(each.name, each.rows), name=key) for key, each in views.items()]
+        return GGUFWeights(self.name, [*others, *parts])
+
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
     def values(self, name: str, rows: slice | None = None) -> Floats:
+        if rows is not None and self._weights[name].padding:
+            return self._weights[name].values()[rows]
         return self._part(name, rows).values()
 
     def bits(self, name: str) -> int | None:
@@ -96,6 +113,31 @@ class GGUFWeights:
     def _part(self, name: str, rows: slice | None) -> Weight:
         weight = self._weights[name]
         return weight if rows is None else weight.part(rows.start, rows.stop)
+
+
+class JoinedWeights:
+    """Weights of several checkpoints, whose names get the prefix that they stand by."""
+
+    def __init__(self, name: str, parts: Mapping[str, Weights]) -> None:
+        self.name = name
+        self._places = {
+            f"{prefix}{key}": (part, key) for prefix, part in parts.items() for key in part.shapes()
+        }
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: part.shapes()[key] for name, (part, key) in self._places.items()}
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        part, key = self._places[name]
+        return part.values(key, rows)
+
+    def bits(self, name: str) -> int | None:
+        part, key = self._places[name]
+        return part.bits(key)
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        part, key = self._places[name]
+        return part.blocks(key, rows)
 
 
 class RoundedWeights:
@@ -167,10 +209,6 @@ class SafetensorsWeights:
                     raise ExportError(f"{file} has {key} again, which another file has")
                 self._tensors[key], self._shapes[key] = stored, stored.shape
 
-    def within(self, prefix: str) -> "SafetensorsWeights":
-        """These weights, of which those below a module have their names within it."""
-        return self.renamed(lambda name: name.removeprefix(prefix))
-
     def renamed(self, rename: Callable[[str], str | None]) -> "SafetensorsWeights":
         """These weights by other names, without those for which there is none."""
         found = SafetensorsWeights(self.name, [])
@@ -207,15 +245,6 @@ class SafetensorsWeights:
             )
         part = view.of(self._tensors[view.sources[0]].array()).shape
         return (part[0], 2 * math.prod(part[1:])) if view.is_packed else part
-
-    def with_parts(self, parts: Mapping[str, "SafetensorsWeights"]) -> "SafetensorsWeights":
-        """These weights and those of other files, whose names get the prefix that they stand by."""
-        found = SafetensorsWeights(self.name, [])
-        for prefix, part in {"": self, **parts}.items():
-            for key, stored in part._tensors.items():
-                found._tensors[f"{prefix}{key}"] = stored
-                found._shapes[f"{prefix}{key}"] = stored.shape
-        return found
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes

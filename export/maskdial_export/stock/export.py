@@ -40,7 +40,7 @@ from maskdial_export.direct.encoder_head import check_no_modules, read_head
 from maskdial_export.direct.encoders import family_of, knows, read_labels
 from maskdial_export.direct.export import write_described
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
-from maskdial_export.direct.weights import SafetensorsWeights, Weights
+from maskdial_export.direct.weights import JoinedWeights, SafetensorsWeights, Weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.phase import phase
 from maskdial_export.quantize.gate import Gate
@@ -258,7 +258,7 @@ def _head(
     weights = SafetensorsWeights(checkpoint.name, [])
     if task == "embed" and vector is None:
         head, parts = read_head(checkpoint, columns)
-        return head, weights.with_parts(parts)
+        return head, JoinedWeights(checkpoint.name, parts)
     check_modules(checkpoint)
     if task == "embed" and vector is not None:
         return _pooled_head(checkpoint, columns, vector), weights

@@ -227,12 +227,22 @@ def read_pooling(settings: Settings) -> str | None:
     kind = settings.number(".pooling_type", 0)
     if kind == _RANK or any(name.startswith("cls.") for name in settings.file.tensors):
         raise ExportError(
-            f"{settings.file.path} is a reranker or classifier, which are not supported as GGUF; "
-            "export the checkpoint that it was made from"
+            f"{settings.file.path} is a reranker or classifier of {settings.architecture!r}, and "
+            "only RoBERTa's are supported as GGUF; export the checkpoint that it was made from"
         )
     if kind not in (0, *_POOLINGS):
         raise ExportError(f"{settings.file.path} pools in the way {kind}, which does not exist")
     return _POOLINGS.get(kind)
+
+
+def check_ranks(settings: Settings) -> None:
+    """Refuses a classifier that reads vectors otherwise than by the first token."""
+    kind = settings.number(".pooling_type", _RANK)
+    if kind != _RANK:
+        raise ExportError(
+            f"{settings.file.path} has a classifier, and pools in the way {kind}, which is not "
+            "supported"
+        )
 
 
 def window_pattern(settings: Settings, num_layers: int, period: int) -> list[bool]:

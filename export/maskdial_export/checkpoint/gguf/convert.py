@@ -1,26 +1,19 @@
 """From a GGUF file, or the parts of one, to a checkpoint as transformers saves it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from rich.console import Console
 
-from maskdial_export.checkpoint.gguf.contents import (
-    Contents,
-    read_contents,
-    write_json,
-    write_settings,
-)
-from maskdial_export.checkpoint.gguf.weights import Weight, count_kinds, read_values
+from maskdial_export.checkpoint.gguf.contents import Contents, read_contents, write_settings
+from maskdial_export.checkpoint.gguf.restored import write_pooling, write_weights
+from maskdial_export.checkpoint.gguf.weights import count_kinds
 from maskdial_export.errors import ExportError, first_line
 from maskdial_export.phase import finding
 
-_DENSE = ("dense_2.weight", "dense_3.weight")
 _MAX_SURPLUS = 2**20  # parameters of the model that the file may lack
 
 
@@ -40,8 +33,7 @@ def convert(parts: Sequence[Path], folder: Path, console: Console | None = None)
         )
     _check_shapes(contents)
     write_settings(contents, folder)
-    if contents.model.pooling is not None:
-        _write_pooling(contents, folder)
+    write_pooling(contents, folder)
     kinds = count_kinds(list(contents.weights))
     total = sum(kinds.values())
     shares = ", ".join(f"{kind} {count / total:.1%}" for kind, count in kinds.items())
@@ -50,7 +42,7 @@ def convert(parts: Sequence[Path], folder: Path, console: Console | None = None)
         f"GGUF of {contents.settings.architecture} with {total:,} weights: {shares}; "
         "restored to float32",
     )
-    _write_weights(contents.weights, folder / "model.safetensors")
+    write_weights(contents.weights, folder / "model.safetensors")
 
 
 def _check_shapes(contents: Contents) -> None:
@@ -82,65 +74,3 @@ def _check_shapes(contents: Contents) -> None:
             f"the metadata of {contents.file.path} describes a model of {described:,} parameters, "
             f"and the file has {stored:,}"
         )
-
-
-def _write_pooling(contents: Contents, folder: Path) -> None:
-    """sentence-transformers' modules; the vectors are normalized, as llama.cpp's server does."""
-    modules = ["Transformer", "Pooling"]
-    width = contents.model.config["hidden_size"]
-    pooling = folder / "1_Pooling"
-    pooling.mkdir()
-    mode = f"pooling_mode_{contents.model.pooling}"
-    write_json(pooling / "config.json", {"word_embedding_dimension": width, mode: True})
-    for name in _DENSE:
-        tensor = contents.file.tensors.get(name)
-        if tensor is not None and not tensor.is_vector:
-            dense = folder / f"{len(modules)}_Dense"
-            dense.mkdir()
-            outputs, inputs = tensor.shape
-            linear = {"in_features": inputs, "out_features": outputs, "bias": False}
-            activation = "torch.nn.modules.linear.Identity"
-            write_json(dense / "config.json", linear | {"activation_function": activation})
-            _write_tensors(
-                {"linear.weight": (outputs, inputs)},
-                [read_values(tensor)],
-                dense / "model.safetensors",
-            )
-            modules.append("Dense")
-    modules.append("Normalize")
-    write_json(
-        folder / "modules.json",
-        [
-            {
-                "idx": index,
-                "name": str(index),
-                "path": "" if index == 0 else f"{index}_{module}",
-                "type": f"sentence_transformers.models.{module}",
-            }
-            for index, module in enumerate(modules)
-        ],
-    )
-
-
-def _write_weights(weights: Sequence[Weight], path: Path) -> None:
-    shapes = {weight.name: weight.shape for weight in weights}
-    _write_tensors(shapes, (weight.values() for weight in weights), path)
-
-
-def _write_tensors(shapes: Any, values: Any, path: Path) -> None:
-    """Writes a safetensors file of float32, one tensor after the other.
-
-    The library's own writer wants all of them in memory.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little"))
-        file.write(encoded)
-        for each in values:
-            file.write(memoryview(each).cast("B"))

@@ -6,13 +6,14 @@ from maskdial_export.checkpoint.gguf.common import (
     DECODER,
     NORM,
     RMS,
+    check_ranks,
     head_dim,
     read_pooling,
     read_rope,
     shared,
     width,
 )
-from maskdial_export.checkpoint.gguf.model import Model
+from maskdial_export.checkpoint.gguf.model import Config, Model
 from maskdial_export.checkpoint.gguf.settings import Settings
 from maskdial_export.errors import ExportError
 
@@ -30,6 +31,9 @@ _BERT: Mapping[str, str] = {
     "blk.{}.ffn_down": "encoder.layer.{}.output.dense",
     "blk.{}.layer_output_norm": "encoder.layer.{}.output.LayerNorm",
 }
+
+# The classifier of RoBERTa. That of BERT lacks its pooler in files
+_RANK_HEAD: Mapping[str, str] = {"cls": "classifier.dense", "cls.output": "classifier.out_proj"}
 
 
 def bert(settings: Settings) -> Model:
@@ -50,7 +54,9 @@ def bert(settings: Settings) -> Model:
     )
     del config["num_key_value_heads"], config["tie_word_embeddings"]
     kind = settings.text("tokenizer.ggml.model")
-    pooling = read_pooling(settings)
+    tensors = settings.file.tensors
+    ranks = kind != "bert" and all(f"{name}.weight" in tensors for name in _RANK_HEAD)
+    pooling = None if ranks else read_pooling(settings)
     if kind == "bert":
         config |= {"model_type": "bert"}
         return Model("BertModel", config, _BERT, prefix="", pooling=pooling)
@@ -60,8 +66,29 @@ def bert(settings: Settings) -> Model:
         "pad_token_id": padding,
     }
     config["max_position_embeddings"] += padding + 1
-    architecture = "XLMRobertaModel" if kind == "t5" else "RobertaModel"
-    return Model(architecture, config, _BERT, prefix="", padding=padding + 1, pooling=pooling)
+    family = "XLMRoberta" if kind == "t5" else "Roberta"
+    if not ranks:
+        architecture = f"{family}Model"
+        return Model(architecture, config, _BERT, prefix="", padding=padding + 1, pooling=pooling)
+    config |= _labels(settings)
+    names = {**{key: f"roberta.{name}" for key, name in _BERT.items()}, **_RANK_HEAD}
+    return Model(
+        f"{family}ForSequenceClassification", config, names, prefix="", padding=padding + 1
+    )
+
+
+def _labels(settings: Settings) -> Config:
+    """The labels of a classifier, by the rows of its output; a reranker has one."""
+    check_ranks(settings)
+    count = settings.file.tensors["cls.output.weight"].shape[0]
+    if settings.find(".classifier.output_labels") is None:
+        return {"num_labels": count}
+    labels = settings.texts(".classifier.output_labels")
+    if len(labels) != count:
+        raise ExportError(
+            f"{settings.file.path} names {len(labels):,} labels, and its classifier has {count:,}"
+        )
+    return {"id2label": {str(index): label for index, label in enumerate(labels)}}
 
 
 def nomic_bert(settings: Settings) -> Model:
