@@ -4,7 +4,7 @@
 // bit, as sums of integers are exact. A tile's sums are those of one block, which are scaled and added up as floats.
 #pragma once
 
-#include "blocks.h"
+#include "block_products.h"
 #include "tiles.h"
 
 namespace {

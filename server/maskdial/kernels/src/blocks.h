@@ -228,13 +228,19 @@ void quantize_blocks(const float* row, size_t size, size_t block_size, int8_t* v
   }
 }
 
-// A quad of weights of less than 8 bits, for the columns at which `chunk` begins.
+constexpr bool has_bytes(BlockWeights weights) {
+  return weights == BlockWeights::kBytes || weights == BlockWeights::kHalfBytes;
+}
+
+// A quad of weights, for the columns at which `chunk` begins.
 template <BlockWeights kWeights>
 inline Row load_quad(const uint8_t* chunk, size_t quad) {
   const auto bits = [&](size_t row, int right, uint8_t mask) {
     return masked(shifted(load_row(chunk + row * kRowBytes), right), mask);
   };
-  if constexpr (kWeights == BlockWeights::kNibbles) {
+  if constexpr (has_bytes(kWeights)) {
+    return load_row(chunk + quad * kRowBytes);
+  } else if constexpr (kWeights == BlockWeights::kNibbles) {
     return quad % 2 == 0 ? masked(load_row(chunk + quad / 2 * kRowBytes), 15) : bits(quad / 2, 4, 15);
   } else if constexpr (kWeights == BlockWeights::kFives) {
     if (quad < 5) return masked(load_row(chunk + quad * kRowBytes), 31);
@@ -342,10 +348,6 @@ inline void add_byte_chunk(const uint8_t* weights, const int8_t* values, size_t 
       if constexpr (kChains > 1) sums[r][v] = add_sums(sums[r][v], partials[1][r][v]);
     }
   }
-}
-
-constexpr bool has_bytes(BlockWeights weights) {
-  return weights == BlockWeights::kBytes || weights == BlockWeights::kHalfBytes;
 }
 
 // The numbers of a block for a vector of columns; `group` are those of its group.
@@ -485,54 +487,6 @@ void multiply_block_rows(const BlockRows& rows, size_t row, size_t num_rows,
   }
   for (size_t first = 0; first < to.num_columns; first += kVectors * kWidth) {
     multiply_tile(rows, row, panel, first, to);
-  }
-}
-
-// The rows are not copied from one tile to the next: a load of two pointers that were stored one by
-// one waits until all stores before them, which are the products', have reached the cache.
-template <BlockWeights kWeights, BlockNumbers kNumbers>
-void multiply_all_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
-                         const Result& result) {
-  const size_t tile_rows = rows_of_tiles(num_rows, kTileRows<kPanel4>);
-  for (size_t row = 0; row < num_rows; row += tile_rows) {
-    const size_t some = num_rows - row < tile_rows ? num_rows - row : tile_rows;
-    multiply_block_rows<kWeights, kNumbers, kTileRows<kPanel4>>(rows, row, some, panel,
-                                                                result.from(row));
-  }
-}
-
-template <BlockWeights kWeights, BlockNumbers kFirst, BlockNumbers... kOthers>
-void multiply_blocks_of(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
-                        const Result& result) {
-  if constexpr (sizeof...(kOthers) > 0) {
-    if (panel.form.numbers != kFirst) {
-      return multiply_blocks_of<kWeights, kOthers...>(rows, num_rows, panel, result);
-    }
-  }
-  multiply_all_blocks<kWeights, kFirst>(rows, num_rows, panel, result);
-}
-
-// The forms that BlockMatrix (linear_blocks.cpp) chooses from.
-void multiply_blocks(const BlockRows& rows, size_t num_rows, const BlockPanel& panel,
-                     const Result& result) {
-  using Numbers = BlockNumbers;
-  switch (panel.form.weights) {
-    case BlockWeights::kNibbles:
-      return multiply_blocks_of<BlockWeights::kNibbles, Numbers::kHalfZero, Numbers::kByteMinimum,
-                                Numbers::kHalfMinimum, Numbers::kFloatMinimum, Numbers::kFloatZero>(
-          rows, num_rows, panel, result);
-    case BlockWeights::kFives:
-      return multiply_blocks_of<BlockWeights::kFives, Numbers::kHalf, Numbers::kByteMinimum,
-                                Numbers::kHalfMinimum>(rows, num_rows, panel, result);
-    case BlockWeights::kSixes:
-      return multiply_blocks_of<BlockWeights::kSixes, Numbers::kByte, Numbers::kByteMinimum>(
-          rows, num_rows, panel, result);
-    case BlockWeights::kBytes:
-      return multiply_blocks_of<BlockWeights::kBytes, Numbers::kHalf, Numbers::kByte,
-                                Numbers::kFloatMinimum, Numbers::kFloat>(rows, num_rows, panel, result);
-    case BlockWeights::kHalfBytes:
-      return multiply_blocks_of<BlockWeights::kHalfBytes, Numbers::kHalf, Numbers::kFloatMinimum,
-                                Numbers::kFloat>(rows, num_rows, panel, result);
   }
 }
 

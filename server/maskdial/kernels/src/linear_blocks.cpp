@@ -182,8 +182,8 @@ class BlockMatrix {
     Rows(const BlockMatrix& matrix, size_t num_rows, bool)
         : matrix_(&matrix),
           values_(new int8_t[num_rows * row_bytes()]),
-          steps_(new float[num_rows * matrix.num_blocks_]),
-          sums_(new float[num_rows * matrix.num_blocks_]) {}
+          steps_(new float[num_rows * matrix.num_blocks_ + kNumbersAtOnce]),
+          sums_(new float[num_rows * matrix.num_blocks_ + kNumbersAtOnce]) {}
 
     void quantize(const Processor& processor, const float* row, size_t index, bool) {
       const size_t size = matrix_->num_inputs_, first = index * matrix_->num_blocks_;

@@ -3,7 +3,7 @@
 // is the same one, in the same order.
 #include "processor.h"
 
-#include "blocks.h"
+#include "block_products.h"
 #include "cached_softmax.h"
 #include "full_softmax.h"
 #include "full_softmax_int16.h"

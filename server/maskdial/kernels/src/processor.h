@@ -191,7 +191,9 @@ struct BlockPanel {
 };
 
 // Rows quantized in blocks: values [num_rows][num_chunks][chunk_size], and [num_rows][num_blocks] the step
-// between the integers of each block, and the sum of its integers times -1.
+// between the integers of each block, and the sum of its integers times -1. So many more steps and sums may be
+// read behind the last ones.
+constexpr size_t kNumbersAtOnce = 16;
 struct BlockRows {
   const int8_t* values;
   const float* steps;
