@@ -137,12 +137,11 @@ LONG_PAGES: Mapping[str, int] = {
     "export.md": 790,
     "generation.md": 152,
     "kernels.md": 365,
-    "models.md": 216,
     "moving.md": 181,
     "performance.md": 374,
     "reliability.md": 194,
     "supported-models.md": 368,
-    "understanding.md": 260,
+    "understanding.md": 240,
     "unmasking.md": 221,
 }
 
