@@ -470,6 +470,14 @@ def run_blocked(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def unknown_folder(folder: Path) -> Path:
+    """A checkpoint that says what the direct path does not know."""
+    save_folder("llama", folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "foo_scaling": 2}), encoding="utf-8")
+    return folder
+
+
 def test_it_needs_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write("llama", path, quantize=TYPES)
@@ -480,10 +488,9 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     save_folder("mistral", tmp_path / "folder")
     done = run_blocked("export", tmp_path / "folder", tmp_path / "other", "--precision", "int8")
     assert done.returncode == 0, done.stderr
-    write("bert", path)
-    done = run_blocked("export", path, tmp_path / "third")
+    done = run_blocked("export", unknown_folder(tmp_path / "new"), tmp_path / "third")
     assert done.returncode == 1
-    assert "BertModel is not known to the direct path" in done.stderr
+    assert "foo_scaling 2 in config.json is not known to the direct path" in done.stderr
     assert "install torch and transformers: " in done.stderr
     assert "pip install" in done.stderr
     assert not (tmp_path / "third").exists()
@@ -1013,9 +1020,9 @@ def test_the_route_is_the_direct_one_where_it_can_be(
     for options in asked:
         assert export_any_way(str(path), tmp_path / "b", **options) is manifest
     assert calls == [str(path)] * 6
-    write("bert", path)
-    assert export_any_way(str(path), tmp_path / "b") is manifest
-    assert len(calls) == 7
+    unknown = str(unknown_folder(tmp_path / "unknown"))
+    assert export_any_way(unknown, tmp_path / "b") is manifest
+    assert calls[6:] == [unknown]
     folder, floats = str(save_folder("llama", tmp_path / "folder")), tmp_path / "floats.gguf"
     write("llama", floats)
     for number, each in enumerate((folder, str(floats))):
@@ -1024,8 +1031,8 @@ def test_the_route_is_the_direct_one_where_it_can_be(
         assert found.quality is not None
         assert 0 < found.quality.loss < 0.01
     monkeypatch.setattr(route, "_NEEDED", ("no_such_module",))
-    with pytest.raises(ExportError, match=r"BertModel is not known .* pip install"):
-        export_any_way(str(path), tmp_path / "b")
+    with pytest.raises(ExportError, match=r"foo_scaling 2 .* is not known .* pip install"):
+        export_any_way(unknown, tmp_path / "b")
 
 
 @pytest.mark.parametrize(("layers", "hidden", "times"), [(2, 64, 1.0), (32, 4096, 8**0.5)])
