@@ -122,7 +122,9 @@ _DECODERS: dict[str, dict[str, Any]] = {
     },
     "a fine-tuned Mistral 7B": {
         **_GENERATES,
+        "_model_name_or_path": "as transformers names what it restored from GGUF",
         "_name_or_path": "mistralai/Mistral-7B-v0.1",
+        "unk_token_id": 0,
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
         "hidden_act": "silu",

@@ -13,6 +13,7 @@ _HARMLESS = frozenset(
         *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version"),
         *("use_cache", "_name_or_path", "initializer_range", "attention_dropout"),
         *("resid_pdrop", "embd_pdrop", "pad_token_id", "bos_token_id", "eos_token_id"),
+        *("unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id"),
         *("cache_implementation", "bos_token", "eos_token", "is_llama_config"),
         *("_from_model_config", "_model_name_or_path", "model_name", "_commit_hash"),
         *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
