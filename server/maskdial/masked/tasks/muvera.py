@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 MAX_SIZE = 65_536
 """Numbers of an encoding, before the final projection."""
 MAX_NUMBERS = 2**22
-"""Of all encodings of a request."""
+"""Of all encodings of a request, and of all projections: those are kept, in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,23 @@ class Muvera:
                 f"r_reps * 2 ** k_sim * dim_proj is {size:,}; it must be at most {MAX_SIZE:,}",
                 field="muvera",
             )
+        if self.final_dimension is not None and self.final_dimension > size:
+            raise ValidationError(
+                f"must be at most {size:,}, r_reps * 2 ** k_sim * dim_proj",
+                field="muvera.final_dimension",
+            )
+        num_random = self.r_reps * self.dim_proj * dimension
+        if num_random > MAX_NUMBERS:
+            raise ValidationError(
+                f"r_reps * dim_proj is too much for vectors of {dimension:,} dimensions; it must "
+                f"be at most {MAX_NUMBERS // dimension:,}",
+                field="muvera",
+            )
         most = MAX_NUMBERS // (self.final_dimension or size)
         if num_texts > most:
             raise ValidationError(
                 f"at most {most:,} texts may have so large encodings; send fewer",
                 field="muvera",
-            )
-        if self.final_dimension is not None and self.final_dimension > size:
-            raise ValidationError(
-                f"must be at most {size:,}, r_reps * 2 ** k_sim * dim_proj",
-                field="muvera.final_dimension",
             )
 
     def seconds(self, num_tokens: int, dimension: int) -> float:
