@@ -95,3 +95,9 @@ def test_projections_that_take_much_memory_are_refused() -> None:
     with pytest.raises(ValidationError, match="for vectors of 1,024 dimensions; it must be at mo"):
         settings.check(1, 1024)
     Muvera().check(1, 1024)
+
+
+def test_drawing_many_projections_is_no_short_work() -> None:
+    """What takes so long must not hold the event loop: most of it is spent before any text."""
+    few = Muvera(k_sim=0, dim_proj=1, r_reps=1).seconds([4], 1024)
+    assert Muvera(k_sim=0, dim_proj=40, r_reps=100).seconds([4], 1024) > 0.1 > 0.001 > few

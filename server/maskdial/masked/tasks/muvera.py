@@ -6,6 +6,7 @@ estimates their MaxSim. Parameters and random numbers are those of fastembed's `
 either encodes what the other has indexed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -77,11 +78,13 @@ class Muvera:
                 field="muvera",
             )
 
-    def seconds(self, num_tokens: int, dimension: int) -> float:
-        """Estimate of how long a text of so many tokens takes."""
+    def seconds(self, sizes: Sequence[int], dimension: int) -> float:
+        """Estimate of how long texts of so many tokens take, and the random numbers for them."""
         cells = self.r_reps * (1 << self.k_sim)
-        products = self.r_reps * num_tokens * dimension * (self.k_sim + 1)
-        return (products + cells * dimension * 2 + self._size) * 2e-9
+        products = self.r_reps * sum(sizes) * dimension * (self.k_sim + 1)
+        per_text = cells * dimension * 2 + self._size
+        num_random = self.r_reps * self.dim_proj * dimension
+        return (products + len(sizes) * per_text) * 2e-9 + num_random * 40e-9
 
     def encode(self, vectors: Floats, *, is_query: bool) -> Floats:
         """The encoding of a text.
