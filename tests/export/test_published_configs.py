@@ -45,7 +45,8 @@ _ENCODER = {
     "position_embedding_type": "absolute",
 }
 _FACTORS = {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8}
-_GENERATES: dict[
+# As transformers 4.1 to 4.40 wrote a configuration within another one
+_GENERATES: dict[str, Any] = {
     str, Any
 ] = {  # as transformers 4.1 to 4.40 wrote a configuration within another one
     "bad_words_ids": None,
