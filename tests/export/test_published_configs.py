@@ -47,8 +47,6 @@ _ENCODER = {
 _FACTORS = {"type": "longrope", "long_factor": [1.0] * 8, "short_factor": [1.0] * 8}
 # As transformers 4.1 to 4.40 wrote a configuration within another one
 _GENERATES: dict[str, Any] = {
-    str, Any
-] = {  # as transformers 4.1 to 4.40 wrote a configuration within another one
     "bad_words_ids": None,
     "diversity_penalty": 0.0,
     "do_sample": False,
