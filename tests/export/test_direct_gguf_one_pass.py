@@ -134,6 +134,21 @@ def test_embedding_gemma(tmp_path: Path) -> None:
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
+@pytest.mark.parametrize("shape", [(64,), (2, 8, 64)])
+def test_what_follows_the_pooling_is_a_matrix(shape: tuple[int, ...], tmp_path: Path) -> None:
+    model = make_model(MODELS["bert"][1], **MODELS["bert"][2])
+
+    def metadata(writer: Writer) -> None:
+        word_pieces(writer)
+        MODELS["bert"][3](writer, model.config)
+        writer.add_pooling_type(MEAN)
+        writer.add_tensor("dense_2.weight", np.ones(shape, np.float32))
+
+    path = write_gguf(tmp_path / "model.gguf", "bert", model, metadata, MODELS["bert"][4])
+    with pytest.raises(ExportError, match=r"dense_2\.weight of .* it must be a matrix"):
+        direct(path, tmp_path / "bundle")
+
+
 def write_ranker(path: Path, num_labels: int, further: Callable[[Writer], object]) -> Path:
     """As bge-reranker-v2-m3: RoBERTa with its classifier."""
     settings = MODELS["roberta"][2] | {"num_labels": num_labels}

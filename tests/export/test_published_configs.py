@@ -246,6 +246,8 @@ def test_an_encoder_is_known(name: str) -> None:
         ("Phi-4-mini-instruct", "attention_bias", True),
         ("DeepSeek-R1-Distill-Qwen-1.5B", "use_mrope", True),
         ("gemma-2-2b-it", "hidden_act", "relu"),
+        # transformers 5 masks both ways then
+        ("unsloth/Llama-3.2-1B-Instruct", "is_causal", None),
         ("starcoder2-3b", "norm_type", "rms_norm"),
         ("a fine-tuned Mistral 7B", "top_k", 10),
         ("SmolLM3-3B", "foo_scaling", 2.0),

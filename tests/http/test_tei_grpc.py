@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from maskdial.http.in_process import Reply
 from maskdial.registry.catalog import STARTER_FOLDER
+from maskdial.rpc.tei import _add, _metadata
 from maskdial.rpc.tei_messages import MODEL_TYPES, message
 from tests.http.every_route import make_models
 
@@ -341,6 +343,21 @@ def test_an_error_ends_a_stream_after_what_came_before(client: Client) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "must not be empty" in caught.value.details()
     assert not list(client.call("Embed/EmbedStream"))
+    long = {"inputs": "good " * 20_000}  # no message at all, as it is too large
+    texts = [{"inputs": f"film {i}"} for i in range(20)]
+    responses, found = client.call("Embed/EmbedStream", *texts, long), []
+    with pytest.raises(grpc.RpcError) as caught:
+        found.extend(responses)  # which keeps those before the error
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(found) == 20
+
+
+def test_counts_beyond_a_message() -> None:
+    """A long query counts for each text; a whole call failed by it."""
+    metadata = _metadata(Reply(headers={"x-compute-tokens": "7"}), 2**32, 1)
+    assert metadata.compute_chars == 2**32 - 1
+    _add(metadata, metadata)
+    assert (metadata.compute_chars, metadata.compute_tokens) == (2**32 - 1, 14)
 
 
 def test_bytes_that_are_no_message(client: Client) -> None:

@@ -62,6 +62,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
 }
+# What transformers reads where it is null, as false: attention both ways
+_NULL_SAYS = frozenset({"is_causal"})
 
 
 class Config:
@@ -160,12 +162,14 @@ class Config:
         raise NotDirectError(f"{where} {shown} in config.json is not known to the direct path")
 
     def finish(self) -> None:
-        """Refuses what nobody has read, unless it is null, which sets nothing.
+        """Refuses what nobody has read, unless it is null, which sets nothing in nearly all cases.
 
         Raises:
             NotDirectError: there is such an entry.
         """
         for key, value in self._values.items():
+            if value is None and key in _NULL_SAYS:
+                self.refuse(key)
             if value is None or key in self._read or key in self._harmless:
                 continue
             if key in self._neutral and value in self._neutral[key]:

@@ -376,7 +376,7 @@ def _field_name(loc: tuple[int | str, ...]) -> str:
     for part in loc:
         if isinstance(part, int):
             name += f"[{part}]"
-        else:
+        elif part != "list[list[float]]":  # which of several types was meant, and no field
             written = part if re.fullmatch(r"\w[\w-]*", part) else json.dumps(part)
             name += ("." if name else "") + shortened(written)
     return name

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from maskdial.rpc.call import Call
+from maskdial.rpc.calls import CallError
 
 _MAX_AT_WORK = 32  # of a call: enough to fill batches
 
@@ -42,7 +43,13 @@ async def in_order(
         while True:
             while len(at_work) < _MAX_AT_WORK and sum(size for _, size in at_work) < max_bytes:
                 # While work is under way, the client may well be waiting for its answer.
-                content = call.take() if at_work else await call.read()
+                try:
+                    content = call.take() if at_work else await call.read()
+                except CallError as error:  # its turn is after what is at work
+                    failed = asyncio.get_running_loop().create_future()
+                    failed.set_exception(error)
+                    at_work.append((failed, max_bytes))
+                    break
                 if content is None:
                     break
                 at_work.append((asyncio.ensure_future(answer(content)), len(content)))

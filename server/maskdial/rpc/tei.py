@@ -23,6 +23,7 @@ from maskdial.rpc.tei_messages import LEFT, MODEL_TYPES, PACKAGE, message, read
 
 _MODEL = "x-model"
 _DOES = {"embed", "embed-sparse", "embed-all", *MODEL_TYPES}  # one of them, or it is not TEI's
+_MAX_COUNT = 2**32 - 1  # of characters and tokens; larger ones have no place in a message
 _SECONDS_PER_BYTE = 2e-8  # of a reply's JSON, to read it and make a message of it
 
 Unary = Callable[[bytes, Call], Awaitable[Any]]
@@ -285,7 +286,7 @@ def _metadata(reply: Reply, num_characters: int, total_ns: int) -> Any:
         for name in ("queue", "inference")
     )
     return message("Metadata")(
-        compute_chars=num_characters,
+        compute_chars=min(num_characters, _MAX_COUNT),
         compute_tokens=int(reply.headers.get("x-compute-tokens", 0)),
         total_time_ns=total_ns,
         queue_time_ns=queue,
@@ -295,4 +296,5 @@ def _metadata(reply: Reply, num_characters: int, total_ns: int) -> Any:
 
 def _add(total: Any, one: Any) -> None:
     for name in ("compute_chars", "compute_tokens", "queue_time_ns", "inference_time_ns"):
-        setattr(total, name, getattr(total, name) + getattr(one, name))
+        count = getattr(total, name) + getattr(one, name)
+        setattr(total, name, min(count, _MAX_COUNT) if name.startswith("compute") else count)

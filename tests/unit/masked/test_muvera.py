@@ -77,6 +77,7 @@ def test_a_text_without_vectors_is_zeros() -> None:
 @pytest.mark.parametrize(
     ("settings", "num_texts", "words"),
     [
+        (Muvera(final_dimension=2**30), 1, "must be at most 10,240"),
         (Muvera(dim_proj=17), 1, "must be at most 16, as the model's vectors have, not 17"),
         (Muvera(k_sim=10, r_reps=5), 1, r"is 81,920; it must be at most 65,536"),
         (Muvera(final_dimension=10_241), 1, "must be at most 10,240"),
@@ -86,3 +87,17 @@ def test_a_text_without_vectors_is_zeros() -> None:
 def test_what_is_refused(settings: Muvera, num_texts: int, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         settings.check(num_texts, 16)
+
+
+def test_projections_that_take_much_memory_are_refused() -> None:
+    """0.5 GB for these, and as much for each of the last few seeds."""
+    settings = Muvera(k_sim=0, dim_proj=655, r_reps=100)
+    with pytest.raises(ValidationError, match="for vectors of 1,024 dimensions; it must be at mo"):
+        settings.check(1, 1024)
+    Muvera().check(1, 1024)
+
+
+def test_drawing_many_projections_is_no_short_work() -> None:
+    """What takes so long must not hold the event loop: most of it is spent before any text."""
+    few = Muvera(k_sim=0, dim_proj=1, r_reps=1).seconds([4], 1024)
+    assert Muvera(k_sim=0, dim_proj=40, r_reps=100).seconds([4], 1024) > 0.1 > 0.001 > few

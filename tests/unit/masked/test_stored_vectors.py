@@ -8,7 +8,7 @@ import pytest
 
 from maskdial.errors import ValidationError
 from maskdial.masked.tasks.quantized import OutputDtype, quantized
-from maskdial.masked.tasks.stored_vectors import StoredVectors
+from maskdial.masked.tasks.stored_vectors import MAX_NUMBERS, StoredVectors
 
 DIMENSION = 12
 RANDOM = np.random.default_rng(1).normal(size=(5, DIMENSION)).astype(np.float32)
@@ -29,7 +29,10 @@ SIGNS = np.where(VECTORS > 0, 1, -1) / np.sqrt(DIMENSION)
 def test_both_ways_to_write_them_are_read(dtype: OutputDtype, wanted: Any, off: float) -> None:
     values = quantized(VECTORS, dtype)
     documents = [values.tolist(), base64.b64encode(values.tobytes()).decode(), values[:1].tolist()]
-    first, second, third = StoredVectors(documents, dtype).read(DIMENSION)
+    stored = StoredVectors(documents, dtype)
+    rows = stored.read(DIMENSION)
+    assert {each.dtype for each in rows} == {values.dtype}, "no more memory than what was sent"
+    first, second, third = (stored.restored(each, DIMENSION) for each in rows)
     assert first.dtype == np.float32
     np.testing.assert_allclose(first, wanted, atol=off + 1e-6 * bool(off))
     np.testing.assert_array_equal(first, second)
@@ -38,8 +41,9 @@ def test_both_ways_to_write_them_are_read(dtype: OutputDtype, wanted: Any, off: 
 
 def test_a_scale_is_what_a_step_is_worth() -> None:
     values = np.array([[-128, 0, 127] * 4], np.int8)
-    (found,) = StoredVectors([values.tolist()], "int8", 0.5).read(DIMENSION)
-    np.testing.assert_array_equal(found, values * 0.5)
+    stored = StoredVectors([values.tolist()], "int8", 0.5)
+    (rows,) = stored.read(DIMENSION)
+    np.testing.assert_array_equal(stored.restored(rows, DIMENSION), values * 0.5)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,12 @@ def test_a_scale_is_what_a_step_is_worth() -> None:
         ([[-1] * 12], "uint8", "has numbers that are no uint8"),
         ([[0.5] * 12], "int8", "has numbers that are no int8"),
         ([[1e39] * 12], "float", "has numbers that are not finite"),
+        ([[-3e38] * 12], "float", "not finite, or beyond 1e.09"),  # products would overflow
+        (
+            base64.b64encode(bytes(2 * (MAX_NUMBERS // 12 + 1))).decode(),
+            "ubinary",
+            "has 1,398,102 vectors; at most 1,398,101 are compared",
+        ),
         (base64.b64encode(np.full(12, np.nan, "<f4").tobytes()).decode(), "float", "not finite"),
     ],
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from maskdial_export.checkpoint.gguf.contents import Contents, write_json
 from maskdial_export.checkpoint.gguf.weights import Weight, read_values
+from maskdial_export.errors import ExportError
 
 _DENSE = ("dense_2.weight", "dense_3.weight")
 
@@ -31,7 +32,12 @@ def write_pooling(contents: Contents, folder: Path) -> None:
     write_json(pooling / "config.json", {"word_embedding_dimension": width, mode: True})
     for name in _DENSE:
         tensor = contents.file.tensors.get(name)
-        if tensor is not None and not tensor.is_vector:
+        if tensor is not None:
+            if len(tensor.shape) != 2:
+                raise ExportError(
+                    f"{name} of {contents.file.path} has the shape {tensor.shape}; it must be a "
+                    "matrix"
+                )
             dense = folder / f"{len(modules)}_Dense"
             dense.mkdir()
             outputs, inputs = tensor.shape

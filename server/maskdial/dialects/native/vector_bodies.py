@@ -256,7 +256,7 @@ class SimilarityBody(Lenient, MaskedBody):
 class StoredVectorsBody(Wire):
     """Documents as the vectors of their tokens, which `/embed-all` gave."""
 
-    documents: Annotated[list[str | list[list[float]]], Size(1, LARGEST_INT, "documents")] = Field(
+    documents: Annotated[list[list[list[float]] | str], Size(1, LARGEST_INT, "documents")] = Field(
         description="A list of vectors for each document, or their bytes as base64."
     )
     dtype: OutputDtype | None = Field(

@@ -69,8 +69,7 @@ class EmbedAllRequest(PromptedRequest[list[NDArray[np.float32]]]):
         seconds = check_sizes(sizes, pooling)
         muvera = self.muvera
         if muvera is not None:
-            dimension = _embedding(model).dimension
-            seconds += sum(muvera.seconds(size, dimension) for size in sizes)
+            seconds += muvera.seconds(sizes, _embedding(model).dimension)
 
         def reduce(texts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
             texts = [pool_tokens(each, pooling) for each in texts]

@@ -3,7 +3,7 @@
 Khattab and Zaharia, SIGIR 2020, "ColBERT", equation 3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ def read_interaction(
 
 
 def max_sim(
-    query: NDArray[np.float32], documents: Sequence[NDArray[np.float32]]
+    query: NDArray[np.float32], documents: Iterable[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
     """For each vector of the query the largest product with one of a document, summed.
 
@@ -63,9 +63,10 @@ def max_sim(
         InferenceError: a vector has values that are not finite numbers.
     """
     finite(query, "embeddings")
-    scores = np.zeros(len(documents), np.float32)
-    for index, document in enumerate(documents):
+    scores = []
+    for document in documents:
+        score = np.float32(0)
         if len(query) and len(document):
-            products = query @ finite(document, "embeddings").T
-            scores[index] = products.max(axis=1).sum()
-    return scores
+            score = (query @ finite(document, "embeddings").T).max(axis=1).sum()
+        scores.append(score)
+    return np.array(scores, np.float32)

@@ -6,6 +6,7 @@ estimates their MaxSim. Parameters and random numbers are those of fastembed's `
 either encodes what the other has indexed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +21,7 @@ Floats = NDArray[np.float32]
 MAX_SIZE = 65_536
 """Numbers of an encoding, before the final projection."""
 MAX_NUMBERS = 2**22
-"""Of all encodings of a request."""
+"""Of all encodings of a request, and of all projections: those are kept, in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +59,32 @@ class Muvera:
                 f"r_reps * 2 ** k_sim * dim_proj is {size:,}; it must be at most {MAX_SIZE:,}",
                 field="muvera",
             )
+        if self.final_dimension is not None and self.final_dimension > size:
+            raise ValidationError(
+                f"must be at most {size:,}, r_reps * 2 ** k_sim * dim_proj",
+                field="muvera.final_dimension",
+            )
+        num_random = self.r_reps * self.dim_proj * dimension
+        if num_random > MAX_NUMBERS:
+            raise ValidationError(
+                f"r_reps * dim_proj is too much for vectors of {dimension:,} dimensions; it must "
+                f"be at most {MAX_NUMBERS // dimension:,}",
+                field="muvera",
+            )
         most = MAX_NUMBERS // (self.final_dimension or size)
         if num_texts > most:
             raise ValidationError(
                 f"at most {most:,} texts may have so large encodings; send fewer",
                 field="muvera",
             )
-        if self.final_dimension is not None and self.final_dimension > size:
-            raise ValidationError(
-                f"must be at most {size:,}, r_reps * 2 ** k_sim * dim_proj",
-                field="muvera.final_dimension",
-            )
 
-    def seconds(self, num_tokens: int, dimension: int) -> float:
-        """Estimate of how long a text of so many tokens takes."""
+    def seconds(self, sizes: Sequence[int], dimension: int) -> float:
+        """Estimate of how long texts of so many tokens take, and the random numbers for them."""
         cells = self.r_reps * (1 << self.k_sim)
-        products = self.r_reps * num_tokens * dimension * (self.k_sim + 1)
-        return (products + cells * dimension * 2 + self._size) * 2e-9
+        products = self.r_reps * sum(sizes) * dimension * (self.k_sim + 1)
+        per_text = cells * dimension * 2 + self._size
+        num_random = self.r_reps * self.dim_proj * dimension
+        return (products + len(sizes) * per_text) * 2e-9 + num_random * 40e-9
 
     def encode(self, vectors: Floats, *, is_query: bool) -> Floats:
         """The encoding of a text.

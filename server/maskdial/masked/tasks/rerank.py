@@ -113,16 +113,20 @@ class RerankRequest(TaskRequest[list[Rank]]):
         assert embedding is not None, "every bundle for this task has one"
         of_query, of_texts = (pooling_of(embedding, is_query=each) for each in (True, False))
         sizes = [len(each.rows) for each in inputs[1:]]
-        stored = [] if self.vectors is None else self.vectors.read(embedding.dimension)
+        vectors, dimension = self.vectors, embedding.dimension
+        stored = [] if vectors is None else vectors.read(dimension)
 
         def answer(results: Sequence[MaskedResult]) -> list[Rank]:
             query, *documents = (result.logits for result in results)
             query = pool_tokens(query, of_query)
-            documents = [pool_tokens(each, of_texts) for each in documents]
-            return rank(max_sim(query, documents + stored))[: self.top_n]
+            if vectors is None:
+                scores = max_sim(query, [pool_tokens(each, of_texts) for each in documents])
+            else:
+                scores = max_sim(query, (vectors.restored(each, dimension) for each in stored))
+            return rank(scores)[: self.top_n]
 
         num_pairs = len(inputs[0].rows) * (sum(sizes) + sum(map(len, stored)))
-        seconds = num_pairs * embedding.dimension * SECONDS_PER_PRODUCT
+        seconds = num_pairs * dimension * SECONDS_PER_PRODUCT
         seconds += check_sizes(sizes, of_texts)
         return Reading(inputs, answer, num_truncated, seconds)
 

@@ -16,6 +16,9 @@ Stored = str | Sequence[Sequence[float]]
 """A document: a list of numbers for each token, or the bytes of all of them as base64."""
 
 SECONDS_PER_NUMBER = 50e-9
+MAX_NUMBERS = 2**24
+"""Of a document, in memory while it is compared: 64 MiB, and twice as much to read bits."""
+_LARGEST = 1e9  # products of larger numbers may overflow
 _TYPES = {"float": "<f4", "int8": "i1", "uint8": "u1", "binary": "i1", "ubinary": "u1"}
 
 
@@ -42,8 +45,10 @@ class StoredVectors:
         )
         return sum(sizes) * SECONDS_PER_NUMBER
 
-    def read(self, dimension: int) -> list[NDArray[np.float32]]:
-        """The vectors of each document, float32 (num_tokens, dimension).
+    def read(self, dimension: int) -> list[NDArray[Any]]:
+        """The vectors of each document as they are stored, (num_tokens, numbers of a vector).
+
+        They are `restored` one document at a time: bits take 32 times as much memory then.
 
         Raises:
             ValidationError: one has none, or vectors of another size or type.
@@ -53,11 +58,14 @@ class StoredVectors:
         found = []
         for index, document in enumerate(self.documents):
             try:
-                stored = self._rows(document, dimension)
+                found.append(self._rows(document, dimension))
             except ValueError as error:
                 raise ValidationError(str(error), field=f"vectors.documents[{index}]") from None
-            found.append(restored(stored, self.dtype, dimension, self.scale))
         return found
+
+    def restored(self, stored: NDArray[Any], dimension: int) -> NDArray[np.float32]:
+        """The vectors of a document that was read, float32 (num_tokens, dimension)."""
+        return restored(stored, self.dtype, dimension, self.scale)
 
     def _rows(self, document: Stored, dimension: int) -> NDArray[Any]:
         """What is stored of a document, (num_tokens, numbers of a vector), in its type."""
@@ -84,6 +92,10 @@ class StoredVectors:
                 rows = numbers.astype(kind)
             if kind.kind != "f" and not np.array_equal(rows, numbers):
                 raise ValueError(f"has numbers that are no {kind.name}")
-        if kind.kind == "f" and not np.isfinite(rows).all():
-            raise ValueError("has numbers that are not finite")
+        if kind.kind == "f" and not (np.abs(rows) <= _LARGEST).all():
+            raise ValueError(f"has numbers that are not finite, or beyond {_LARGEST:g}")
+        if len(rows) * dimension > MAX_NUMBERS:
+            raise ValueError(
+                f"has {len(rows):,} vectors; at most {MAX_NUMBERS // dimension:,} are compared"
+            )
         return rows
