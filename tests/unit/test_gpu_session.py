@@ -72,6 +72,25 @@ def test_each_step_has_a_result_whatever_becomes_of_it(tmp_path: Path) -> None:
     assert "==== good\nhello\n" in (tmp_path / "out" / LOGS).read_text()
 
 
+def test_a_full_disk_ends_no_session(tmp_path: Path) -> None:
+    """Neither the copies' nor the session's own: each later step writes the results of all."""
+    work, out, told = tmp_path / "work", tmp_path / "out", list[str]()
+    out.mkdir()
+    (out / LOGS).symlink_to("/dev/full")
+    session = Session(work, out, told.append)
+    session.run([step("first", "print('hello')")], 60)
+    assert json.loads((out / RESULTS).read_text())["first"]["state"] == "passed"
+    assert any("No space left on device" in line for line in told)
+    (work / "results.partial").symlink_to("/dev/full")
+    session.run([step("second", "pass")], 60)
+    assert json.loads((work / RESULTS).read_text()).keys() == {"first"}
+    (work / "results.partial").unlink()
+    (out / LOGS).unlink()
+    session.run([step("third", "pass")], 60)
+    assert states(session) == dict.fromkeys(("first", "second", "third"), "passed")
+    assert json.loads((out / RESULTS).read_text()) == session.results
+
+
 def test_a_later_run_skips_what_has_ended_and_tries_the_rest_once_more(tmp_path: Path) -> None:
     count = f"open({str(tmp_path / 'count')!r}, 'a').write('x')"
     planned = [step("first", count), step("long", f"{count}; import time; time.sleep(60)", 30)]

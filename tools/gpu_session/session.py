@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -132,19 +131,32 @@ class Session:
             "environment": dict(step.environment),
             **result,
         }
-        path = self._folder / RESULTS
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        for write in (self._write_results, self._copy):
+            try:
+                write()
+            except OSError as error:  # the next step may find room, and writes all of them
+                self._tell(f"{step.name}: its result could not be written ({error})")
+
+    def _write_results(self) -> None:
+        _replace(self._folder / RESULTS, json.dumps(self.results, indent=1).encode() + b"\n")
+
+    def _copy(self) -> None:
         if self._copy_to is None:
             return
         self._copy_to.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, self._copy_to / RESULTS)
+        _replace(self._copy_to / RESULTS, (self._folder / RESULTS).read_bytes())
         with (self._copy_to / LOGS).open("wb") as logs:
             for name in self.results:
                 log = self._folder / f"{name}.log"
                 if log.is_file():
                     logs.write(f"==== {name}\n".encode() + log.read_bytes())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file, or leaves it as it is where there is no room."""
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def end_session(leader: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maskdial.causal.events import PromptLogprob
-from maskdial.causal.plan import Plan, Prefill, Save
+from maskdial.causal.plan import Load, Plan, Prefill, Save
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.prefix_disk.tier import DiskTier
 from maskdial.causal.sampling.sampler import prompt_logprobs
@@ -188,6 +188,8 @@ class Executor:
         for move in plan.moves:
             if isinstance(move, Save):
                 move.sequence.saved = self._runner.cache.read(move.slot, 0, move.num_tokens)
+            elif isinstance(move, Load):
+                self._runner.cache.write(move.slot, move.start, move.block)
             else:
                 self._runner.cache.copy(move.source, move.target, move.num_tokens)
         for load in plan.loads:

@@ -85,8 +85,10 @@ class Plan:
     """
 
     forks: tuple[Fork, ...] = ()
-    moves: tuple[Move | Save, ...] = ()
-    """In this order: a slot may be saved once something was moved to it, and before more is."""
+    moves: tuple[Move | Save | Load, ...] = ()
+    """In this order: a slot may be saved once something was moved to it, and before more is. What
+    was saved is loaded here, as a sibling may start from the slot at once.
+    """
     loads: tuple[Load, ...] = ()
     restores: tuple[Restore, ...] = ()
     awaiting_mask: tuple[Sequence, ...] = ()

@@ -296,7 +296,7 @@ class Scheduler:
             rows[i].take_turn(self._turn)
         return [i for i in decoding if i not in waiting]
 
-    def _admit(self) -> Iterator[Move | Save]:
+    def _admit(self) -> Iterator[Move | Save | Load]:
         """Starts the sequences that can start now; yields the copies that this needs."""
         while (slot := self._next_slot()) is not None:
             sequence = self._next_waiting()
@@ -305,7 +305,7 @@ class Scheduler:
             if sequence.is_set_aside:
                 assert sequence.saved is not None, "the plan that set it aside has run"
                 self._occupy(sequence, slot)
-                self._loads.append(Load(slot, 0, sequence.saved))
+                yield Load(slot, 0, sequence.saved)
                 sequence.resume(slot)
                 continue
             source = self._prompt_source(sequence)
@@ -428,7 +428,8 @@ class Scheduler:
         if shared is None or sequence.state is State.PREFILLING or any(self._sharing(sequence)):
             return None
         if _is_background(sequence):
-            siblings = (s for s in self._background if s.shared_prompt is shared)
+            fresh = (each for each in self._background if not each.is_set_aside)
+            siblings = (each for each in fresh if each.shared_prompt is shared)
             return None if self._is_busy else next(siblings, None)
         if len(self._num_waiting_of) > 1:
             due = self._next_waiting()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from maskdial.causal.plan import Move, Plan, Prefill, Save
+from maskdial.causal.plan import Load, Move, Plan, Prefill, Save
 from maskdial.causal.prefix_cache import PrefixCache
 from maskdial.causal.sampling.params import SamplingParams
 from maskdial.causal.scheduler import Scheduler
@@ -97,6 +97,9 @@ class Simulation:
             if isinstance(move, Save):
                 assert move.sequence.is_set_aside
                 move.sequence.saved = self.cache[move.slot, : move.num_tokens].copy()
+                continue
+            if isinstance(move, Load):
+                self.cache[move.slot, : len(move.block)] = move.block
                 continue
             self.cache[move.target, : move.num_tokens] = self.cache[move.source, : move.num_tokens]
         for load in plan.loads:
@@ -652,11 +655,49 @@ def test_the_background_goes_on_from_main_memory() -> None:
     simulation.scheduler.release(online[0])
     simulation.scheduler.release(online[1])
     plan = simulation.step()  # its rows are what a model would have written: `check` compares
-    assert [load.start for load in plan.loads] == [0, 0]
+    assert [type(move) for move in plan.moves] == [Load, Load]
     assert set(plan.decoding) == {batch[0], batch[1]}
     assert not plan.prefills
     simulation.scheduler.release(batch[1])
     assert [prefill.sequence for prefill in simulation.step().prefills] == [batch[2]]
+
+
+def test_a_sibling_starts_from_a_text_that_came_back_in_the_same_step() -> None:
+    simulation = Simulation(slots=2, max_saved_tokens=40)
+    (other, *copies) = [in_background(each) for each in (make(2), *make_copies(6, 2))]
+    for sequence in (other, *copies):
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    online = [make(3), make(3)]
+    for sequence in online:
+        simulation.scheduler.add(sequence)
+    simulation.scheduler.cancel(other)
+    while len(simulation.step().decoding) < 2:
+        pass
+    assert copies[0].is_set_aside
+    for sequence in online:
+        simulation.scheduler.release(sequence)
+    simulation.step()  # `check` compares both slots with what a model would have written
+    assert [sequence.slot for sequence in copies] == [0, 1]
+
+
+def test_a_text_that_waits_to_go_on_does_not_begin_anew_in_a_siblings_slot() -> None:
+    simulation = Simulation(slots=2, max_saved_tokens=40)
+    copies = [in_background(each) for each in make_copies(3, 2)]
+    for sequence in copies:
+        simulation.scheduler.add(sequence)
+    while len(simulation.step().decoding) < 2:
+        pass
+    online = make(2)
+    simulation.scheduler.add(online)
+    simulation.step()
+    (aside,) = [each for each in copies if each.is_set_aside]
+    (paused,) = [each for each in copies if each is not aside]
+    simulation.scheduler.release(online)
+    simulation.scheduler.cancel(paused)
+    assert simulation.step().decoding == (aside,)
+    simulation.step()  # `check` compares what it reads from now on, too
 
 
 def test_what_main_memory_has_no_room_for_gives_up() -> None:
