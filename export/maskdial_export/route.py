@@ -148,9 +148,9 @@ def _export(
         else:
             say(console, f"{dest}: written directly from the file, without torch")
             return manifest
-    trace_it = load_tracer()
+    export_traced = load_tracer()
     say(console, f"{dest}: tracing, {reason}")
-    return trace_it(source, dest, rounds=True, **common, **options)
+    return export_traced(source, dest, rounds=True, **common, **options)
 
 
 def _option(gate: Gate, options: dict[str, Any]) -> str | None:

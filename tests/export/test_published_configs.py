@@ -275,5 +275,7 @@ def test_code_that_transformers_has_taken_over(tmp_path: Path) -> None:
         _maps("phi3", "modeling_other.Phi3ForCausalLM"),
         _maps("qwen2", "modeling_qwen.Qwen2ForCausalLM"),
         _maps("llama", "modeling_phi3.Phi3ForCausalLM"),
+        {"model_type": "phi3", "auto_map": "modeling_other.Phi3ForCausalLM"},
+        {"model_type": "phi3", "auto_map": 1},
     ):
         assert "brings code of its own" in str(own_code("m", tmp_path, other))

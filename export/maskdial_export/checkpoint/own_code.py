@@ -60,6 +60,8 @@ def _named_code(settings: Mapping[str, Any], prefix: str) -> list[str]:
     given = settings.get("auto_map") or {}
     if isinstance(given, list):  # of a tokenizer in an older form
         given = {"AutoTokenizer": given}
+    if not isinstance(given, dict):  # what it means is not known, so it counts as code
+        return [str(given)]
     found = [each for key, each in given.items() if str(key).startswith(prefix)]
     names = [each if isinstance(each, list) else [each] for each in found]
     return [str(name) for each in names for name in each if name]
