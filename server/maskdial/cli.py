@@ -5,7 +5,8 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
@@ -127,9 +128,7 @@ class _Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             if not re.fullmatch(r"--[a-z][a-z-]*", flag):
                 self.error("there are more arguments than the command takes; see --help")
-            near = difflib.get_close_matches(flag, self._option_string_actions, 1)
-            hint = f"did you mean {near[0]}?" if near else "see --help"
-            self.error(f"there is no flag {flag}; {hint}")
+            self.error(_unknown_flag(flag, self._option_string_actions))
         return options, unknown
 
 
@@ -331,6 +330,7 @@ def _run(options: argparse.Namespace) -> int:
     """Runs the command that fits a model, in this process."""
     from maskdial.bundle.bundle import read_manifests
 
+    _check_flags(options.arguments)
     config = load_config({"model": [_as_setting(options.source)]})
     ((name, path),) = config.models.items()
     folder = take_in(name, path, config.provider)
@@ -345,6 +345,28 @@ def _run(options: argparse.Namespace) -> int:
     if command == "generate" and any(CHAT_TEMPLATE in each.files for each in manifests):
         command = "chat"
     return main([command, *options.arguments, "--bundle", str(folder)])
+
+
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Refuses a flag that no command knows: an export, which takes minutes, comes before theirs.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    known: set[str] = set()
+    for command in (*_FITTING.values(), "chat"):
+        parser = _Parser()
+        _add_client_arguments(command, parser)
+        known.update(parser._option_string_actions)
+    for flag in takewhile(lambda each: each != "--", arguments):
+        name = flag.partition("=")[0]
+        if re.fullmatch(r"--[a-z][a-z-]*", name) and name not in known:
+            raise ConfigError(_unknown_flag(name, known))
+
+
+def _unknown_flag(flag: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(flag, known, 1)
+    return f"there is no flag {flag}; {f'did you mean {near[0]}?' if near else 'see --help'}"
 
 
 def _as_setting(source: str) -> str:

@@ -223,6 +223,18 @@ def test_a_checkpoints_folder_is_exported_until_it_changes(
     assert exported == [str(folder)] * 2
 
 
+@pytest.mark.parametrize("flag", ["--max-tokens", "--max-tokens=3"])
+def test_an_unknown_flag_is_refused_before_an_export(
+    cache: Path, exported: list[str], capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    assert cli.main(["run", NAME, "A fine film.", flag]) == 1
+    assert exported == []
+    expected = "maskdial: there is no flag --max-tokens; did you mean --max-new-tokens?\n"
+    assert capsys.readouterr().err == expected
+    assert cli.main(["run", NAME, "--top-k", "1", "--", "--max-tokens are few."]) == 0
+    assert exported == [NAME]
+
+
 def test_what_is_no_name_of_the_hub(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
