@@ -73,7 +73,7 @@ def load_session(
         rewritten = rewrite(graph, "auto")
         if rewritten.num_replaced:
             source = rewritten.model
-            options.intra_op_num_threads = usable_cores() or os.cpu_count() or 1
+            options.intra_op_num_threads = num_cores()
             kept = kernels.prepare(options, graph.parent, rewritten.tables)
     size = source.stat().st_size if isinstance(source, Path) else len(source)
     options.enable_mem_reuse = size < LARGE_GRAPH
@@ -85,6 +85,11 @@ def load_session(
     )
     del kept
     return session
+
+
+def num_cores() -> int:
+    """The processors that this process may use."""
+    return usable_cores() or os.cpu_count() or 1
 
 
 class Loaded:

@@ -2,8 +2,10 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -543,6 +545,20 @@ def test_int8_that_loses_much_is_refused_by_the_gate(tmp_path: Path) -> None:
     assert refused.value.measured.endswith("more than 0.00%")
     assert not (tmp_path / "bundle").exists()
     assert export_any_way(str(source), tmp_path / "default").precision == "int8"
+
+
+def test_an_encoder_without_room_is_refused_before_the_work(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maskdial_export.direct.room.available_bytes", lambda: 600 * 10**6)
+    for precision in ("fp32", "int8"):
+        with pytest.raises(ExportError, match=r"needs 0\.7 GB of memory, and 0\.6 are free"):
+            direct(backbone, tmp_path / "bundle", precision)
+    monkeypatch.setattr("maskdial_export.direct.room.available_bytes", lambda: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
+    with pytest.raises(ExportError, match=r"the bundle takes 0\.0 GB, and 0\.0 are free"):
+        direct(backbone, tmp_path / "bundle", None)
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_what_the_direct_path_does_not_do_for_encoders(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_a_model_that_does_not_fit_into_memory(
 ) -> None:
     file = tmp_path / FILE
     file.write_bytes(content)
-    monkeypatch.setattr("maskdial_export.direct.export.available_bytes", lambda: 600 * 10**6)
+    monkeypatch.setattr("maskdial_export.direct.room.available_bytes", lambda: 600 * 10**6)
     for precision, hint in (
         (None, "take a file of fewer bits, or a smaller model"),
         ("fp32", "take a file of fewer bits, or a smaller model"),

@@ -45,6 +45,7 @@ from maskdial_export.direct.products import (
     RowProducts,
 )
 from maskdial_export.direct.quality import limit_of
+from maskdial_export.direct.room import check_disk, check_memory, num_bytes
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
 from maskdial_export.direct.views import View
 from maskdial_export.direct.weights import (
@@ -59,6 +60,8 @@ from maskdial_export.phase import finding, phase
 from maskdial_export.quantize.gate import Gate, check_choice
 
 _LARGEST, _REDUCED = 127, 63
+_SESSIONS = 2.5
+"""Bytes of memory for each of int8's in the bundle, of a random Qwen3-Embedding-0.6B: 2.4."""
 _Form = Callable[[Weights, Nodes, DataFile], Products]
 
 
@@ -97,6 +100,7 @@ def write_encoder(
     checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
     encoder, weights = _with_head(checkpoint, encoder, family)
     check_one_pass_weights(encoder, weights)
+    _check_room(checkpoint.name, encoder, folder, rounds=precision != "fp32")
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, family.special)
     kind = type(tokenizer.model).__name__
@@ -163,6 +167,19 @@ def write_encoder(
         "golden": golden,
         "files": hash_files(folder, names),
     }
+
+
+def _check_room(name: str, encoder: OnePass, folder: Path, *, rounds: bool) -> None:
+    """Refuses an encoder that has no room.
+
+    Integers are in two sessions at a time, with the kernels and without, the latter with packed
+    copies. Floats are written first, which the checks read from the mapped file.
+    """
+    shapes = encoder.shapes()
+    floats, integers = (num_bytes(shapes, rounds=each) for each in (False, True))
+    integers = int(_SESSIONS * integers)
+    check_memory(name, integers if rounds else floats, as_int8=None if rounds else integers)
+    check_disk(floats, folder)
 
 
 def _with_head(

@@ -1,8 +1,6 @@
 """Writes a bundle straight from a checkpoint's file: no torch, no trace, no float32 copy."""
 
 import importlib.metadata
-import math
-import shutil
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,17 +38,16 @@ from maskdial_export.direct.layer_norm_reference import make_reference
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import BlockProducts, FloatProducts, Modules
 from maskdial_export.direct.quality import QualityGate, limit_of
+from maskdial_export.direct.room import check_disk, check_memory, num_bytes
 from maskdial_export.direct.tokenizer import load_tokenizer
 from maskdial_export.direct.weights import RoundedWeights, Weights, check_weights
 from maskdial_export.errors import ExportError, first_line, io_reason, onnxruntime_errors
 from maskdial_export.golden_check import TEXT
 from maskdial_export.phase import BYTES, finding, phase
 from maskdial_export.quantize.gate import Gate, check_choice
-from maskdial_export.session import Loaded, available_bytes, kernels_here
+from maskdial_export.session import Loaded, kernels_here
 
 DirectPrecision = Literal["fp32", "int8", "int4"]
-_WORKSPACE = 700 * 10**6
-"""Bytes of memory that an export takes beside the bundle: modules, parts of matrices, passes."""
 _DATA = f"{GRAPH}.data"
 _TOOLS = ("gguf", "numpy", "onnx", "onnxruntime", "tokenizers")
 
@@ -182,9 +179,10 @@ def _write_decoder(
     console: Console,
 ) -> dict[str, Any]:
     """Writes everything but the manifest; returns what that says of it."""
-    num_bytes = _size(decoder, checkpoint.weights, precision)
-    _check_memory(checkpoint.name, decoder, num_bytes, precision)
-    _check_disk(num_bytes, folder)
+    needed = _size(decoder, checkpoint.weights, precision)
+    as_int8 = _size(decoder, checkpoint.weights, "int8") if precision == "fp32" else None
+    check_memory(checkpoint.name, needed, as_int8=as_int8)
+    check_disk(needed, folder)
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, decoder.vocab_size, sample)
     config = SimpleNamespace(**token_ids(checkpoint.config))
@@ -194,7 +192,7 @@ def _write_decoder(
     with phase(console, "Writing") as show:
         model, rounded = _write_graph(
             *(checkpoint, decoder, folder, precision, console),
-            lambda done: show(done, max(done, num_bytes), BYTES),
+            lambda done: show(done, max(done, needed), BYTES),
         )
     ids = tokenizer.encode(TEXT).ids[: decoder.max_length] or [0]
     further = tokenizer.encode(sample.text[:1000], add_special_tokens=False).ids
@@ -289,48 +287,9 @@ def _precision(checkpoint: DirectCheckpoint, asked: str | None, gate: Gate) -> D
 
 def _size(decoder: Decoder, weights: Weights, precision: DirectPrecision) -> int:
     """About how many bytes the bundle's weights take, on disk and in memory."""
-    needed = 0.0
-    for name, shape in decoder.shapes().items():
-        bits = 32
-        if precision != "fp32" and len(shape) > 1:
-            bits = 5 if precision == "int4" and weights.bits(name) == 4 else 9  # with their scales
-        needed += math.prod(shape) * bits / 8
-    return int(needed)
-
-
-def _check_memory(name: str, decoder: Decoder, needed: int, precision: DirectPrecision) -> None:
-    """Refuses a model that does not fit into memory: the system would end the process.
-
-    The check loads the bundle as a server does. What else there is has a bounded size.
-
-    Raises:
-        ExportError: it does not fit.
-    """
-    free = available_bytes()
-    if free is None or needed + _WORKSPACE <= free:
-        return
-    smaller = "take a file of fewer bits, or a smaller model"
-    eight = sum(math.prod(shape) for shape in decoder.shapes().values()) * 9 // 8 + _WORKSPACE
-    if precision == "fp32" and eight <= free:
-        smaller = f"--precision int8 would need {eight / 1e9:.1f}"
-    raise ExportError(
-        f"{name} needs {(needed + _WORKSPACE) / 1e9:.1f} GB of memory, and {free / 1e9:.1f} are "
-        f"free; {smaller}"
-    )
-
-
-def _check_disk(needed: int, folder: Path) -> None:
-    """Refuses a bundle that is too large for the disk, before the work.
-
-    Raises:
-        ExportError: at least so much room is missing.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ExportError(
-            f"the bundle takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free on its disk; "
-            "make room, or choose another folder (the cache is MASKDIAL_CACHE)"
-        )
+    shapes = decoder.shapes()
+    fours = {name for name in shapes if precision == "int4" and weights.bits(name) == 4}
+    return num_bytes(shapes, rounds=precision != "fp32", fours=fours)
 
 
 def _write_graph(

@@ -6,7 +6,7 @@ graph; the server knows its matrices by them.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -17,7 +17,7 @@ from maskdial.bundle.manifest import BLOCK_SUMS, TABLE_ROWS
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Floats
 from maskdial_export.direct.nodes import Nodes
-from maskdial_export.direct.weights import Weights, row_chunks
+from maskdial_export.direct.weights import Weights, in_turn, row_chunks
 from maskdial_export.quantize.blocks import BYTE_ZERO, NIBBLE_CENTER, Blocks, to_bytes
 from maskdial_export.quantize.stored import joined
 
@@ -262,11 +262,10 @@ class BlockProducts:
     def _write(self, modules: Sequence[str], names: Sequence[str]) -> _Matrix:
         """Writes a matrix of all the modules' outputs."""
         kept = all(self._weights.bits(name) is not None for name in names)
-        first = self._rounded(names, kept=True) if kept else None
-        blocks = first if first is not None else self._rounded(names, kept=False)
-        assert blocks is not None, "floats can be rounded"
+        stored = self._kept(names) if kept else None
+        blocks = self._rounded(names) if stored is None else stored
         self.num_products += len(modules)
-        if first is not None:
+        if stored is not None:
             self.num_kept += len(modules)
         else:
             self.rounded.update(names)
@@ -298,17 +297,20 @@ class BlockProducts:
             float(zero[0, 0]) if (zero == zero[0, 0]).all() else None,
         )
 
-    def _rounded(self, names: Sequence[str], *, kept: bool) -> Iterator[Blocks] | None:
-        """The blocks of matrices one below the other, in parts; None if they cannot be kept."""
-        if len(names) > 1:
-            whole = self._part(names, None, kept=kept)
-            return None if whole is None else iter([whole])
-        shape = self._weights.shapes()[names[0]]
-        parts = (self._part(names, rows, kept=kept) for rows in row_chunks(*shape[:2]))
+    def _rounded(self, names: Sequence[str]) -> Iterator[Blocks]:
+        """The blocks of matrices one below the other, rounded, in parts."""
+        shapes = self._weights.shapes()
+        parts = [(name, rows) for name in names for rows in row_chunks(*shapes[name][:2])]
+        return in_turn(lambda part: to_bytes(self._weights.values(*part).T), parts)
+
+    def _kept(self, names: Sequence[str]) -> Iterator[Blocks] | None:
+        """The blocks that the file has of them, in parts; None if they cannot be kept."""
+        chunks: Iterable[slice | None] = [None]
+        if len(names) == 1:
+            chunks = row_chunks(*self._weights.shapes()[names[0]][:2])
+        parts = in_turn(lambda rows: self._stored(names, rows), chunks)
         first = next(parts)
-        if first is None:
-            return None
-        return self._all(first, parts)
+        return None if first is None else self._all(first, parts)
 
     @staticmethod
     def _all(first: Blocks, parts: Iterator[Blocks | None]) -> Iterator[Blocks]:
@@ -317,11 +319,7 @@ class BlockProducts:
             assert part is not None, "a matrix has one form"
             yield part
 
-    def _part(self, names: Sequence[str], rows: slice | None, *, kept: bool) -> Blocks | None:
-        if not kept:
-            floats = [self._weights.values(name, rows) for name in names]
-            whole = floats[0] if len(floats) == 1 else np.concatenate(floats)
-            return to_bytes(whole.T)
+    def _stored(self, names: Sequence[str], rows: slice | None) -> Blocks | None:
         found = [self._weights.blocks(name, rows) for name in names]
         stored = [each for each in found if each is not None]
         return joined(stored, self._bits) if len(stored) == len(found) else None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from maskdial_export.direct.mixture_reference import MixtureReference
 from maskdial_export.direct.recurrent_reference import RecurrentReference, silu
-from maskdial_export.direct.weights import Weights, row_chunks
+from maskdial_export.direct.weights import Weights, in_turn, row_chunks
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -135,8 +135,9 @@ class Reference:
         """
         parts = row_chunks(*self._names[name][:2])
         turned = np.ascontiguousarray(values.T)
-        product = np.concatenate([self._weights.values(name, rows) @ turned for rows in parts])
-        return np.ascontiguousarray(product.T)
+        read = in_turn(lambda rows: self._weights.values(name, rows), parts)
+        # BLAS has threads of its own, and is slow where several threads call it
+        return np.ascontiguousarray(np.concatenate([part @ turned for part in read]).T)
 
     def _feed(self, prefix: str, values: Floats) -> Floats:
         """The MLP of a layer, or its mixture of experts, or both."""
@@ -345,7 +346,6 @@ class Reference:
         )
 
 
-_HEAD_SIZES = {"gpt_oss": 64} | dict.fromkeys(("glm4", "ministral3", "qwen3", "seed_oss"), 128)
 _ROW_NORMS = ("olmo2", "olmo3", "olmoe")
 _LFM2 = ("lfm2", "lfm2_moe")
 _QWEN_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")

@@ -4,10 +4,12 @@ import json
 import math
 import mmap
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +21,10 @@ from maskdial_export.direct.encoder import OnePass
 from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
 from maskdial_export.errors import ExportError
 from maskdial_export.quantize.blocks import to_bytes
+from maskdial_export.session import num_cores
 
-_CHUNK = 2**22
-"""Weights of a part of a matrix: 16 MiB in float32, which the allocator and the cache keep."""
+_CHUNK = 2**20
+"""Weights of a part of a matrix: 4 MiB in float32, which the allocator and the cache keep."""
 _MAX_HEADER = 2**27
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # What is stored in some files and computed by every model
@@ -36,6 +39,9 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),  # of integers in blocks
 }
 _MXFP4_BITS = 5
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 class Weights(Protocol):
@@ -438,3 +444,19 @@ def row_chunks(num_rows: int, num_columns: int) -> Iterator[slice]:
     size = max(1, _CHUNK // num_columns)
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
+
+
+def in_turn(work: Callable[[Part], Result], parts: Iterable[Part]) -> Iterator[Result]:
+    """What ``work`` makes of each part, in their order.
+
+    The next parts are worked on meanwhile, on all cores; no more of them are in memory.
+    """
+    num_threads = num_cores()
+    started: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(num_threads) as pool:
+        for part in parts:
+            started.append(pool.submit(work, part))
+            if len(started) > num_threads:
+                yield started.popleft().result()
+        while started:
+            yield started.popleft().result()
