@@ -1,6 +1,7 @@
 """What config.json of published checkpoints says beside the shapes.
 
-The entries were written down without the files at hand; the shapes are small.
+Those of `_READ` are copied from files; the others were written down without the files at hand. The
+shapes are small.
 """
 
 import json
@@ -185,7 +186,126 @@ _DECODERS: dict[str, dict[str, Any]] = {
         "use_bias": True,
     },
 }
+_READ: dict[str, dict[str, Any]] = {
+    "ALLaM-7B-Instruct-preview": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "internal_version": "7b-alpha-v2.33.0.30",
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+    },
+    "EXAONE-4.0-32B": {
+        "architectures": ["Exaone4ForCausalLM"],
+        "model_type": "exaone4",
+        "hidden_act": "silu",
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "sliding_window": 128,
+        "sliding_window_pattern": "LLLG",
+        "tie_word_embeddings": False,
+    },
+    "Mistral-7B-Instruct-v0.3": {
+        **_GENERATES,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "add_cross_attention": False,
+        "chunk_size_feed_forward": 0,
+        "finetuning_task": None,
+        "hidden_act": "silu",
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+        "is_decoder": False,
+        "is_encoder_decoder": False,
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+        "output_attentions": False,
+        "output_hidden_states": False,
+        "return_dict": True,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "tf_legacy_loss": False,
+        "tie_encoder_decoder": False,
+        "tie_word_embeddings": False,
+        "torchscript": False,
+        "use_bfloat16": False,
+    },
+    "gemma-2-9b": {
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attention_bias": False,
+        "attn_logit_softcapping": 50.0,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": 30.0,
+        "head_dim": 16,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "sliding_window_size": 4096,
+    },
+    "phi-1": {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "attention_bias": False,
+        "embd_pdrop": 0.0,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+        "resid_pdrop": 0.0,
+        "rope_scaling": None,
+        "rotary_dim": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    },
+    "gpt2-medium": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-5,
+        "n_ctx": 1024,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 1024,
+        "n_special": 0,
+        "predict_special_tokens": True,
+        "resid_pdrop": 0.1,
+        "summary_activation": None,
+        "summary_first_dropout": 0.1,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    },
+}
+_DECODERS |= _READ
 _ENCODERS: dict[str, dict[str, Any]] = {
+    "NoInstruct-small-Embedding-v0": {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "classifier_dropout": None,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "output_hidden_states": True,
+        "use_cache": True,
+    },
     "bert-base-multilingual-uncased-sentiment": {
         "_num_labels": 2,
         "architectures": ["BertForSequenceClassification"],
@@ -233,13 +353,18 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", _DECODERS)
 def test_a_decoder_is_known(name: str) -> None:
-    assert read_decoder(name, {**_DECODER, **_DECODERS[name]}).hidden_size == 64
+    values = {**_DECODER, **_DECODERS[name]}
+    if name == "gpt2-medium":  # whose entries have names of their own
+        values = {**_READ[name], "vocab_size": 300}
+    assert read_decoder(name, values).hidden_size == 64
 
 
 @pytest.mark.parametrize("name", _ENCODERS)
 def test_an_encoder_is_known(name: str) -> None:
     values = {**_ENCODER, **_ENCODERS[name]}
-    assert encoders.read_encoder(values, sends_types=None, limit=None).hidden_size == 64
+    pools = values["architectures"] == ["BertModel"]
+    found = encoders.read_encoder(values, sends_types=None, limit=None, pools=pools)
+    assert found.hidden_size == 64
 
 
 @pytest.mark.parametrize(
@@ -254,10 +379,14 @@ def test_an_encoder_is_known(name: str) -> None:
         ("starcoder2-3b", "norm_type", "rms_norm"),
         ("a fine-tuned Mistral 7B", "top_k", 10),
         ("SmolLM3-3B", "foo_scaling", 2.0),
+        ("gemma-2-9b", "sliding_window_size", 128),
+        ("phi-1", "rotary_dim", 8),
+        ("EXAONE-4.0-32B", "layer_types", None),  # its pattern is no number
     ],
 )
 def test_what_else_they_say_is_refused(name: str, entry: str, value: object) -> None:
-    with pytest.raises(NotDirectError, match=f"{entry} .* is not known to the direct path"):
+    said = "sliding_window_pattern" if entry == "layer_types" else entry
+    with pytest.raises(NotDirectError, match=f"{said} .* is not known to the direct path"):
         read_decoder(name, {**_DECODER, **_DECODERS[name], entry: value})
 
 
@@ -271,6 +400,7 @@ def test_code_that_transformers_has_taken_over(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({}))
     for name in ("modeling_phi3.Phi3ForCausalLM", "org/Phi-4--modeling_phi3.Phi3ForCausalLM"):
         assert own_code("m", tmp_path, _maps("phi3", name)) is None
+    assert own_code("m", tmp_path, _maps("phi", "modeling_phi.PhiForCausalLM")) is None
     for other in (
         _maps("phi3", "modeling_other.Phi3ForCausalLM"),
         _maps("qwen2", "modeling_qwen.Qwen2ForCausalLM"),

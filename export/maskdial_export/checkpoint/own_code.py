@@ -19,6 +19,7 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     "deepseek_v3": frozenset(
         {"modeling_deepseek.DeepseekV3Model", "modeling_deepseek.DeepseekV3ForCausalLM"}
     ),
+    "phi": frozenset({"modeling_phi.PhiForCausalLM"}),
     "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
 }
 

@@ -26,6 +26,9 @@ _HARMLESS = frozenset(
         ),
         *("gradient_checkpointing", "torchscript", "use_bfloat16", "finetuning_task"),
         *("transformers.js_config", "id2label", "label2id", "output_router_logits"),
+        # What a class returns beside its output
+        *("output_attentions", "output_hidden_states", "return_dict", "tf_legacy_loss"),
+        *("internal_version",),
     }
 )
 # What says nothing if it is one of these
@@ -38,9 +41,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chunk_size_feed_forward": (0,),
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
-    "output_attentions": (False,),
-    "output_hidden_states": (False,),
-    "return_dict": (True,),
     # Older versions of transformers wrote all settings of `generate`, mostly at their defaults
     "output_scores": (False,),
     "return_dict_in_generate": (False,),

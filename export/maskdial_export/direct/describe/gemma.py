@@ -54,6 +54,7 @@ def gemma2(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = config.count("head_dim", 256)
     _reads_forward(config)
     rotation, window = read_rotary(config, size), read_window(config, 4096)
+    config.expect(sliding_window_size=window)
     sliding = windows(config, window, lambda index: index % 2 == 0)
     layers = tuple(Attends(rotation, window if each else None) for each in sliding)
     return _later_gemma(config, architecture, limit, layers, size, 50.0, 30.0)

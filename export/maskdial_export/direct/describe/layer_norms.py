@@ -38,7 +38,7 @@ def gpt2(config: Config, architecture: str, limit: int | None) -> Decoder:
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"):
         if config.flag(key, False):
             config.refuse(key)
-    for key in ("n_ctx", "attn_pdrop", "task_specific_params", "summary_type"):
+    for key in ("n_ctx", "attn_pdrop", "n_special", "predict_special_tokens", "summary_type"):
         config.take(key)
     for key in ("use_proj", "activation", "proj_to_labels", "first_dropout"):
         config.take(f"summary_{key}")
@@ -81,6 +81,8 @@ def phi(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = usual_head(config)
     if config.flag("qk_layernorm", False):
         config.refuse("qk_layernorm")
+    turned = int(size * config.real("partial_rotary_factor", 0.5))
+    config.expect(attention_bias=False, rotary_dim=turned)
     return decoder_of(
         config,
         architecture,

@@ -141,7 +141,9 @@ def olmo2(config: Config, architecture: str, limit: int | None) -> Decoder:
 def exaone4(config: Config, architecture: str, limit: int | None) -> Decoder:
     size = usual_head(config)
     rotation, window = read_rotary(config, size), read_window(config, 4096)
-    period = config.count("sliding_window_pattern", 4) if window is not None else 1
+    period = 4
+    if window is not None and "layer_types" not in config:  # beside them, it may be "LLLG"
+        period = config.count("sliding_window_pattern", 4)
     config.take("sliding_window_pattern")
     sliding = windows(config, window, lambda index: (index + 1) % period != 0)
     # Beside layers with windows, those that see all have no positions
