@@ -106,9 +106,24 @@ def derive(name: str) -> ToolFormat:
                     "parameter": "<parameter=$KEY>\n$VALUE\n</parameter>\n",
                     "separator": "",
                     "quote": "",
-                    "python": False,
+                    "python": True,
                 },
                 "separator": "\n",
+            },
+        ),
+        (
+            "minicpm5",
+            "<function",
+            {
+                "call": '<function name="$NAME">$ARGUMENTS</function>',
+                "arguments": {
+                    "parameter": '<param name="$KEY">$VALUE</param>',
+                    "separator": "",
+                    "quote": "",
+                    "python": True,
+                    "cdata": True,
+                },
+                "separator": "",
             },
         ),
         (

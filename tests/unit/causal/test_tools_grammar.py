@@ -37,7 +37,7 @@ TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 STARTER_TOKENIZER = Path(maskdial.__file__).parent / "starter" / "hybrid" / "tokenizer.json"
 FORMATS = [
     *("hermes", "llama", "mistral_old", "mistral_new", "magistral", "phi4_mini"),
-    *("function_gemma", "qwen3_coder", "lfm2", "glm", "minimax", "deepseek"),
+    *("function_gemma", "qwen3_coder", "lfm2", "glm", "minimax", "minicpm5", "deepseek"),
 ]
 # Tags that are single tokens, which no text can spell, as in these models' own vocabularies.
 EOS = 256

@@ -156,6 +156,49 @@ REPLIES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         ],
     ),
     (
+        # Constants, lists and dictionaries as the templates of Qwen3.5 and others write them
+        "qwen3_coder",
+        "<tool_call>\n<function=say>\n<parameter=text>\nTrue\n</parameter>\n<parameter=on>\nTrue\n"
+        "</parameter>\n<parameter=maybe>\nNone\n</parameter>\n<parameter=list>\n['a', \"b's\"]\n"
+        "</parameter>\n<parameter=map>\n{'k': [1, {'n': None}]}\n</parameter>\n<parameter=count>\n"
+        "True\n</parameter>\n<parameter=other>\nTrue\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [
+            (
+                "say",
+                {
+                    "text": "True",
+                    "on": True,
+                    "maybe": "None",  # a text may be this word
+                    "list": ["a", "b's"],
+                    "map": {"k": [1, {"n": None}]},
+                    "count": "True",
+                    "other": "True",
+                },
+            )
+        ],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=say>\n<parameter=map>\n{1j: 2}\n</parameter>\n<parameter=list>\n"
+        "[float('nan')]\n</parameter>\n<parameter=on>\n((((\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("say", {"map": "{1j: 2}", "list": "[float('nan')]", "on": "(((("})],
+    ),
+    (
+        "minicpm5",
+        '<function name="say"><param name="text"><![CDATA[a < b\n]]></param><param name="on">False'
+        '</param><param name="maybe"><![CDATA[]]></param></function>'
+        '<function name="say"><param name="text">a]]></param></function>'
+        '<function name="say"><param name="text"><![CDATA[a</param></function>',
+        "",
+        [
+            ("say", {"text": "a < b\n", "on": False, "maybe": ""}),
+            ("say", {"text": "a]]>"}),
+            ("say", {"text": "<![CDATA[a"}),
+        ],
+    ),
+    (
         "lfm2",
         '<|tool_call_start|>[say(text="a}\\"]é"), say_no()]<|tool_call_end|>',
         "",

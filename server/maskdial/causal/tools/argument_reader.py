@@ -1,13 +1,18 @@
 """ArgumentReader: turns the arguments of a call into JSON text while they are generated."""
 
+import ast
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from maskdial.causal.tools.arguments import RawKind, raw_kind
+from maskdial.causal.tools.arguments import named_types, raw_kind
 from maskdial.causal.tools.format import ArgumentList, split_pattern
 from maskdial.causal.tools.notation import json_from
 from maskdial.causal.tools.scanner import MismatchError, Reader, Scanner, Taker
+
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+# Values of Python that are written otherwise in JSON; numbers are the same in both
+_PYTHON: Mapping[str, type | tuple[type, ...]] = {"boolean": bool, "null": type(None), "array": (list, tuple), "object": dict}
 
 
 class ArgumentReader:
@@ -91,27 +96,39 @@ class ArgumentReader:
                 kind = yield from self._input.word()
                 yield from self._input.literal(after_type)
                 is_text = kind == notation.types["string"]
-                yield from self._unquoted_value("text" if is_text else "json", after)
+                schema = {"type": "string"} if is_text else True
+                yield from self._unquoted_value(notation, schema, {}, after)
             elif notation.quote:
                 stops = (after or notation.separator)[:1] + end[:1]
                 value = yield from self._quoted_value(notation.quote, stops)
                 self._add(json_from(value, notation.quote))
                 yield from self._input.literal(after)
             else:
-                raw = raw_kind(properties.get(key, True), parameters)
-                yield from self._unquoted_value(raw, after)
+                schema = properties.get(key, True)
+                yield from self._unquoted_value(notation, schema, parameters, after)
             num_arguments += 1
         self._add("}")
 
-    def _unquoted_value(self, kind: RawKind, end: str) -> Reader:
-        if kind == "text":
+    def _unquoted_value(
+        self, notation: ArgumentList, schema: object, parameters: Mapping[str, Any], end: str
+    ) -> Reader:
+        kind = raw_kind(schema, parameters)
+        if kind == "text" and not notation.cdata:
             self._add('"')
             yield from self._input.copy_argument(end, lambda text: self._add(_escaped(text)))
             self._add('"')
             return
         parts: list[str] = []
         yield from self._input.copy_argument(end, parts.append)
-        self._add(_json_or_text("".join(parts), only_null=kind == "text_or_null"))
+        value = "".join(parts)
+        if notation.cdata and value.startswith(_CDATA) and value.endswith(_CDATA_END):
+            value = value[len(_CDATA) : -len(_CDATA_END)]
+        if kind == "text":
+            self._add(json.dumps(value, ensure_ascii=False))
+            return
+        self._add(
+            _json_or_text(value, named_types(schema, parameters), only_null=kind == "text_or_null")
+        )
 
     def _quoted_value(self, quote: str, stops: str) -> Taker:
         """A value whose strings have quotes, up to a character of ``stops`` outside of it."""
@@ -147,12 +164,29 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _json_or_text(value: str, *, only_null: bool) -> str:
-    """A value without quotes as JSON text: itself if it is JSON, otherwise a string."""
+def _json_or_text(value: str, types: Collection[str], *, only_null: bool) -> str:
+    """A value without quotes as JSON text: itself if it is JSON, otherwise a string.
+
+    What the schema has as another type may be written as in Python: Qwen3.5's template and others
+    show a model its own past calls so.
+    """
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
-        return json.dumps(value, ensure_ascii=False)
+        read = None if only_null else _from_python(value, types)
+        return json.dumps(value, ensure_ascii=False) if read is None else read
     if only_null and parsed is not None:
         return json.dumps(value, ensure_ascii=False)
     return value
+
+
+def _from_python(value: str, types: Collection[str]) -> str | None:
+    """A constant, list or dictionary of Python as JSON text; None if it is of none of the types."""
+    try:
+        parsed = ast.literal_eval(value.strip())
+        kinds = (_PYTHON[each] for each in types if each in _PYTHON)
+        if any(isinstance(parsed, kind) for kind in kinds):
+            return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    return None

@@ -47,10 +47,15 @@ def raw_kind(schema: object, root: Mapping[str, Any]) -> RawKind:
 
     Grammar and parser share this rule.
     """
-    types = _types(schema, root, set())
+    types = named_types(schema, root)
     if types == {"string"}:
         return "text"
     return "text_or_null" if types == {"string", "null"} else "json"
+
+
+def named_types(schema: object, root: Mapping[str, Any]) -> set[str]:
+    """The JSON types that a schema names, references followed; ``any`` where it names none."""
+    return _types(schema, root, set())
 
 
 def _types(schema: object, root: Mapping[str, Any], seen: set[str]) -> set[str]:

@@ -228,7 +228,15 @@ def _argument_list(probe: _Probe) -> ArgumentList | None:
     python = f"{first}{middle}True" in truth
     # The parser reads Python's quotes and JSON's alike.
     quote = '"' if quote == "'" else quote
-    return ArgumentList(f"{begin}{KEY}{middle}{VALUE}{end}", separator, quote, python)
+    cdata = not quote and _wraps_markup(probe, f"{first}{middle}")
+    return ArgumentList(f"{begin}{KEY}{middle}{VALUE}{end}", separator, quote, python, cdata)
+
+
+def _wraps_markup(probe: _Probe, before: str) -> bool:
+    """Whether texts with markup in them are within CDATA; ``before``: up to the first value."""
+    markup = "<zvalue & another>\n"
+    text = probe.calls(dataclasses.replace(FIRST, arguments={next(iter(_NUMBERS)): markup}))
+    return text is not None and f"{before}<![CDATA[{markup}]]>" in text
 
 
 def _types(probe: _Probe, number: str, string: str) -> tuple[str, dict[str, str]] | None:

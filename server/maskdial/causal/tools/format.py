@@ -40,6 +40,7 @@ class ArgumentList:
         quote: what surrounds strings: nothing, ``"`` for JSON strings, or a mark such as
             FunctionGemma's ``<escape>``, which comes with nested objects that have bare keys.
         python: constants are True, False and None.
+        cdata: texts may be within ``<![CDATA[`` and ``]]>``, as MiniCPM 5 writes long ones.
         types: what ``$TYPE`` is, by the JSON type of the value. Strings have one of their own;
             they are written as they are, and values of other types as JSON.
     """
@@ -50,6 +51,7 @@ class ArgumentList:
     separator: str = ""
     quote: str = ""
     python: bool = False
+    cdata: bool = False
     types: Mapping[str, str] = field(default_factory=dict)
 
     def problem(self) -> str | None:
@@ -151,8 +153,9 @@ class ToolFormat:
         """
         usual = asdict(ToolFormat(call=""))
         values = {key: value for key, value in asdict(self).items() if key != "special_ids"}
-        if self.arguments is not None and not self.arguments.types:
-            del values["arguments"]["types"]
+        for rare in ("types", "cdata"):
+            if self.arguments is not None and not values["arguments"][rare]:
+                del values["arguments"][rare]
         return {key: value for key, value in values.items() if value != usual[key]}
 
     @classmethod
