@@ -4,7 +4,7 @@ The large inputs would take minutes if time grew with their square.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -87,6 +87,25 @@ def test_results_without_a_call_stay_where_they_are() -> None:
     assert "name" not in told[0]
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"city": "Par', {"city": "Par"}),
+        ('{"city": "Paris", "days": ', {"city": "Paris"}),
+        ('{"a": [1, {"b": "c', {"a": [1, {"b": "c"}]}),
+        ("no json", {}),
+        ("[1, 2]", {}),
+    ],
+)
+def test_a_broken_call_with_a_result_stays_a_call(written: str, read: dict[str, Any]) -> None:
+    """Templates refuse a result behind no call, or leave it out."""
+    broken = ChatMessage("assistant", "", tool_calls=(ToolCall("x", "a", written),))
+    told = rendered(ONE_A_TURN, broken, result("x", "it is no JSON"))
+    assert told[0]["tool_calls"][0]["function"] == {"name": "a", "arguments": read}
+    (alone,) = rendered(ONE_A_TURN, broken)
+    assert alone["content"] == f'{{"name": "a", "arguments": {written}}}'
+
+
 def test_an_id_of_many_digits() -> None:
     (told,) = rendered(UNTOLD_BY_INDEX, calls(("1" * 300_000 + "x", "a"), ("call_23", "b")))
     assert told["content"] == "a#{}b#23{}"
@@ -119,6 +138,65 @@ def test_roles_that_a_template_does_not_take() -> None:
         ("user", "a\n\nb\n\nc"),
         ("user", "d"),
     ]
+
+
+def writes_all(messages: Sequence[Mapping[str, Any]]) -> str:
+    return " ".join(each["content"] for each in messages)
+
+
+def last_system_alone(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As DeepSeek R1's template."""
+    systems = [each for each in messages if each["role"] == "system"]
+    return writes_all([*systems[-1:], *(each for each in messages if each["role"] != "system")])
+
+
+def no_results(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As Phi 3's."""
+    return writes_all([each for each in messages if each["role"] != "tool"])
+
+
+def results_of_calls(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As gpt-oss's, which fails on others."""
+    called = [bool(each.get("tool_calls")) for each in messages]
+    for index, each in enumerate(messages):
+        if each["role"] == "tool" and not called[index - 1]:
+            return ""
+    return writes_all(messages)
+
+
+def texts_as_arguments(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As DeepSeek's, which fails on mappings."""
+    found = (call for each in messages for call in each.get("tool_calls", ()))
+    texts = all(isinstance(each["function"]["arguments"], str) for each in found)
+    return writes_all(messages) if texts else ""
+
+
+@pytest.mark.parametrize(
+    ("render", "rules"),
+    [
+        (writes_all, RoleRules()),
+        (last_system_alone, RoleRules(later_system=False)),
+        (no_results, RoleRules(results=False, stray_results=False)),
+        (results_of_calls, RoleRules(stray_results=False)),
+        (texts_as_arguments, RoleRules()),
+        (lambda _: "", RoleRules()),
+    ],
+)
+def test_what_a_template_takes_is_learned(render: Any, rules: RoleRules) -> None:
+    assert RoleRules.learned(render) == rules
+
+
+def test_results_that_a_template_does_not_take_are_a_users() -> None:
+    called: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{"id": "0"}]}
+    of_call = {"role": "tool", "content": "b", "tool_call_id": "0", "name": "f"}
+    stray = {"role": "tool", "content": "c", "tool_call_id": "1"}
+    user = {"role": "user", "content": "d"}
+    messages = [called, of_call, stray, user]
+    assert RoleRules().applied(messages) == messages
+    found = RoleRules(stray_results=False, repeated_user=False).applied(messages)
+    assert found == [called, of_call, {"role": "user", "content": "c\n\nd"}]
+    none = RoleRules(results=False, stray_results=False).applied(messages)
+    assert none == [called, *({"role": "user", "content": each} for each in "bcd")]
 
 
 @pytest.mark.parametrize("last", [("user", "e"), ("assistant", "e")])

@@ -19,8 +19,8 @@ line: ("+" | "-") /[^\\n]{0,5}/ LF
 NAME: /[a-z"\\\\]{1,4}/
 %import common.LF
 """
-ENFORCED = [name for name in FORMATS if name not in ("glm", "minimax")]
-"""GLM's own tokenizers have a token for the end of a text; here it is spelled, as MiniMax does."""
+ENFORCED = [name for name in FORMATS if name not in ("glm", "minimax", "minicpm5")]
+"""GLM's own tokenizers have a token for the end of a text; here it is spelled, as the others do."""
 
 
 def write(form: ToolFormat | None, lark: str) -> GrammarSource:

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from string import digits
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
@@ -24,12 +24,14 @@ def render_messages(
 
     Call ids get the form that the template takes. A turn with several calls becomes several turns
     where the template writes one call a turn. Past calls become text of the content where the
-    template does not write any, and so do those whose arguments are no JSON object.
+    template does not write any, and so do those whose arguments are no JSON object, unless they
+    have a result, which templates write behind calls only: these have what can be read of them.
     """
     form = reply_format.calls
     if form is not None and not form.parallel and not form.untold:
         messages = [*_one_call_each(messages)]
     answered, ids, rendered = _answered(messages), list[list[str]](), list[Mapping[str, Any]]()
+    with_results = set(answered.values())
     num_calls = 0
     for index, message in enumerate(messages):
         ids.append([])
@@ -40,7 +42,11 @@ def render_messages(
         if index in answered:
             turn, place = answered[index]
             asked = messages[turn].tool_calls[place].name, ids[turn][place]
-        rendered.append(_render(message, reply_format, ids[-1], asked))
+        arguments = [
+            _arguments(call, partly=(index, place) in with_results)
+            for place, call in enumerate(message.tool_calls)
+        ]
+        rendered.append(_render(message, reply_format, ids[-1], arguments, asked))
     return rendered
 
 
@@ -84,6 +90,7 @@ def _render(
     message: ChatMessage,
     reply_format: ReplyFormat,
     ids: Sequence[str],
+    arguments: Sequence[Mapping[str, Any] | None],
     asked: tuple[str, str] | None,
 ) -> Mapping[str, Any]:
     """A message as a mapping.
@@ -92,6 +99,7 @@ def _render(
         message: the message.
         reply_format: of the model.
         ids: of the message's calls, as the template takes them.
+        arguments: theirs; None where they are no JSON object.
         asked: name and id of the call that it is the result of, if it is one.
     """
     form = reply_format.calls
@@ -109,15 +117,10 @@ def _render(
         rendered["name"], rendered["tool_call_id"] = asked
     elif message.tool_call_id:
         rendered["tool_call_id"] = _short_id(message.tool_call_id, form)
-    calls = [
-        (call, call_id, _arguments(call))
-        for call, call_id in zip(message.tool_calls, ids, strict=True)
-    ]
-    known = [
-        (call, call_id, arguments) for call, call_id, arguments in calls if arguments is not None
-    ]
+    calls = [*zip(message.tool_calls, ids, arguments, strict=True)]
+    known = [(call, call_id, read) for call, call_id, read in calls if read is not None]
     # A model's broken call stays in the history as it wrote it.
-    texts = [content, *(_as_json(call, None) for call, _, arguments in calls if arguments is None)]
+    texts = [content, *(_as_json(call, None) for call, _, read in calls if read is None)]
     if known and form is not None and not form.untold:
         rendered["tool_calls"] = [_render_call(*each, form) for each in known]
     elif known:
@@ -176,14 +179,20 @@ def _written(arguments: Mapping[str, Any], form: ToolFormat) -> str:
     return notation.separator.join(written)
 
 
-def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    """The arguments of a call; None if they are no JSON object."""
+def _arguments(call: ToolCall, *, partly: bool) -> Mapping[str, Any] | None:
+    """The arguments of a call; None if they are no JSON object.
+
+    ``partly``: those of the beginning of one, and none if they are something else.
+    """
+    begun: Literal["off", "trailing-strings"] = "trailing-strings" if partly else "off"
     try:
         # Unlike json.loads, it refuses half of a surrogate pair, which no tokenizer takes.
-        arguments = from_json(call.arguments.strip() or "{}")
+        arguments = from_json(call.arguments.strip() or "{}", allow_partial=begun)
     except ValueError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
+        arguments = None
+    if isinstance(arguments, dict):
+        return arguments
+    return {} if partly else None
 
 
 def _call_id(call: ToolCall, index: int, form: ToolFormat | None) -> str:

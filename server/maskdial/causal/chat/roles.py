@@ -1,14 +1,15 @@
 """Roles: conversations in the order of roles that a chat template takes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Message = Mapping[str, Any]
 
-_PROBE = "Zsystemz"
+_PROBE, _FIRST = "Zsystemz", "Zfirstz"
 # Words of their own, as a template may write out some messages of a role and not others.
-_USER, _ANSWER, _SECOND = "Zuserz", "Zanswerz", "Zsecondz"
+_USER, _ANSWER, _SECOND, _RESULT = "Zuserz", "Zanswerz", "Zsecondz", "Zresultz"
+_ID = "zcall1234"  # as Mistral's templates want it: nine letters and digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,15 @@ class RoleRules:
         system: whether it takes a system message at the beginning.
         later_system: whether it takes one elsewhere.
         repeated_user: whether a user's message may follow another one.
+        results: whether it writes the result of a call.
+        stray_results: whether it does so where the call is not there.
     """
 
     system: bool = True
     later_system: bool = True
     repeated_user: bool = True
+    results: bool = True
+    stray_results: bool = True
 
     @classmethod
     def learned(cls, render: Callable[[Sequence[Message]], str]) -> "RoleRules":
@@ -33,19 +38,29 @@ class RoleRules:
             render: the prompt of a conversation; empty where the template fails.
         """
 
-        def takes(*messages: tuple[str, str]) -> bool:
-            text = render([{"role": role, "content": content} for role, content in messages])
-            return all(content in text for _, content in messages)
+        def takes(*messages: Message) -> bool:
+            text = render(messages)
+            return all(each["content"] in text for each in messages)
 
-        user, answer, second = ("user", _USER), ("assistant", _ANSWER), ("user", _SECOND)
-        probe = ("system", _PROBE)
+        user, answer, second = (
+            _said("user", _USER),
+            _said("assistant", _ANSWER),
+            _said("user", _SECOND),
+        )
+        probe, result = _said("system", _PROBE), {**_said("tool", _RESULT), "tool_call_id": _ID}
         if not takes(user, answer, second):
             return cls()  # it fails on everything, or reads no text: its errors say why
         system = takes(probe, user)
+        later = takes(user, probe) and takes(user, probe, answer, second)
+        if system and later:  # DeepSeek R1's template writes the last one alone
+            later = takes(_said("system", _FIRST), user, answer, probe, second)
+        results = takes(user, _called({"z": 1}), result) or takes(user, _called('{"z": 1}'), result)
         return cls(
             system,
-            takes(user, probe) and takes(user, probe, answer, second),
+            later,
             takes(user, second),
+            results,
+            results and takes(user, answer, result) and takes(user, result, second),
         )
 
     def applied(self, messages: Iterable[Message]) -> list[Message]:
@@ -53,12 +68,15 @@ class RoleRules:
 
         System messages at the beginning become one. Those that the template does not take become
         part of the message before them, of a user or a tool, or else of the next one of a user: not
-        of the first one, as prompts of later turns would not begin alike.
+        of the first one, as prompts of later turns would not begin alike. Results of calls that it
+        does not take are a user's messages.
         """
         kept: list[_Kept] = []
         held: list[Message] = []  # between calls and their results, which stay together
-        leads = True
-        for message in messages:
+        leads, asked = True, set[str]()
+        for each in messages:
+            asked.update(call["id"] for call in each.get("tool_calls") or ())
+            message = each if self._writes(each, asked) else _said("user", each["content"])
             role, before = message.get("role"), kept[-1] if kept else None
             if role != "system":
                 leads = False
@@ -85,6 +103,22 @@ class RoleRules:
                 kept.append(_Kept(message))
         _fold(held, kept)
         return [each.joined() for each in kept]
+
+    def _writes(self, message: Message, asked: Collection[str]) -> bool:
+        """Whether the template writes a message, if it is a result; ``asked``: ids of calls."""
+        if message.get("role") != "tool":
+            return True
+        return self.results and (self.stray_results or message.get("tool_call_id") in asked)
+
+
+def _said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _called(arguments: object) -> Message:
+    function = {"name": "zname", "arguments": arguments}
+    call = {"id": _ID, "type": "function", "function": function}
+    return {**_said("assistant", ""), "tool_calls": [call]}
 
 
 class _Kept:

@@ -12,7 +12,12 @@ from maskdial.causal.tools.scanner import MismatchError, Reader, Scanner, Taker
 
 _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 # Values of Python that are written otherwise in JSON; numbers are the same in both
-_PYTHON: Mapping[str, type | tuple[type, ...]] = {"boolean": bool, "null": type(None), "array": (list, tuple), "object": dict}
+_PYTHON: Mapping[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "null": type(None),
+    "array": (list, tuple),
+    "object": dict,
+}
 
 
 class ArgumentReader:
