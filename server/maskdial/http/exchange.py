@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from maskdial.errors import MaskdialError, SlowBodyError, TooLargeError, UnavailableError
+from maskdial.http.begun import Begun
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.ignored import Ignored
 from maskdial.http.lifecycle import Lifecycle, Phase
@@ -174,9 +175,11 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _receive_part(self) -> Message:
-        loop = asyncio.get_running_loop()
         if self._body_deadline is None:
-            self._body_deadline = loop.time() + self._body_timeout
+            self._body_deadline = asyncio.get_running_loop().time() + self._body_timeout
+        part = Begun(self._receive())
+        if part.is_done:  # most bodies come in one piece with their headers
+            return await part
         # A file has as long for each part of it as another body of that size.
         more = 0 if self._max_file_bytes is None else self._body_bytes // self._max_body_bytes
         deadline = self._body_deadline + more * self._body_timeout
@@ -185,7 +188,7 @@ class Exchange:
             async with asyncio.timeout_at(deadline) as timeout:
                 self._lifecycle.bodies.add(timeout)
                 try:
-                    return await self._receive()
+                    return await part
                 finally:
                     self._lifecycle.bodies.discard(timeout)
         except TimeoutError:
