@@ -120,7 +120,7 @@ class Crew:
         try:
             with theirs:
                 command = [sys.executable, "-m", "maskdial.fronts", str(theirs.fileno())]
-                process = await in_thread(
+                process: subprocess.Popen[bytes] = await in_thread(
                     partial(
                         subprocess.Popen,
                         command,

@@ -1,16 +1,21 @@
 """Forward: the application of a front end, which has another process answer."""
 
 import asyncio
+import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from maskdial.errors import UnavailableError
+from maskdial.fronts.inputs import RESULTS, Asked, results_of
 from maskdial.fronts.link import Kind, Link
+from maskdial.fronts.reader import Reader
 from maskdial.http.begun import Begun
 from maskdial.http.disconnect import cancel
 from maskdial.http.replies import error_reply
+from maskdial.masked.request import MaskedResult
 
 _MAX_HELD_BYTES = 65_536  # of a reply whose client is slow, until its sender has to wait
 # Most requests are answered before it is watched whether their clients leave.
@@ -35,23 +40,42 @@ def head_of(scope: Scope) -> Head:
     )
 
 
+@dataclass(slots=True)
+class _Request:
+    """A client's request: as ASGI has it, and what has come of its body.
+
+    Attributes:
+        first: the part of the body that is awaited already, if any.
+        body: the first part.
+        more: whether more of it follows.
+    """
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    first: Begun[Message] | None = None
+    body: bytes = b""
+    more: bool = True
+
+
+class _AnsweredError(Exception):
+    """The owner has answered a request, so that it need not be read on."""
+
+
 class Exchange:
     """One request that the owner answers.
 
     Args:
         number: of the request among those of its front end.
         link: to the owner.
-        receive: as in ASGI, of the client's connection.
-        first: the first part of the body, if it is awaited already.
+        request: the client's.
     """
 
-    def __init__(
-        self, number: int, link: Link, receive: Receive, first: Begun[Message] | None
-    ) -> None:
+    def __init__(self, number: int, link: Link, request: _Request) -> None:
         self._number = number
         self._link = link
-        self._receive = receive
-        self._first = first
+        self._receive = request.receive
+        self._first = request.first
         self._frames: deque[tuple[int, tuple[Any, ...]]] = deque()
         self._num_held = 0
         self._is_paused = False
@@ -115,6 +139,8 @@ class Forward:
     def __init__(self) -> None:
         self.link: Link | None = None
         """To the owner; None: it is gone."""
+        self.reader: Reader | None = None
+        """Reads requests to masked models; None: the owner does."""
         self._exchanges: dict[int, Exchange] = {}
         self._last = 0
 
@@ -131,58 +157,131 @@ class Forward:
             exchange.take(Kind.BROKEN, ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = _Request(scope, receive, send)
         if self.link is None:
-            await _refuse(scope, receive, send)
+            await _refuse(request)
             return
-        self._last = number = self._last + 1
-        first, body, more = None, b"", True
         # Reading has a client that awaits "100 Continue" send its body, which the owner may refuse.
         if not any(name == b"expect" for name, _ in scope["headers"]):
-            first = Begun(receive())
-            if first.is_done:
-                message, first = await first, None
+            request.first = Begun(receive())
+            if request.first.is_done:
+                message, request.first = await request.first, None
                 if message["type"] == "http.disconnect":
                     return
-                body, more = message.get("body", b""), message.get("more_body", False)
-        exchange = self._exchanges[number] = Exchange(number, self.link, receive, first)
-        self.link.send(Kind.REQUEST, number, head_of(scope), body, more)
+                request.body, request.more = (
+                    message.get("body", b""),
+                    message.get("more_body", False),
+                )
+        if self.reader is None or request.more or not self.reader.reads(scope, request.body):
+            await self._pass_on(request)
+        else:
+            await self._read(request, self.reader)
+
+    async def _read(self, request: _Request, reader: Reader) -> None:
+        """Answers a request with results of the owner's engine."""
+        began = time.perf_counter()
+        added: list[tuple[bytes, bytes]] = []
+
+        async def ask(asked: Asked) -> list[MaskedResult]:
+            content = await self._pass_on(request, asked, added)
+            if content is None:
+                raise _AnsweredError
+            return results_of(content)
+
+        try:
+            reply = await reader.answer(request.scope, request.body, ask)
+        except _AnsweredError:
+            return
+        except Exception:
+            # Whatever it is, such as an error in the body, is told by the owner, who counts it.
+            await self._pass_on(request)
+            return
+        seconds = f"{(time.perf_counter() - began) * 1e3:.3f}".encode()
+        headers = [
+            (name, seconds if name == b"x-total-time" else value)
+            for name, value in added
+            if name not in (b"content-length", b"content-type")
+        ]
+        reply.raw_headers += headers
+        await reply(request.scope, request.receive, request.send)
+
+    async def _pass_on(
+        self,
+        request: _Request,
+        asked: Asked | None = None,
+        added: list[tuple[bytes, bytes]] | None = None,
+    ) -> bytes | None:
+        """Has the owner answer.
+
+        Args:
+            request: the client's.
+            asked: what is wanted of an engine; None: the reply.
+            added: gets the headers of the results.
+
+        Returns:
+            The results; None if the client has a reply.
+        """
+        link = self.link
+        if link is None:
+            await _refuse(request)
+            return None
+        self._last = number = self._last + 1
+        exchange = self._exchanges[number] = Exchange(number, link, request)
+        packed = None if asked is None else asked.packed()
+        link.send(Kind.REQUEST, number, head_of(request.scope), request.body, request.more, packed)
         timer = None
-        if not more:
+        if not request.more:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(_UNWATCHED_SECONDS, exchange.read_on)
         has_ended = False
         try:
-            has_ended = await self._reply(exchange, scope, receive, send)
+            results = await self._reply(exchange, request, added)
+            has_ended = True
+            return results
         finally:
             if timer is not None:
                 timer.cancel()
             del self._exchanges[number]
-            if not has_ended and self.link is not None:
-                self.link.send(Kind.GONE, number)
+            if not has_ended:
+                link.send(Kind.GONE, number)
             await exchange.close()
 
-    async def _reply(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Passes on the reply; whether all of it came."""
-        has_begun = False
+    async def _reply(
+        self,
+        exchange: Exchange,
+        request: _Request,
+        added: list[tuple[bytes, bytes]] | None,
+    ) -> bytes | None:
+        """Passes on the reply, or returns the results that come in its place."""
+        has_begun, results = False, None
         while True:
             kind, rest = await exchange.next_frame()
+            if kind == Kind.BROKEN:
+                if not has_begun:
+                    await _refuse(request)
+                # Otherwise the reply breaks off: uvicorn closes the connection.
+                return None
             if kind == Kind.START:
                 has_begun = True
                 status, headers = rest
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-            elif kind == Kind.PART:
-                content, more = rest
-                await send({"type": "http.response.body", "body": content, "more_body": more})
-                if not more:
-                    return True
+                if added is not None and (b"content-type", RESULTS) in headers:
+                    added += headers
+                    results = b""
+                    continue
+                message = {"type": "http.response.start", "status": status, "headers": headers}
+                await request.send(message)
+                continue
+            content, more = rest
+            if results is None:
+                message = {"type": "http.response.body", "body": content, "more_body": more}
+                await request.send(message)
             else:
-                if not has_begun:
-                    await _refuse(scope, receive, send)
-                # Otherwise the reply breaks off: uvicorn closes the connection.
-                return True
+                results += content
+            if not more:
+                return results
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(request: _Request) -> None:
     reply = error_reply(UnavailableError("the server has stopped; try another instance"))
     reply.headers["connection"] = "close"
-    await reply(scope, receive, send)
+    await reply(request.scope, request.receive, request.send)

@@ -4,6 +4,7 @@ It is started with the descriptor of its link. It ends when it is told so, or wh
 """
 
 import asyncio
+import logging
 import os
 import pickle
 import socket
@@ -12,13 +13,17 @@ from dataclasses import dataclass
 
 from maskdial import logs
 from maskdial.config import Config
+from maskdial.errors import MaskdialError
 from maskdial.fronts.forward import Forward
 from maskdial.fronts.link import Kind, Link
+from maskdial.fronts.reader import Reader
 from maskdial.http.http_server import HttpServer
 from maskdial.metrics import Metrics
 
 _TICKS_PER_COUNT = 5
 _SETUP_LENGTH_BYTES = 4
+
+_log = logging.getLogger("maskdial.fronts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Setup:
         """What the process at the other end has sent."""
         length = int.from_bytes(_read(link, _SETUP_LENGTH_BYTES), "big")
         # From the process that has started this one.
-        setup = pickle.loads(_read(link, length))  # noqa: S301
+        setup = pickle.loads(_read(link, length))
         assert isinstance(setup, cls)
         return setup
 
@@ -59,11 +64,13 @@ class FrontServer(HttpServer):
     """
 
     def __init__(self, setup: Setup, link: socket.socket) -> None:
+        self._setup = setup
         self._socket = link
+        self._opening: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._forward = Forward()
         self._metrics = Metrics()
-        self._told: dict[str, float] = {}
+        self._told: dict[str, int] = {}
         self._num_told = 0
         super().__init__(
             self._forward,
@@ -76,9 +83,20 @@ class FrontServer(HttpServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Opens the link, and then the listeners."""
         loop = asyncio.get_running_loop()
-        self._link = self._forward.link = Link(self._take, self._lose)
-        await loop.create_connection(lambda: self._forward.link, sock=self._socket)  # type: ignore[arg-type,return-value]
+        self._link = self._forward.link = link = Link(self._take, self._lose)
+        await loop.create_connection(lambda: link, sock=self._socket)
+        if Reader.is_for(self._setup.config):
+            self._opening = asyncio.create_task(self._open_reader())
         await super().startup(sockets)
+
+    async def _open_reader(self) -> None:
+        reader = Reader(self._setup.config)
+        try:
+            await reader.open()
+        except MaskdialError as error:
+            _log.info("requests are read by the server's own process: %s", error.message)
+        else:
+            self._forward.reader = reader
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the listeners and the connections, and then the link."""
@@ -105,10 +123,8 @@ class FrontServer(HttpServer):
 
     def _tell_counts(self) -> None:
         """Tells the owner of the connections, if there is something new."""
-        num_open = int(self._metrics.connections.collect()[0].samples[0].value)
-        samples = self._metrics.connections_ended.collect()[0].samples
-        ended = {sample.labels["reason"]: sample.value for sample in samples}
-        new = {why: int(num - self._told.get(why, 0.0)) for why, num in ended.items()}
+        num_open, ended = self._metrics.of_connections()
+        new = {why: num - self._told.get(why, 0) for why, num in ended.items()}
         new = {why: num for why, num in new.items() if num}
         if self._link is not None and (new or num_open != self._num_told):
             self._link.send(Kind.COUNTS, 0, num_open, new)

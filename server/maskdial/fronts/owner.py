@@ -1,13 +1,24 @@
 """Owner: what answers the requests of one front end, in the process with the engines."""
 
 import asyncio
+import contextlib
 import logging
+from functools import partial
 from typing import Any
 
+from fastapi import Request, Response
 from starlette.types import ASGIApp, Message
 
+from maskdial.engine.timing import Deadline
+from maskdial.errors import MaskdialError
+from maskdial.fronts.inputs import Asked, results_reply
 from maskdial.fronts.link import Kind, Link
+from maskdial.http.context import server_context
+from maskdial.http.disconnect import unless_gone
+from maskdial.http.route import Endpoint
+from maskdial.masked.model import MaskedModel
 from maskdial.metrics import Metrics
+from maskdial.registry.choice import ModelChoice
 
 _log = logging.getLogger("maskdial.fronts")
 
@@ -22,7 +33,7 @@ class _Forwarded:
         more: whether more of it follows.
     """
 
-    def __init__(self, number: int, link: Link, body: bytes, more: bool) -> None:  # noqa: FBT001
+    def __init__(self, number: int, link: Link, body: bytes, more: bool) -> None:
         self._number = number
         self._link = link
         self._parts: list[Message] = []
@@ -34,7 +45,7 @@ class _Forwarded:
         if body or not more:
             self.take_body(body, more)
 
-    def take_body(self, body: bytes, more: bool) -> None:  # noqa: FBT001
+    def take_body(self, body: bytes, more: bool) -> None:
         """Takes a part of the body."""
         self._parts.append({"type": "http.request", "body": body, "more_body": more})
         self._needs = False
@@ -110,9 +121,10 @@ class Owner:
 
     def _take(self, kind: int, number: int, rest: tuple[Any, ...]) -> None:
         if kind == Kind.REQUEST:
-            head, body, more = rest
+            head, body, more, asked = rest
             request = self._requests[number] = _Forwarded(number, self.link, body, more)
-            task = asyncio.get_running_loop().create_task(self._answer(number, head, request))
+            answering = self._answer(number, head, request, asked)
+            task = asyncio.get_running_loop().create_task(answering)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
@@ -137,9 +149,18 @@ class Owner:
         self._count(0, {})
         self.lost.set()
 
-    async def _answer(self, number: int, head: tuple[Any, ...], request: _Forwarded) -> None:
+    async def _answer(
+        self,
+        number: int,
+        head: tuple[Any, ...],
+        request: _Forwarded,
+        asked: tuple[Any, ...] | None,
+    ) -> None:
+        scope = _scope_of(head)
+        if asked is not None:
+            scope["state"]["around"] = partial(_answer_asked, Asked.unpacked(asked))
         try:
-            await self._app(_scope_of(head), request.receive, request.send)
+            await self._app(scope, request.receive, request.send)
         except Exception:
             _log.exception("a request failed outside of the guard")
         finally:
@@ -152,6 +173,29 @@ class Owner:
         self._num_connections = num_connections
         for reason, number in ended.items():
             self._metrics.connections_ended.labels(reason).inc(number)
+
+
+async def _answer_asked(asked: Asked, endpoint: Endpoint, request: Request) -> Response:
+    """Answers a request whose texts a front end has read: with the results of passes.
+
+    If it has read them by another bundle than the one that is served, the route's ``endpoint``
+    reads them.
+    """
+    server, state = server_context(request), request.state
+    deadline = Deadline(None, server.config)
+    model = None
+    with contextlib.suppress(MaskdialError):  # the route knows the sentence that fits its body
+        lease = state.lease = server.models.try_lease(ModelChoice(asked.model, "full"))
+        for each in () if lease is None else lease.models:
+            if isinstance(each, MaskedModel) and each.bundle.sha256 == asked.sha256:
+                model = each
+    if model is None or model.adapter is not None:
+        return await endpoint(request)
+    state.model = model.name
+    model.metrics.tokenization_duration.observe(asked.seconds)
+    with deadline.explained():
+        work = model.engine.submit_many(asked.inputs, deadline.remaining())
+        return results_reply(await unless_gone(request, work))
 
 
 def _scope_of(head: tuple[Any, ...]) -> dict[str, Any]:

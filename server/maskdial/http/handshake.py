@@ -97,7 +97,9 @@ class Handshake(asyncio.Protocol):
         self._is_lost = True
         self._transport.abort()
 
-    async def _shake_hands(self, raw: asyncio.Transport, begun: Begun[asyncio.Transport | None]) -> None:
+    async def _shake_hands(
+        self, raw: asyncio.Transport, begun: Begun[asyncio.Transport | None]
+    ) -> None:
         secured: asyncio.Transport | None = None
         try:
             secured = await begun
