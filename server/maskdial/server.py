@@ -53,6 +53,8 @@ class Server(HttpServer):
 
     def __init__(self, config: Config, *, ends_process: bool = False) -> None:
         map_large_blocks()
+        if config.front_ends > 1:
+            _check_regular(config, "--front-ends")
         app = create_app(config, self._load_failed)
         context: ServerContext = app.state.context
         super().__init__(
@@ -245,10 +247,19 @@ def _rpc_certificate(config: Config) -> Certificate | None:
     """
     if config.ssl_certfile is None:
         return None
+    _check_regular(config, "--grpc-port")
+    return Certificate(config.ssl_certfile, config.ssl_keyfile, "h2")
+
+
+def _check_regular(config: Config, flag: str) -> None:
+    """Checks that the certificate can be read more than once.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     for file in (config.ssl_certfile, config.ssl_keyfile):
         if file is not None and not file.is_file():
-            raise ConfigError(f"{file} is no regular file, which --grpc-port needs beside HTTPS")
-    return Certificate(config.ssl_certfile, config.ssl_keyfile, "h2")
+            raise ConfigError(f"{file} is no regular file, which {flag} needs beside HTTPS")
 
 
 def _rpc_server(

@@ -35,6 +35,7 @@ SERVER = (
         "offline",
         "health",
         "server",
+        "fronts",
         "rpc",
         "app",
         "batches",

@@ -1,7 +1,6 @@
 """Crew: the front ends of a server, each started anew when it dies."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import subprocess
@@ -84,9 +83,10 @@ class Crew:
         self._is_stopping = True
         for owner in self._owners.values():
             owner.stop()
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=_STOP_SECONDS)
         for keeper in self._keepers:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(keeper, _STOP_SECONDS)
+            keeper.cancel()
         for process in self._processes.values():
             process.kill()
         await in_thread(lambda: [process.wait() for process in self._processes.values()])
@@ -103,34 +103,24 @@ class Crew:
                 return
             _log.error("a front end has ended with status %d; another one is started", status)
             await asyncio.sleep(max(0.0, began + _RESTART_SECONDS - time.monotonic()))
-            while not await self._begun_again(place):
-                await asyncio.sleep(_RESTART_SECONDS)
+            await self._begin_again(place)
 
-    async def _begun_again(self, place: int) -> bool:
-        try:
-            await self._begin(place)
-        except UnavailableError as error:
-            _log.error("%s", error.message)
-            return False
-        return True
+    async def _begin_again(self, place: int) -> None:
+        while True:
+            try:
+                await self._begin(place)
+            except UnavailableError as error:
+                _log.error("%s", error.message)
+                await asyncio.sleep(_RESTART_SECONDS)
+            else:
+                return
 
     async def _begin(self, place: int) -> None:
         ours, theirs = socket.socketpair()
         setup = self._setups[place]
         try:
             with theirs:
-                command = [sys.executable, "-m", "maskdial.fronts", str(theirs.fileno())]
-                process: subprocess.Popen[bytes] = await in_thread(
-                    partial(
-                        subprocess.Popen,
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        env=child_environment(),
-                        pass_fds=(theirs.fileno(), *setup.listeners),
-                        # Ctrl-C in the terminal must reach the server only.
-                        start_new_session=True,
-                    )
-                )
+                process = await in_thread(partial(_spawn, setup, theirs.fileno()))
             await in_thread(partial(setup.write, ours))
         except OSError as error:
             ours.close()
@@ -143,3 +133,14 @@ class Crew:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: owner.link, sock=ours)
         self._owners[place], self._processes[place] = owner, process
+
+
+def _spawn(setup: Setup, link: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "maskdial.fronts", str(link)],
+        stdin=subprocess.DEVNULL,
+        env=child_environment(),
+        pass_fds=(link, *setup.listeners),
+        # Ctrl-C in the terminal must reach the server only.
+        start_new_session=True,
+    )

@@ -4,6 +4,7 @@ It runs the routes of the server themselves, with models whose engine is the own
 finish, such as a body with an error, the owner answers as if nobody had read it before.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -197,7 +198,7 @@ class Reader:
         async def receive() -> Message:
             nonlocal sent
             if sent:
-                raise UnreadError  # the client's leaving is watched beside this
+                await asyncio.Event().wait()  # that the client leaves is told to the owner
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
