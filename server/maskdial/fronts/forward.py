@@ -12,8 +12,8 @@ from maskdial.errors import UnavailableError
 from maskdial.fronts.inputs import RESULTS, Asked, results_of
 from maskdial.fronts.link import Kind, Link
 from maskdial.fronts.reader import Reader
-from maskdial.http.begun import Begun
 from maskdial.http.disconnect import cancel
+from maskdial.http.exchange import Begun
 from maskdial.http.replies import error_reply
 from maskdial.masked.request import MaskedResult
 

@@ -26,6 +26,7 @@ from enum import IntEnum
 from typing import Any
 
 _LENGTH_BYTES = 4
+_READ_BYTES = 262_144
 _MAX_BUFFERED = 1_000_000  # bytes on their way, until senders wait
 
 
@@ -45,7 +46,7 @@ class Kind(IntEnum):
     STOP = 10
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.BufferedProtocol):
     """One end.
 
     Args:
@@ -60,6 +61,7 @@ class Link(asyncio.Protocol):
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(_READ_BYTES)
         self._received = bytearray()
         self._pending: list[bytes] = []
         self._writable = asyncio.Event()
@@ -74,9 +76,12 @@ class Link(asyncio.Protocol):
         self._writable.set()
         self._lost()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         received = self._received
-        received += data
+        received += memoryview(self._buffer)[:nbytes]
         start = 0
         while len(received) - start >= _LENGTH_BYTES:
             begin = start + _LENGTH_BYTES

@@ -4,19 +4,21 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
 
 from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from maskdial.errors import MaskdialError, SlowBodyError, TooLargeError, UnavailableError
-from maskdial.http.begun import Begun
 from maskdial.http.disconnect import ClientGoneError
 from maskdial.http.ignored import Ignored
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.transcript import Transcript
 from maskdial.receipts.receipt import HEADER
+
+T = TypeVar("T")
 
 ErrorReply = Callable[[MaskdialError], Response]
 
@@ -226,6 +228,47 @@ class Exchange:
         return TooLargeError(
             f"the body has {size:,} bytes or more; this server accepts at most {limit:,} ({flag})"
         )
+
+
+class Begun(Generic[T]):
+    """What is awaited, as far as it gets without waiting.
+
+    Most of what a request awaits is there already. Then nothing has to be set up for the wait: no
+    task, no timeout.
+
+    Args:
+        awaitable: runs until it has to wait; what it raises until then is raised here.
+
+    Attributes:
+        is_done: whether it did not have to wait at all.
+    """
+
+    __slots__ = ("_result", "_step", "_steps", "is_done")
+
+    def __init__(self, awaitable: Awaitable[T]) -> None:
+        self._steps: Generator[Any, Any, T] = awaitable.__await__()
+        self.is_done = False
+        self._step: Any = None
+        self._result: Any = None
+        try:
+            self._step = next(self._steps)
+        except StopIteration as end:
+            self.is_done, self._result = True, end.value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        while not self.is_done:
+            try:
+                yield self._step
+            except BaseException as error:
+                try:
+                    self._step = self._steps.throw(error)
+                except StopIteration as end:
+                    self.is_done, self._result = True, end.value
+            else:
+                self._result = yield from self._steps
+                self.is_done = True
+        result: T = self._result
+        return result
 
 
 def route_path(scope: Scope) -> str:

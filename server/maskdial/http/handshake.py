@@ -6,8 +6,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from maskdial.http.begun import Begun
 from maskdial.http.connections import Connections, Place
+from maskdial.http.exchange import Begun
 from maskdial.metrics import ConnectionEnd
 
 _log = logging.getLogger("maskdial.connections")
