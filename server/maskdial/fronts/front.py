@@ -10,6 +10,7 @@ import pickle
 import socket
 import sys
 from dataclasses import dataclass
+from types import FrameType
 
 from maskdial import logs
 from maskdial.config import Config
@@ -111,6 +112,9 @@ class FrontServer(HttpServer):
             self._tell_counts()
         return await super().on_tick(counter)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Leaves signals to the owner: systemd sends them to all processes, and it drains."""
+
     def _take(self, kind: int, number: int, rest: tuple[object, ...]) -> None:
         if kind == Kind.STOP:
             self.should_exit = True
@@ -150,4 +154,5 @@ def main() -> None:
     logs.configure(setup.config.log_level, setup.config.log_format)
     listeners = [socket.socket(fileno=each) for each in setup.listeners]
     FrontServer(setup, link).run(listeners)
-    os._exit(0)  # nothing is left that would have to be written
+    logging.shutdown()
+    os._exit(0)  # threads that read bundles are not waited for

@@ -131,9 +131,15 @@ class Reader:
     """
 
     def __init__(self, config: Config) -> None:
-        # The owner keeps the timeout, and tells the log of fields that mean nothing.
+        # The owner keeps the timeout, tells the log of fields that mean nothing, makes bundles of
+        # files, and has the adapters.
         self._config = config.model_copy(
-            update={"request_timeout": None, "unknown_fields": "refuse"}
+            update={
+                "request_timeout": None,
+                "unknown_fields": "refuse",
+                "model_dir": None,
+                "adapters": {},
+            }
         )
         self._max_body_bytes = min(config.max_body_bytes, _MAX_BODY_BYTES)
         metrics = Metrics()
@@ -164,9 +170,10 @@ class Reader:
     @staticmethod
     def is_for(config: Config) -> bool:
         """Whether a server's requests may be read in front ends: where nothing else has to see
-        their texts.
+        their texts, and models are configured by name.
         """
-        return config.policy is None and config.log_format != "json-texts"
+        sees_texts = config.policy is not None or config.log_format == "json-texts"
+        return not sees_texts and (bool(config.models) or config.model_dir is None)
 
     async def open(self) -> None:
         """Reads the bundles, without their weights.
