@@ -190,6 +190,8 @@ class Server(HttpServer):
             else:
                 _log.info("policies: %s", ", ".join(each.name for each in policies.policies))
         self.reload_certificate()
+        if self.crew is not None:
+            self.crew.reload()
 
     def reload_certificate(self) -> None:
         """Reads the certificates of both ports again if their files have changed."""

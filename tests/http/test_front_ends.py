@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,7 +229,8 @@ def _wait_until_read(server: Fronts, num_requests: int) -> None:
 
 
 def test_keys_limits_and_the_drain_are_the_owners() -> None:
-    server = Fronts("--api-key", "secret-secret-1", "--max-requests-per-client", "1")
+    limit = ("--max-requests-per-client", "1")
+    server = Fronts("--api-key", "secret-secret-1", *limit, stderr=subprocess.PIPE)
     try:
         server.http.headers["authorization"] = "Bearer secret-secret-1"
         server.wait_until_ready()
@@ -252,8 +254,10 @@ def test_keys_limits_and_the_drain_are_the_owners() -> None:
             server.process.send_signal(signal.SIGTERM)
             # A drain gives bodies up that do not come.
             assert b"503 Service Unavailable" in _read_until(client, b"shutting down")
-        assert server.process.wait(PATIENCE) == 0
+        _, log = server.process.communicate(timeout=PATIENCE)
+        assert server.process.returncode == 0
         assert not any(_command(pid) for pid in pids)
+        assert b"killed" not in log
     finally:
         server.close()
 
@@ -268,6 +272,21 @@ def test_front_ends_end_with_their_owner() -> None:
             server.process.kill()
             assert b"503 Service Unavailable" in _read_until(client, b"the server has stopped")
         wait_for(lambda: not any(_command(pid) for pid in pids))
+    finally:
+        server.close()
+
+
+@pytest.mark.wide
+def test_front_ends_end_the_encryption() -> None:
+    server = Fronts(tls=True)
+    try:
+        server.wait_until_ready()
+        for _ in range(4):
+            with server.client() as http:
+                assert http.post("/classify", json={"inputs": _TEXT}).status_code == 200
+        pids = server.pids()
+        assert server.stop() == 0
+        assert not any(_command(pid) for pid in pids)
     finally:
         server.close()
 

@@ -62,11 +62,6 @@ class Crew:
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that run."""
-        return [process.pid for process in self._processes.values()]
-
     async def start(self) -> None:
         """Starts all front ends; they take connections a moment later.
 
@@ -78,6 +73,11 @@ class Crew:
             asyncio.create_task(self._keep(place)) for place in range(len(self._setups))
         ]
 
+    def reload(self) -> None:
+        """Has them read the certificate again."""
+        for owner in self._owners.values():
+            owner.reload()
+
     async def stop(self) -> None:
         """Has them take no further connections, and waits until they have ended."""
         self._is_stopping = True
@@ -88,8 +88,10 @@ class Crew:
         for keeper in self._keepers:
             keeper.cancel()
         for process in self._processes.values():
-            process.kill()
-        await in_thread(lambda: [process.wait() for process in self._processes.values()])
+            if process.poll() is None:
+                _log.warning("a front end has not ended within %g s; it is killed", _STOP_SECONDS)
+                process.kill()
+            await in_thread(process.wait)
         for sockets in self._listeners:
             for each in sockets:
                 each.close()
@@ -97,8 +99,8 @@ class Crew:
     async def _keep(self, place: int) -> None:
         while True:
             began = time.monotonic()
-            await self._owners.pop(place).lost.wait()
-            status = await in_thread(self._processes.pop(place).wait)
+            await self._owners[place].lost.wait()
+            status = await in_thread(self._processes[place].wait)
             if self._is_stopping:
                 return
             _log.error("a front end has ended with status %d; another one is started", status)

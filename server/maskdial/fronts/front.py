@@ -118,6 +118,8 @@ class FrontServer(HttpServer):
     def _take(self, kind: int, number: int, rest: tuple[object, ...]) -> None:
         if kind == Kind.STOP:
             self.should_exit = True
+        elif kind == Kind.RELOAD:
+            self.reload_certificate()
         else:
             self._forward.take(kind, number, rest)
 

@@ -15,6 +15,7 @@ a tuple as `marshal` writes it: its kind, the number of the exchange, and what t
 ``START``    to front   status, headers
 ``PART``     to front   part of the reply's body, whether more follows
 ``BROKEN``   to front   there is no more of the reply
+``RELOAD``   to front   the certificate may have changed
 ``STOP``     to front   no further connections; end when the open ones have their replies
 ==========  =========  ==================================================================
 """
@@ -43,7 +44,8 @@ class Kind(IntEnum):
     START = 7
     PART = 8
     BROKEN = 9
-    STOP = 10
+    RELOAD = 10
+    STOP = 11
 
 
 class Link(asyncio.BufferedProtocol):

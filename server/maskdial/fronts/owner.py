@@ -119,6 +119,10 @@ class Owner:
         """Has the front end take no further connections, and end."""
         self.link.send(Kind.STOP, 0)
 
+    def reload(self) -> None:
+        """Has the front end read its certificate again."""
+        self.link.send(Kind.RELOAD, 0)
+
     def _take(self, kind: int, number: int, rest: tuple[Any, ...]) -> None:
         if kind == Kind.REQUEST:
             head, body, more, asked = rest
