@@ -1,6 +1,7 @@
 """Forward: the application of a front end, which has another process answer."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -8,10 +9,10 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from maskdial.errors import UnavailableError
+from maskdial.errors import MaskdialError, UnavailableError
 from maskdial.fronts.inputs import RESULTS, Asked, results_of
 from maskdial.fronts.link import Kind, Link
-from maskdial.fronts.reader import Reader
+from maskdial.fronts.reader import Reader, UnreadError
 from maskdial.http.disconnect import cancel
 from maskdial.http.exchange import Begun
 from maskdial.http.replies import error_reply
@@ -20,6 +21,8 @@ from maskdial.masked.request import MaskedResult
 _MAX_HELD_BYTES = 65_536  # of a reply whose client is slow, until its sender has to wait
 # Most requests are answered before it is watched whether their clients leave.
 _UNWATCHED_SECONDS = 0.05
+
+_log = logging.getLogger("maskdial.fronts")
 
 Head = tuple[Any, ...]
 
@@ -62,7 +65,7 @@ class _AnsweredError(Exception):
     """The owner has answered a request, so that it need not be read on."""
 
 
-class Exchange:
+class _Forwarding:
     """One request that the owner answers.
 
     Args:
@@ -141,20 +144,20 @@ class Forward:
         """To the owner; None: it is gone."""
         self.reader: Reader | None = None
         """Reads requests to masked models; None: the owner does."""
-        self._exchanges: dict[int, Exchange] = {}
+        self._open: dict[int, _Forwarding] = {}
         self._last = 0
 
     def take(self, kind: int, number: int, rest: tuple[Any, ...]) -> None:
-        """Takes a frame about an exchange, which may have ended."""
-        exchange = self._exchanges.get(number)
-        if exchange is not None:
-            exchange.take(kind, rest)
+        """Takes a frame about a request, which may have ended."""
+        forwarding = self._open.get(number)
+        if forwarding is not None:
+            forwarding.take(kind, rest)
 
     def lose(self) -> None:
         """The owner is gone: nothing more comes."""
         self.link = None
-        for exchange in self._exchanges.values():
-            exchange.take(Kind.BROKEN, ())
+        for forwarding in self._open.values():
+            forwarding.take(Kind.BROKEN, ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _Request(scope, receive, send)
@@ -192,8 +195,12 @@ class Forward:
             reply = await reader.answer(request.scope, request.body, ask)
         except _AnsweredError:
             return
+        except (MaskdialError, UnreadError):
+            # What is wrong, such as a field of the body, is told by the owner, who counts it.
+            await self._pass_on(request)
+            return
         except Exception:
-            # Whatever it is, such as an error in the body, is told by the owner, who counts it.
+            _log.exception("a front end could not read a request; the owner does")
             await self._pass_on(request)
             return
         seconds = f"{(time.perf_counter() - began) * 1e3:.3f}".encode()
@@ -226,36 +233,36 @@ class Forward:
             await _refuse(request)
             return None
         self._last = number = self._last + 1
-        exchange = self._exchanges[number] = Exchange(number, link, request)
+        forwarding = self._open[number] = _Forwarding(number, link, request)
         packed = None if asked is None else asked.packed()
         link.send(Kind.REQUEST, number, head_of(request.scope), request.body, request.more, packed)
         timer = None
         if not request.more:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(_UNWATCHED_SECONDS, exchange.read_on)
+            timer = loop.call_later(_UNWATCHED_SECONDS, forwarding.read_on)
         has_ended = False
         try:
-            results = await self._reply(exchange, request, added)
+            results = await self._reply(forwarding, request, added)
             has_ended = True
             return results
         finally:
             if timer is not None:
                 timer.cancel()
-            del self._exchanges[number]
+            del self._open[number]
             if not has_ended:
                 link.send(Kind.GONE, number)
-            await exchange.close()
+            await forwarding.close()
 
     async def _reply(
         self,
-        exchange: Exchange,
+        forwarding: _Forwarding,
         request: _Request,
         added: list[tuple[bytes, bytes]] | None,
     ) -> bytes | None:
         """Passes on the reply, or returns the results that come in its place."""
         has_begun, results = False, None
         while True:
-            kind, rest = await exchange.next_frame()
+            kind, rest = await forwarding.next_frame()
             if kind == Kind.BROKEN:
                 if not has_begun:
                     await _refuse(request)

@@ -2,7 +2,7 @@
 
 Both ends are the same program on the same machine: one has started the other and has given it its
 end of a pair of Unix sockets, which nobody else can reach. A frame is its length in four bytes, and
-a tuple as `marshal` writes it: its kind, the number of the exchange, and what the kind needs.
+a tuple as `marshal` writes it: its kind, the number of the request, and what the kind needs.
 
 ==========  =========  ==================================================================
 ``REQUEST``  to owner   head, first part of the body, whether more of it follows
