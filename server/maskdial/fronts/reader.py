@@ -5,8 +5,9 @@ finish, such as a body with an error, the owner answers as if nobody had read it
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,6 +66,16 @@ class _Asking:
 
 
 _asking: ContextVar[_Asking] = ContextVar("asking")
+
+
+@contextlib.contextmanager
+def asking_by(ask: Ask) -> Iterator[None]:
+    """Has engines ask the owner so, within a request."""
+    token = _asking.set(_Asking(ask))
+    try:
+        yield
+    finally:
+        _asking.reset(token)
 
 
 class _RemoteEngine(MaskedEngine):
@@ -144,10 +155,11 @@ class Reader:
         self._max_body_bytes = min(config.max_body_bytes, _MAX_BODY_BYTES)
         metrics = Metrics()
         start = partial(_start, self._config, metrics)
-        self._models = Models(catalogue.LISTED, self._config, metrics, start)
+        self.models = Models(catalogue.LISTED, self._config, metrics, start)
+        """Those whose requests are read here."""
         self._context = ServerContext(
             self._config,
-            self._models,
+            self.models,
             metrics,
             Lifecycle(),
             Keys(self._config),
@@ -182,7 +194,7 @@ class Reader:
             MaskdialError: one cannot be read.
         """
         catalog = await in_thread(partial(find_bundles, self._config))
-        await self._models.open(catalog)
+        await self.models.open(catalog)
 
     def reads(self, scope: Scope, body: bytes) -> bool:
         """Whether it can be tried with this request."""
@@ -211,9 +223,9 @@ class Reader:
 
         request = Request({**scope, "app": self._app, "state": {}}, receive)
         request.state.key, request.state.client = "", ""
-        _asking.set(_Asking(ask))
         try:
-            response: Response = await self._routes[scope["path"]].endpoint(request)
+            with asking_by(ask):
+                response: Response = await self._routes[scope["path"]].endpoint(request)
             return response
         finally:
             lease = getattr(request.state, "lease", None)

@@ -12,7 +12,8 @@ from maskdial.bundle.tokenizer import Tokenizer
 from maskdial.config import Config
 from maskdial.errors import MaskdialError
 from maskdial.fronts.inputs import Asked, results_of, results_reply
-from maskdial.fronts.reader import Reader, UnreadError
+from maskdial.fronts.reader import Reader, UnreadError, asking_by
+from maskdial.masked.model import MaskedModel
 from maskdial.masked.request import MaskedInput, MaskedResult
 from maskdial.registry.catalog import STARTER_FOLDER
 
@@ -69,15 +70,21 @@ def test_what_fails_or_has_a_timeout_is_the_owners(body: object) -> None:
         _answer(body)
 
 
-def test_the_owner_is_asked_once() -> None:
+def test_a_further_pass_is_the_owners() -> None:
+    """It would be another request there."""
+
     async def ask(what: Asked) -> list[MaskedResult]:
-        raise UnreadError
+        return []
 
     async def run() -> None:
         reader = Reader(Config(models=_MODELS))
         await reader.open()
-        with pytest.raises(UnreadError):
-            await reader.answer(_scope(), b'{"inputs": "good"}', ask)
+        (model,) = reader.models
+        assert isinstance(model, MaskedModel)
+        with asking_by(ask):
+            await model.engine.submit_many([MaskedInput((1,))])
+            with pytest.raises(UnreadError):
+                await model.engine.submit_many([MaskedInput((1,))])
 
     asyncio.run(run())
 
