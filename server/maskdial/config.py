@@ -363,6 +363,14 @@ class Config(BaseModel):
         le=_MAX_COUNT,
         description="maximum request body size; larger bodies get 413",
     )
+    front_ends: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that take connections, parse requests and write replies for the one "
+        "with the models, which computes the passes; 1: that does it all. For short requests on "
+        "machines with many cores",
+    )
     max_connections: int = Field(
         2000,
         ge=1,
@@ -727,7 +735,7 @@ HEADINGS = {
     "api_keys": "security",
     "provider": "engine",
     "max_batch_tokens": "requests",
-    "max_connections": "connections",
+    "front_ends": "connections",
     "batch_dir": "batches",
     "slots": "text generation",
     "request_timeout": "deadlines and faults",

@@ -389,6 +389,19 @@ class Metrics:
             },
         }
 
+    def of_connections(self) -> tuple[int, dict[str, int]]:
+        """How many connections are open, and by reason those that a limit has ended."""
+        (num_open,) = (
+            each.value for family in self.connections.collect() for each in family.samples
+        )
+        ended = {
+            each.labels["reason"]: int(each.value)
+            for family in self.connections_ended.collect()
+            for each in family.samples
+            if each.name.endswith("_total")
+        }
+        return int(num_open), ended
+
     def count_request(self, route: str, model: str, outcome: str, seconds: float) -> None:
         """Counts a request to a task route that has ended, after so many seconds.
 

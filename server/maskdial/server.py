@@ -2,33 +2,29 @@
 
 import asyncio
 import contextlib
-import errno
 import faulthandler
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import uvicorn
 from fastapi import FastAPI
 
 from maskdial.app import create_app
 from maskdial.config import Config
 from maskdial.errors import ConfigError, MaskdialError, UnavailableError
 from maskdial.extras import how_to_install
-from maskdial.http.connection import Connection
-from maskdial.http.connections import ConnectionLimits, Connections
+from maskdial.fronts.crew import Crew
+from maskdial.http.connections import Connections
 from maskdial.http.context import ServerContext
-from maskdial.http.handshake import Handshake
+from maskdial.http.http_server import HttpServer
 from maskdial.http.in_process import InProcess
 from maskdial.http.lifecycle import Phase
-from maskdial.http.listener import listen
+from maskdial.http.listener import listen, listen_in_groups
 from maskdial.http.tls import Certificate
 from maskdial.http.unix_socket import UnixSocket
 from maskdial.runtime.memory import freeze_heap, map_large_blocks
@@ -39,14 +35,11 @@ if TYPE_CHECKING:
 _LAST_REPLIES_SECONDS = 1.0
 # After the drain. Engines have ten seconds for the pass under way, traces have as long to be sent.
 _STOP_SECONDS = 30.0
-_TICKS_PER_CERTIFICATE_CHECK = 100
-_TICKS_PER_DESCRIPTOR_CHECK = 10
-_OTHER_FILES = 256  # connections beyond the limit that are refused, weights, pipes
 
 _log = logging.getLogger("maskdial")
 
 
-class Server(uvicorn.Server):
+class Server(HttpServer):
     """Serves until SIGTERM or SIGINT.
 
     The first signal turns readiness red and refuses new requests with 503 while the running ones
@@ -60,75 +53,37 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: Config, *, ends_process: bool = False) -> None:
         map_large_blocks()
-        max_connections = _raise_file_limit(config.max_connections)
+        if config.front_ends > 1:
+            _check_regular(config, "--front-ends")
         app = create_app(config, self._load_failed)
         context: ServerContext = app.state.context
-        limits = ConnectionLimits(
-            max_connections=max_connections,
-            max_header_bytes=config.max_header_bytes,
-            max_unsent_bytes=config.max_unsent_bytes,
-            header_timeout=config.header_timeout,
-            body_timeout=config.body_timeout,
-            write_timeout=config.write_timeout,
+        super().__init__(
+            app,
+            config,
+            context.metrics,
+            max_connections=config.max_connections,
+            lifespan="on",
         )
-        self._certificate = (
-            None
-            if config.ssl_certfile is None
-            else Certificate(config.ssl_certfile, config.ssl_keyfile)
-        )
-        self._connections = Connections(limits, context.metrics)
+        self._app = app
+        self.listeners: list[socket.socket] = []
+        """The sockets on which the server listens; of several front ends, those of the first."""
+        self.crew: Crew | None = None
+        """The front ends, if there are several."""
         self.rpc: RpcServer | None = None
         """The listener for gRPC, if there is one."""
         self._rpc_certificate: Certificate | None = None
         if config.grpc_port is not None:
             self._rpc_certificate = _rpc_certificate(config)
             self.rpc = _rpc_server(app, self._connections, self._rpc_certificate)
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                uds=None if config.uds is None else str(config.uds),
-                root_path=config.root_path,
-                forwarded_allow_ips=config.forwarded_allow_ips,
-                http=self._accept,  # type: ignore[arg-type]
-                ws="none",
-                timeout_keep_alive=config.keep_alive_timeout,
-                # Its own lines say less than ours, and that it runs when nothing could be served.
-                log_level="warning" if config.log_level == "info" else config.log_level,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
         self.failure: MaskdialError | None = None
         self._context = context
         context.watchdog.on_death = self._engine_died
         self._ends_process = ends_process
         self._has_settled = False
-        self._lacks_descriptors = False
         self._grace_period = config.grace_period
         self._draining: asyncio.Task[None] | None = None
         self._is_hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of the server's URLs, ``https`` with a certificate."""
-        return "http" if self._certificate is None else "https"
-
-    def _accept(self, **arguments: Any) -> asyncio.Protocol:
-        """The protocol of a connection that was accepted; the arguments are uvicorn's."""
-        connection = partial(Connection, self._connections, **arguments)
-        if self._certificate is None:
-            return connection()
-        return Handshake(
-            self._connections,
-            self._certificate.context,
-            connection,
-            self.server_state.connections,
-        )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is stopped."""
@@ -143,28 +98,49 @@ class Server(uvicorn.Server):
         Raises:
             ConfigError: the address is in use, or cannot be had; no model is loaded then.
         """
-        if self.config.uds is None:
-            config = self.config
-            await super().serve(sockets or listen(config.host, config.port, config.backlog))
+        if self.config.uds is not None:
+            listener = UnixSocket(Path(self.config.uds))
+            try:
+                await self._serve_on([listener.socket])
+            finally:
+                listener.close()
             return
-        listener = UnixSocket(Path(self.config.uds))
-        try:
-            await super().serve([listener.socket])
-        finally:
-            listener.close()
+        config, number = self.config, self._context.config.front_ends
+        if number == 1 or sockets is not None:
+            await self._serve_on(sockets or listen(config.host, config.port, config.backlog))
+        else:
+            groups = listen_in_groups(config.host, config.port, config.backlog, number)
+            await self._serve_on(*groups)
+
+    async def _serve_on(self, *groups: list[socket.socket]) -> None:
+        """Serves on sockets; in groups, each front end has one, or all share the only one."""
+        self.listeners = groups[0]
+        number = self._context.config.front_ends
+        if number == 1:
+            await super().serve(groups[0])
+            return
+        if len(groups) < number:
+            groups = tuple([each.dup() for each in groups[0]] for _ in range(number))
+        self.crew = Crew(self._app, self._context.config, self._context.metrics, groups)
+        await super().serve([])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Opens the listener, and logs the address that it got."""
         self._loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        if self.crew is not None:
+            self.config.port = self.config.port or self.listeners[0].getsockname()[1]
         await super().startup(sockets)
-        for server in self.servers if self.failure is None else ():
-            for listener in server.sockets:
-                name = listener.getsockname()
-                where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
-                _log.info("listening on %s:%s", self.scheme, where)
-                self._connections.overload.watch(listener.fileno())
+        if self.failure is None and self.crew is not None:
+            try:
+                await self.crew.start()
+            except UnavailableError as error:
+                self._load_failed(error)
+        for listener in self.listeners if self.failure is None else ():
+            name = listener.getsockname()
+            where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
+            _log.info("listening on %s:%s", self.scheme, where)
         if self.rpc is not None:
             try:
                 await self.rpc.start()
@@ -177,17 +153,14 @@ class Server(uvicorn.Server):
             stderr = sys.__stderr__ or 2
             with contextlib.suppress(RuntimeError, MemoryError):  # there is no thread left
                 faulthandler.dump_traceback_later(_STOP_SECONDS, exit=True, file=stderr)
-        self._connections.overload.close()
         if self.rpc is not None:
             await self.rpc.stop(_LAST_REPLIES_SECONDS)
+        if self.crew is not None:
+            await self.crew.stop()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second."""
-        if counter % _TICKS_PER_CERTIFICATE_CHECK == 0:
-            self._reload_certificate()
-        if counter % _TICKS_PER_DESCRIPTOR_CHECK == 0:
-            self._look_for_descriptors()
         if self._ends_process and not self._has_settled:
             self._settle()
         return await super().on_tick(counter)
@@ -197,23 +170,6 @@ class Server(uvicorn.Server):
         if self._context.lifecycle.phase is Phase.SERVING:
             freeze_heap()
             self._has_settled = True
-
-    def _look_for_descriptors(self) -> None:
-        """Logs that no file can be opened: the event loop closes new connections then, untold."""
-        try:
-            os.close(os.open(os.devnull, os.O_RDONLY))
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return
-            if not self._lacks_descriptors:
-                _log.error(
-                    "no file can be opened, so that new connections are closed: %s; raise the "
-                    "limit (ulimit -n) or lower --max-connections",
-                    error.strerror,
-                )
-            self._lacks_descriptors = True
-        else:
-            self._lacks_descriptors = False
 
     def reload(self) -> None:
         """Reads the files again that may change while the server runs."""
@@ -233,12 +189,15 @@ class Server(uvicorn.Server):
                 _log.error("the policies remain as they were: %s", error.message)
             else:
                 _log.info("policies: %s", ", ".join(each.name for each in policies.policies))
-        self._reload_certificate()
+        self.reload_certificate()
+        if self.crew is not None:
+            self.crew.reload()
 
-    def _reload_certificate(self) -> None:
-        for certificate in (self._certificate, self._rpc_certificate):
-            if certificate is not None:
-                certificate.reload()
+    def reload_certificate(self) -> None:
+        """Reads the certificates of both ports again if their files have changed."""
+        super().reload_certificate()
+        if self._rpc_certificate is not None:
+            self._rpc_certificate.reload()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begins the drain. uvicorn's own handler would end the process by the signal again."""
@@ -290,10 +249,19 @@ def _rpc_certificate(config: Config) -> Certificate | None:
     """
     if config.ssl_certfile is None:
         return None
+    _check_regular(config, "--grpc-port")
+    return Certificate(config.ssl_certfile, config.ssl_keyfile, "h2")
+
+
+def _check_regular(config: Config, flag: str) -> None:
+    """Checks that the certificate can be read more than once.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     for file in (config.ssl_certfile, config.ssl_keyfile):
         if file is not None and not file.is_file():
-            raise ConfigError(f"{file} is no regular file, which --grpc-port needs beside HTTPS")
-    return Certificate(config.ssl_certfile, config.ssl_keyfile, "h2")
+            raise ConfigError(f"{file} is no regular file, which {flag} needs beside HTTPS")
 
 
 def _rpc_server(
@@ -307,31 +275,3 @@ def _rpc_server(
         ) from error
     tls = None if certificate is None else certificate.context
     return RpcServer(InProcess(app), app.state.context, connections, tls)
-
-
-def _raise_file_limit(max_connections: int) -> int:
-    """Lets the process open as many files as it may have connections, as far as the system allows.
-
-    Returns:
-        How many connections fit. Beyond that, they could neither be accepted nor refused.
-    """
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return max_connections
-    needed = max_connections + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return max_connections
-    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if limit == needed:
-        return max_connections
-    fitting = max(limit - _OTHER_FILES, limit // 2, 1)
-    _log.warning(
-        "the system allows %d open files, which is too few for --max-connections %d; it is %d",
-        limit,
-        max_connections,
-        fitting,
-    )
-    return fitting

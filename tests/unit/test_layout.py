@@ -35,6 +35,7 @@ SERVER = (
         "offline",
         "health",
         "server",
+        "fronts",
         "rpc",
         "app",
         "batches",
@@ -106,7 +107,7 @@ REWRITERS = tuple(
 # The package module holds the version only, so everything may import it.
 VERSIONS = {f"{package}.__version__" for package in PACKAGES}
 HTTP = ("fastapi", "starlette", "uvicorn")
-HTTP_ROOMS = ("offline", "ray", "server", "app", "batches", "dialects", "http")
+HTTP_ROOMS = ("offline", "ray", "server", "fronts", "app", "batches", "dialects", "http")
 PURE = (
     *("masked.batcher", "causal.events", "causal.plan", "causal.scheduler", "causal.sequence"),
     *("causal.prefix_cache", "causal.sampling.sampler"),
@@ -334,7 +335,7 @@ def test_protocols_are_few() -> None:
 
 def test_settings_are_few() -> None:
     """Each one is a question to the operator; a default that is right needs no setting."""
-    assert len(Config.model_fields) <= 73
+    assert len(Config.model_fields) <= 74
 
 
 def test_what_make_test_leaves_out_exists() -> None:

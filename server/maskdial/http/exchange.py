@@ -4,7 +4,8 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
 
 from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +17,8 @@ from maskdial.http.ignored import Ignored
 from maskdial.http.lifecycle import Lifecycle, Phase
 from maskdial.http.transcript import Transcript
 from maskdial.receipts.receipt import HEADER
+
+T = TypeVar("T")
 
 ErrorReply = Callable[[MaskdialError], Response]
 
@@ -174,9 +177,11 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _receive_part(self) -> Message:
-        loop = asyncio.get_running_loop()
         if self._body_deadline is None:
-            self._body_deadline = loop.time() + self._body_timeout
+            self._body_deadline = asyncio.get_running_loop().time() + self._body_timeout
+        part = Begun(self._receive())
+        if part.is_done:  # most bodies come in one piece with their headers
+            return await part
         # A file has as long for each part of it as another body of that size.
         more = 0 if self._max_file_bytes is None else self._body_bytes // self._max_body_bytes
         deadline = self._body_deadline + more * self._body_timeout
@@ -185,7 +190,7 @@ class Exchange:
             async with asyncio.timeout_at(deadline) as timeout:
                 self._lifecycle.bodies.add(timeout)
                 try:
-                    return await self._receive()
+                    return await part
                 finally:
                     self._lifecycle.bodies.discard(timeout)
         except TimeoutError:
@@ -223,6 +228,47 @@ class Exchange:
         return TooLargeError(
             f"the body has {size:,} bytes or more; this server accepts at most {limit:,} ({flag})"
         )
+
+
+class Begun(Generic[T]):
+    """What is awaited, as far as it gets without waiting.
+
+    Most of what a request awaits is there already. Then nothing has to be set up for the wait: no
+    task, no timeout.
+
+    Args:
+        awaitable: runs until it has to wait; what it raises until then is raised here.
+
+    Attributes:
+        is_done: whether it did not have to wait at all.
+    """
+
+    __slots__ = ("_result", "_step", "_steps", "is_done")
+
+    def __init__(self, awaitable: Awaitable[T]) -> None:
+        self._steps: Generator[Any, Any, T] = awaitable.__await__()
+        self.is_done = False
+        self._step: Any = None
+        self._result: Any = None
+        try:
+            self._step = next(self._steps)
+        except StopIteration as end:
+            self.is_done, self._result = True, end.value
+
+    def __await__(self) -> Generator[Any, None, T]:
+        while not self.is_done:
+            try:
+                yield self._step
+            except BaseException as error:
+                try:
+                    self._step = self._steps.throw(error)
+                except StopIteration as end:
+                    self.is_done, self._result = True, end.value
+            else:
+                self._result = yield from self._steps
+                self.is_done = True
+        result: T = self._result
+        return result
 
 
 def route_path(scope: Scope) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -163,7 +164,10 @@ class Guard:
             receipting = Receipting(scope, receive, send, self._receipt_key, state.get("seed"))
             state["usage"].provenance = receipting.provenance
             receive, send = receipting.receive, receipting.send
-        response = await route.endpoint(Request(scope, receive))
+        # What a front end has read of a request (`fronts`), which no client can set.
+        around = scope["state"].get("around")
+        endpoint = route.endpoint if around is None else partial(around, route.endpoint)
+        response = await endpoint(Request(scope, receive))
         await response(scope, receive, send)
 
     async def _tell_of_shutdown(self, exchange: Exchange) -> bool:

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from maskdial.http.connections import Connections, Place
+from maskdial.http.exchange import Begun
 from maskdial.metrics import ConnectionEnd
 
 _log = logging.getLogger("maskdial.connections")
@@ -20,28 +21,6 @@ class Successor(Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Takes in that the client left before its handshake ended."""
-
-
-class _Begun:
-    """A coroutine of which the first step is made at once, to be awaited later."""
-
-    def __init__(self, coroutine: Coroutine[Any, None, asyncio.Transport | None]) -> None:
-        self._coroutine = coroutine
-        self._step = coroutine.send(None)
-
-    def __await__(self) -> Generator[Any, None, asyncio.Transport | None]:
-        step = self._step
-        while True:
-            try:
-                try:
-                    yield step
-                except BaseException as error:
-                    step = self._coroutine.throw(error)
-                else:
-                    step = self._coroutine.send(None)
-            except StopIteration as end:
-                transport: asyncio.Transport | None = end.value
-                return transport
 
 
 class Handshake(asyncio.Protocol):
@@ -85,7 +64,7 @@ class Handshake(asyncio.Protocol):
             return
         limits = self._all.limits
         # Begun here, or what the client sends first could come before it.
-        begun = _Begun(
+        begun = Begun(
             self._loop.start_tls(
                 transport,
                 self,
@@ -118,7 +97,9 @@ class Handshake(asyncio.Protocol):
         self._is_lost = True
         self._transport.abort()
 
-    async def _shake_hands(self, raw: asyncio.Transport, begun: "_Begun") -> None:
+    async def _shake_hands(
+        self, raw: asyncio.Transport, begun: Begun[asyncio.Transport | None]
+    ) -> None:
         secured: asyncio.Transport | None = None
         try:
             secured = await begun

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from itertools import chain
 
 from maskdial.errors import ConfigError, io_reason
 
@@ -45,14 +46,49 @@ def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
     return sockets
 
 
+def listen_in_groups(host: str, port: int, backlog: int, number: int) -> list[list[socket.socket]]:
+    """As `listen`, so many times at the same addresses: the system distributes connections among
+    the groups of sockets.
+
+    Raises:
+        ConfigError: as `listen`, or the system has no such sockets.
+    """
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError("--front-ends: this system lets no two processes listen at one address")
+    # Sockets that share an address take it from no other server, but from one that does so, too.
+    first = listen(host, port, backlog)
+    taken = [(each.family, each.type, each.proto, each.getsockname()) for each in first]
+    for each in first:
+        each.close()
+    groups: list[list[socket.socket]] = []
+    try:
+        for _ in range(number):
+            groups.append([])
+            for where in taken:
+                groups[-1].append(_listener(*where, backlog, is_shared=True))
+    except OSError as error:
+        for listener in chain.from_iterable(groups):
+            listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
+    return groups
+
+
 def _listener(
-    family: int, kind: int, protocol: int, address: _Address, backlog: int
+    family: int,
+    kind: int,
+    protocol: int,
+    address: _Address,
+    backlog: int,
+    *,
+    is_shared: bool = False,
 ) -> socket.socket:
     """Raises: OSError: the system has no such sockets, or not this address."""
     listener = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":  # on Windows it would take ports of others
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)

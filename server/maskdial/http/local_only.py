@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import re
 import socket
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -88,6 +89,7 @@ class LocalOnly:
         return name in self._hosts or name.endswith(".localhost") or _is_loopback(name)
 
 
+@lru_cache(1024)
 def _name_of(url: str) -> str:
     """The host of a URL in lower case, without a final dot; empty if it has none."""
     try:
@@ -96,6 +98,7 @@ def _name_of(url: str) -> str:
         return ""
 
 
+@lru_cache(1024)
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

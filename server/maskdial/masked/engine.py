@@ -172,6 +172,8 @@ class MaskedEngine(Engine):
                 ]
                 trace.note(*requests)
                 self._admit(requests)
+                if len(requests) == 1:  # a future around a single one would wake the loop once more
+                    return [await requests[0].future]
                 return await asyncio.gather(*(request.future for request in requests))
         except asyncio.CancelledError:
             self._count_cancelled(requests, "disconnect")

@@ -1,0 +1,5 @@
+"""The command of a front end."""
+
+from maskdial.fronts.front import main
+
+main()
