@@ -253,6 +253,18 @@ def as_glm4_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Ar
         yield from as_experts(name, values, config)
 
 
+def as_deepseek(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The product of keys and values is two tensors, and that of keys is turned."""
+    if not name.endswith("kv_b_proj.weight"):
+        yield from as_glm4_moe(name, values, config)
+        return
+    sizes, layer = [config.qk_nope_head_dim, config.v_head_dim], name.split(".")[2]
+    heads = values.reshape(config.num_attention_heads, sum(sizes), -1)
+    keys, rows = np.split(heads, sizes[:1], axis=1)
+    yield f"blk.{layer}.attn_k_b.weight", keys.swapaxes(1, 2)
+    yield f"blk.{layer}.attn_v_b.weight", rows
+
+
 def as_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
     """Rows of gate and up, which take turns in transformers' matrices of all experts."""
     layer = name.split(".")[2] if ".layers." in name else ""

@@ -45,6 +45,7 @@ from maskdial_export.route import export_any_way
 from maskdial_export.session import CausalSession, Loaded, kernels_here
 from tests.export.gguf_files import make_model
 from tests.export.test_gguf_models import (
+    DEEPSEEK,
     DELTA_NET,
     DIRECT_MODELS,
     GPT2,
@@ -53,6 +54,7 @@ from tests.export.test_gguf_models import (
     MAMBA_2,
     MODELS,
     MOE,
+    MSCALE,
     SHAPE,
     YARN,
     write,
@@ -85,6 +87,7 @@ FAMILIES = [
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
     *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
+    *("deepseek2", "deepseek3", "minicpm3"),
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,9 +125,21 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         name: MODELS[name][1:3]
         for name in (
             *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-            *("olmo3", "glm4", "glm4-moe", "ministral3"),
+            *("olmo3", "glm4", "glm4-moe", "ministral3", "deepseek2", "deepseek3", "minicpm3"),
         )
     },
+    "deepseek2-greedy": (
+        "DeepseekV2ForCausalLM",
+        SHAPE | DEEPSEEK | {"rope_parameters": MSCALE, "n_group": None, "topk_group": None},
+    ),
+    "deepseek3-halves": (
+        "DeepseekV3ForCausalLM",
+        SHAPE | DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteForCausalLM",
+        SHAPE | DEEPSEEK | {"v_head_dim": 32, "n_group": 1, "topk_group": 1},
+    ),
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
     "gpt2": ("GPT2LMHeadModel", GPT2 | {"scale_attn_weights": False}),
     "phi": ("PhiForCausalLM", PHI),
@@ -822,6 +837,11 @@ def test_a_type_that_is_read_wrongly_does_not_pass(
         ("granite-hybrid", {"time_step_limit": [0.0, 0.5]}),
         ("glm4-moe", {"routed_scaling_factor": 1.0}),
         ("olmo3", {"sliding_window": 8}),
+        ("deepseek2", {"topk_method": "greedy"}),
+        ("deepseek3", {"topk_group": 1}),
+        ("deepseek3", {"rope_parameters": MSCALE | {"mscale_all_dim": 0.5}}),
+        ("minicpm3", {"scale_depth": 1.0}),
+        ("minicpm3", {"dim_model_base": 64}),
         ("gpt2", {"layer_norm_epsilon": 1e-2}),
         ("gpt2", {"scale_attn_weights": False}),
         ("starcoder2", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),

@@ -20,6 +20,7 @@ from tests.export.fuzz_gguf import fuzz
 from tests.export.gguf_files import (
     BYTE_LEVEL_SIZE,
     WORD_PIECES_SIZE,
+    as_deepseek,
     as_experts,
     as_gemma,
     as_glm4_moe,
@@ -273,6 +274,56 @@ def glm4_moe(writer: Writer, config: Any) -> None:
     writer.add_expert_weights_norm(config.norm_topk_prob)
 
 
+def latent(writer: Writer, config: Any) -> None:
+    """As the first converter of DeepSeek 2 did, and that of MiniCPM 3 does."""
+    basics(writer, config)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def minicpm3(writer: Writer, config: Any) -> None:
+    latent(writer, config)
+    for name in ("long", "short"):
+        factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+
+
+def deepseek2(writer: Writer, config: Any) -> None:
+    latent(writer, config)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.n_group is not None:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
+def deepseek3(writer: Writer, config: Any) -> None:
+    """As it is today: llama.cpp has the short rows as the only head of keys."""
+    deepseek2(writer, config)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
 def gemma2(writer: Writer, config: Any) -> None:
     basics(writer, config)
     writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -367,6 +418,24 @@ DELTA_NET: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
     },
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+DEEPSEEK: dict[str, Any] = LATENT | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+MSCALE = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
 MAMBA_2: dict[str, Any] = {
     "layer_types": ["mamba", "attention"],
     "shared_intermediate_size": 64,
@@ -518,6 +587,27 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         | {"use_qk_norm": True, "attention_bias": True},
         glm4_moe,
         as_glm4_moe,
+    ),
+    "deepseek2": (
+        "deepseek2",
+        "DeepseekV2ForCausalLM",
+        SHAPE | DEEPSEEK | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        deepseek2,
+        as_glm4_moe,
+    ),
+    "deepseek3": (
+        "deepseek2",
+        "DeepseekV3ForCausalLM",
+        SHAPE | DEEPSEEK | {"rope_parameters": MSCALE},
+        deepseek3,
+        as_deepseek,
+    ),
+    "minicpm3": (
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        SHAPE | LATENT | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}},
+        minicpm3,
+        plain,
     ),
     "exaone4": (
         "exaone4",

@@ -19,6 +19,9 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     "deepseek_v3": frozenset(
         {"modeling_deepseek.DeepseekV3Model", "modeling_deepseek.DeepseekV3ForCausalLM"}
     ),
+    "minicpm3": frozenset(
+        {"modeling_minicpm.MiniCPM3Model", "modeling_minicpm.MiniCPM3ForCausalLM"}
+    ),
     "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
 }
 

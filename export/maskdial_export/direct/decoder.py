@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from maskdial.bundle.manifest import Heads, KVLayout
 from maskdial_export.direct.experts import Experts
+from maskdial_export.direct.latent import Latent
 from maskdial_export.direct.recurrent import Recurrent
 from maskdial_export.errors import ExportError
 
@@ -149,6 +150,8 @@ class Decoder:
         head_bias: whether the output layer has a bias.
         attention_softcap: the scores' largest magnitude, by a hyperbolic tangent.
         logits_softcap: the logits' likewise.
+        hidden_divisor: what hidden states are divided by before the output layer.
+        latent: how keys and values are one short row, if they are.
         experts: those that some layers have in place of the MLP.
         further: how the names of weights begin that predict further tokens; they are left out.
     """
@@ -189,6 +192,8 @@ class Decoder:
     head_bias: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    hidden_divisor: float | None = None
+    latent: Latent | None = None
     experts: Experts | None = None
     further: tuple[str, ...] = ()
 
@@ -293,6 +298,8 @@ class Decoder:
         return {f"{norm}.{name}": (self.hidden_size,) for name in names}
 
     def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        if self.latent is not None:
+            return self.latent.shapes(self.hidden_size, self.num_heads)
         query, kv, biases = self.query_size, self.kv_size, self.biases
         names, inner = self.names, {"self_attn.k_proj": kv, "self_attn.v_proj": kv}
         if self.packed_attention:

@@ -7,6 +7,23 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of experts, one beside the other, of which a token is given some.
+
+    Attributes:
+        count: how many there are.
+        chosen: how many of them a token's experts are of.
+        best: the scores whose sum ranks a group.
+        otherwise: the score of the experts of others.
+    """
+
+    count: int
+    chosen: int
+    best: int
+    otherwise: float
+
+
+@dataclass(frozen=True, slots=True)
 class Router:
     """Chooses the experts of a token, and weighs them.
 
@@ -20,6 +37,8 @@ class Router:
         normalizes: whether the weights of those that are chosen add up to 1.
         least_sum: what is added to the sum by which that divides.
         factor: what weights are multiplied by; None: nothing.
+        groups: those that are chosen first; None: there are none.
+        is_sorted: whether the weights are added up from the largest one on.
     """
 
     module: str = "gate"
@@ -29,6 +48,8 @@ class Router:
     normalizes: bool = False
     least_sum: float | None = None
     factor: float | None = None
+    groups: Groups | None = None
+    is_sorted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

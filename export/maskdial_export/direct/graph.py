@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary
+from maskdial_export.direct.latent_graph import LatentWriter
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
@@ -53,6 +54,11 @@ class GraphWriter:
             self._mixture = MixtureWriter(
                 decoder.experts, decoder.hidden_size, products, nodes, self._vector
             )
+        self._latent = None
+        if decoder.latent is not None:
+            self._latent = LatentWriter(
+                decoder.latent, decoder.num_heads, products, nodes, self._vector
+            )
         self._recurrent = RecurrentWriter(decoder, weights, products, nodes, self._keep)
         self._attending = 0
 
@@ -64,6 +70,9 @@ class GraphWriter:
         tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
         rows = nodes.add("Reshape", ["rows", minus], allowzero=0)
         chosen = nodes.add("Gather", [tokens, rows], axis=0, modules="model")
+        if decoder.hidden_divisor is not None:
+            divisor = nodes.number("hidden.divisor", decoder.hidden_divisor)
+            chosen = nodes.add("Div", [chosen, divisor])
         self._write_head(chosen)
         return self._finish()
 
@@ -210,7 +219,7 @@ class GraphWriter:
         if decoder.attention_softcap is not None:
             attributes["softcap"] = decoder.attention_softcap
         tables: list[str] = []
-        if kind.rotary is not None:
+        if kind.rotary is not None and self._latent is None:
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(kind.rotary.interleaved)}
             tables += self._rotary_tables(kind.rotary)
         if decoder.sinks:
@@ -219,11 +228,19 @@ class GraphWriter:
         past = [f"past_key.{index}", f"past_value.{index}"]
         if self._window is not None:
             past = ["", ""]
-        *queries, gate = self._queries(layer, source)
+        if self._latent is None:
+            *queries, gate = self._queries(layer, source)
+        else:
+            assert kind.rotary is not None, "a part of each key turns"
+            turns = self._rotary_tables(kind.rotary)
+            queries = [*self._latent.parts(f"{layer}.self_attn", source, turns)]
+            gate = ""
         inputs = [*queries, *past, "seqlens_k", "total_sequence_length", *tables]
         output = f"{layer}.self_attn.output"
         outputs = [output, f"present_key.{index}", f"present_value.{index}"]
         nodes.add_all("GroupQueryAttention", inputs, outputs, **attributes)
+        if self._latent is not None:
+            return self._latent.narrowed(output)
         if not gate:
             return output
         return nodes.add("Mul", [output, nodes.add("Sigmoid", [gate])])
@@ -414,7 +431,7 @@ class GraphWriter:
             info("total_sequence_length", TensorProto.INT32, []),
             info("rows", integers, ["num_rows"]),
         ]
-        if decoder.positions is not None:
+        if decoder.positions is not None or decoder.latent is not None:
             inputs.insert(1, info("position_ids", integers, ["batch", "length"]))
         outputs = [info("logits", floats, ["num_rows", decoder.vocab_size])]
         layout = decoder.layout

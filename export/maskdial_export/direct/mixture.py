@@ -7,8 +7,9 @@ operators are those of `maskdial_export.tracing.experts`.
 from collections.abc import Callable
 
 import numpy as np
+from onnx import TensorProto
 
-from maskdial_export.direct.experts import Experts
+from maskdial_export.direct.experts import Experts, Groups
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import Products
 
@@ -84,16 +85,45 @@ class MixtureWriter:
 
     def _best(self, name: str, module: str, scores: str) -> tuple[str, str]:
         """The largest scores of each token, and whose they are."""
-        experts, nodes = self._experts, self._nodes
-        count = nodes.constant(f"experts.{experts.chosen}", np.array([experts.chosen]))
-        best, chosen = f"{name}.shares", f"{name}.chosen"
-        correction, source = experts.router.correction, scores
+        nodes, router = self._nodes, self._experts.router
+        correction, source = router.correction, scores
         if correction is not None:
             source = nodes.add("Add", [scores, self._vector(f"{module}.{correction}")])
-        nodes.add_all("TopK", [source, count], [best, chosen], axis=-1, largest=1, sorted=1)
+        if router.groups is not None:
+            source = self._within_groups(name, router.groups, source)
+        best, chosen = self._top(source, self._experts.chosen, name, is_sorted=router.is_sorted)
         if correction is None:
             return best, chosen
         return nodes.add("GatherElements", [scores, chosen], axis=1), chosen
+
+    def _within_groups(self, name: str, groups: Groups, scores: str) -> str:
+        """The scores of the experts of a token's groups; those of others are replaced."""
+        nodes, size = self._nodes, self._experts.count // groups.count
+        shape = nodes.constant("groups.apart", np.array([-1, groups.count, size]))
+        apart = nodes.add("Reshape", [scores, shape])
+        best, _ = self._top(apart, groups.best, f"{name}.within")
+        axis = nodes.constant("minus_one", np.array([-1]))
+        ranks = nodes.add("ReduceSum", [best, axis], keepdims=0)
+        _, chosen = self._top(ranks, groups.chosen, f"{name}.groups")
+        zeros = nodes.add("Mul", [ranks, nodes.number("zero", 0.0)])
+        ones = nodes.add("Expand", [nodes.number("one", 1.0), nodes.add("Shape", [chosen])])
+        marks = nodes.add("ScatterElements", [zeros, chosen, ones], axis=1)
+        marks = nodes.add("Unsqueeze", [nodes.add("Cast", [marks], to=TensorProto.BOOL), axis])
+        otherwise = nodes.number("groups.otherwise", groups.otherwise)
+        masked = nodes.add("Where", [marks, apart, otherwise])
+        flat = nodes.constant("groups.joined", np.array([-1, self._experts.count]))
+        return nodes.add("Reshape", [masked, flat])
+
+    def _top(
+        self, scores: str, count: int, name: str, *, is_sorted: bool = True
+    ) -> tuple[str, str]:
+        """The largest of each row, and their places."""
+        number = self._nodes.constant(f"experts.{count}", np.array([count]))
+        best, places = f"{name}.shares", f"{name}.chosen"
+        self._nodes.add_all(
+            "TopK", [scores, number], [best, places], axis=-1, largest=1, sorted=int(is_sorted)
+        )
+        return best, places
 
     def _add_expert(self, total: str, layer: str, expert: int, tokens: str, shares: str) -> str:
         nodes, experts = self._nodes, self._experts

@@ -115,7 +115,7 @@ def _yarn(rope: Config, powers: Floats, theta: float) -> tuple[Floats, float]:
     factor = rope.real("factor")
     first = rope.count("original_max_position_embeddings")
     turns = [rope.real(name, usual) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))]
-    if not (factor > 0 and theta > 1 and turns[0] > turns[1] > 0):
+    if not (factor > 0 and theta > 1 and turns[0] >= turns[1] > 0):
         rope.refuse("factor")
     size = 2 * len(powers)
     places = [

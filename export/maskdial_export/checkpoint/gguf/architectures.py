@@ -7,7 +7,7 @@ caps and scales of Gemma, and all encoders.
 
 from collections.abc import Callable, Mapping
 
-from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids
+from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids, latent
 from maskdial_export.checkpoint.gguf.common import check_unread
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
@@ -37,6 +37,7 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "bert": encoders.bert,
     "cohere2": decoders.cohere2,
     "command-r": decoders.command_r,
+    "deepseek2": latent.deepseek2,
     "eurobert": encoders.eurobert,
     "exaone4": decoders.exaone4,
     "gemma": gemma.gemma,
@@ -53,6 +54,7 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "lfm2": hybrids.lfm2,
     "lfm2moe": hybrids.lfm2_moe,
     "llama": decoders.llama,
+    "minicpm3": latent.minicpm3,
     "mistral3": decoders.mistral3,
     "modern-bert": encoders.modernbert,
     "nomic-bert": encoders.nomic_bert,

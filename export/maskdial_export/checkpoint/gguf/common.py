@@ -143,13 +143,14 @@ def _factors(settings: Settings, name: str) -> list[float]:
 
 
 def longrope(settings: Settings) -> Config:
-    positions = settings.number(".rope.scaling.original_context_length")
+    length = settings.number(".context_length")
+    positions = settings.number(".rope.scaling.original_context_length", length)
     rope: Config = {
         "rope_type": "longrope",
         "short_factor": _factors(settings, "rope_factors_short.weight"),
         "long_factor": _factors(settings, "rope_factors_long.weight"),
         "original_max_position_embeddings": positions,
-        "factor": settings.number(".context_length") / max(positions, 1),
+        "factor": length / max(positions, 1),
     }
     if settings.find(".rope.scaling.attn_factor") is not None:
         rope["attention_factor"] = settings.real(".rope.scaling.attn_factor")

@@ -37,6 +37,15 @@ QWEN_EXPERTS: Mapping[str, str] = {
     "blk.{}.ffn_down_shexp": "layers.{}.mlp.shared_expert.down_proj",
 }
 
+GLM_EXPERTS: Mapping[str, str] = {
+    **QWEN_EXPERTS,
+    **{
+        f"blk.{{}}.ffn_{part}_shexp": f"layers.{{}}.mlp.shared_experts.{part}_proj"
+        for part in ("gate", "up", "down")
+    },
+}
+CORRECTION = {"blk.{}.exp_probs_b.bias": "layers.{}.mlp.gate.e_score_correction_bias"}
+
 
 def llama(settings: Settings) -> Model:
     """Llama, Mistral and Mixtral."""
@@ -470,15 +479,10 @@ def glm4_moe(settings: Settings) -> Model:
     names = {
         **DECODER,
         **QK_NORMS,
-        **QWEN_EXPERTS,
+        **GLM_EXPERTS,
         "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
-        **{
-            f"blk.{{}}.ffn_{part}_shexp": f"layers.{{}}.mlp.shared_experts.{part}_proj"
-            for part in ("gate", "up", "down")
-        },
     }
-    correction = {"blk.{}.exp_probs_b.bias": "layers.{}.mlp.gate.e_score_correction_bias"}
-    return Model("Glm4MoeForCausalLM", config, names, parameters=correction)
+    return Model("Glm4MoeForCausalLM", config, names, parameters=CORRECTION)
 
 
 def exaone4(settings: Settings) -> Model:
