@@ -202,8 +202,39 @@ def as_qwen3_next(name: str, values: Array, config: Any) -> Iterator[tuple[str, 
     yield from as_experts(name, values, config)
 
 
+def as_mamba(name: str, values: Array, groups: int) -> Iterator[tuple[str, Array]]:
+    """Vectors of Mamba 2 get a second dimension."""
+    if name.endswith("A_log"):
+        values = -np.exp(values)[:, None]
+    elif name.endswith((".D", "dt_bias")):
+        values = values if name.endswith("dt_bias") else values[:, None]
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif name.endswith("conv1d.weight"):
+        values = values.squeeze(1)
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        values = values.reshape(groups, -1)
+    yield name, values
+
+
+def as_falcon_h1(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    yield from as_mamba(name, values, config.mamba_n_groups)
+
+
+def as_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The map has the names of NVIDIA's checkpoints."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    name = re.sub(r"^model\.", "backbone.", name)
+    if "mixer.experts." in name:
+        part = "up" if "up_proj" in name else "down"
+        yield f"blk.{layer}.ffn_{part}_exps.weight", values
+    elif name.endswith("e_score_correction_bias"):
+        yield f"blk.{layer}.exp_probs_b.bias", values
+    else:
+        yield from as_mamba(name, values, config.n_groups)
+
+
 def as_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
-    """Vectors of Mamba 2 get a second dimension, and gate and up of each MLP are two tensors."""
+    """Gate and up of each MLP are two tensors."""
     layer = name.split(".")[2] if ".layers." in name else ""
     end = "_shexp" if config.num_local_experts else ""
     if "shared_mlp" in name:
@@ -212,16 +243,8 @@ def as_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[s
             return
         for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
             yield f"blk.{layer}.ffn_{part}{end}.weight", rows
-    elif name.endswith("A_log"):
-        yield name, -np.exp(values)[:, None]
-    elif name.endswith("mamba.D"):
-        yield name, values[:, None]
-    elif name.endswith("dt_bias"):
-        yield name.replace("dt_bias", "dt_proj.bias"), values
-    elif name.endswith("conv1d.weight"):
-        yield name, values.squeeze(1)
-    elif name.endswith("mamba.norm.weight"):
-        yield name, values.reshape(config.mamba_n_groups, -1)
+    elif ".mamba." in name:
+        yield from as_mamba(name, values, config.mamba_n_groups)
     elif "block_sparse_moe.experts" in name:
         ends = {"gate_proj": "gate_exps", "up_proj": "up_exps", "down_proj": "down_exps"}
         for part, rows in as_experts(name, values, config):

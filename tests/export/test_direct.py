@@ -48,6 +48,7 @@ from tests.export.test_gguf_models import (
     DEEPSEEK,
     DELTA_NET,
     DIRECT_MODELS,
+    FALCON_H1,
     GPT2,
     LLAMA3,
     LONGROPE,
@@ -87,7 +88,7 @@ FAMILIES = [
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
     *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
-    *("deepseek2", "deepseek3", "minicpm3"),
+    *("deepseek2", "deepseek3", "minicpm3", "falcon-h1", "nemotron-h", "nemotron-h-moe"),
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -126,6 +127,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         for name in (
             *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
             *("olmo3", "glm4", "glm4-moe", "ministral3", "deepseek2", "deepseek3", "minicpm3"),
+            *("nemotron-h", "nemotron-h-moe"),
         )
     },
     "deepseek2-greedy": (
@@ -135,6 +137,22 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek3-halves": (
         "DeepseekV3ForCausalLM",
         SHAPE | DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        SHAPE
+        | FALCON_H1
+        | {"lm_head_multiplier": 0.3, "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 0.6]}
+        | {"key_multiplier": 0.8, "attention_in_multiplier": 1.1, "ssm_in_multiplier": 1.2}
+        | {"ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9], "ssm_out_multiplier": 0.4}
+        | {"attention_out_multiplier": 0.9, "attention_bias": True, "mlp_bias": True}
+        | {"mamba_proj_bias": True, "projectors_bias": True},
+    ),
+    "bamba": (
+        "BambaForCausalLM",
+        SHAPE
+        | {key: each for key, each in MAMBA_2.items() if key.startswith("mamba_")}
+        | {"head_dim": 32, "attn_layer_indices": [1]},
     ),
     "glm4-moe-lite": (
         "Glm4MoeLiteForCausalLM",
@@ -838,6 +856,10 @@ def test_a_type_that_is_read_wrongly_does_not_pass(
         ("glm4-moe", {"routed_scaling_factor": 1.0}),
         ("olmo3", {"sliding_window": 8}),
         ("deepseek2", {"topk_method": "greedy"}),
+        ("falcon-h1", {"key_multiplier": 1.5}),
+        ("falcon-h1", {"ssm_multipliers": [1, 1, 1, 1, 1.2]}),
+        ("nemotron-h", {"time_step_min": 0.5}),
+        ("nemotron-h-moe", {"routed_scaling_factor": 1.2}),
         ("deepseek3", {"topk_group": 1}),
         ("deepseek3", {"rope_parameters": MSCALE | {"mscale_all_dim": 0.5}}),
         ("minicpm3", {"scale_depth": 1.0}),

@@ -22,6 +22,7 @@ from tests.export.gguf_files import (
     WORD_PIECES_SIZE,
     as_deepseek,
     as_experts,
+    as_falcon_h1,
     as_gemma,
     as_glm4_moe,
     as_gpt2,
@@ -31,6 +32,7 @@ from tests.export.gguf_files import (
     as_lfm2,
     as_lfm2_moe,
     as_llama,
+    as_nemotron_h,
     as_nomic,
     as_qwen3_next,
     as_qwen35,
@@ -229,6 +231,40 @@ def granite_hybrid(writer: Writer, config: Any) -> None:
     writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
     attends = [kind in ("attention", "full_attention") for kind in config.layer_types]
     writer.add_head_count_kv([config.num_key_value_heads * each for each in attends])
+
+
+def falcon_h1(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_ssm_inner_size(config.mamba_d_ssm)
+
+
+def nemotron_h(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    kinds = config.layers_block_type
+    has_experts = "moe" in kinds
+    width = config.moe_intermediate_size if has_experts else config.intermediate_size
+    writer.add_head_count_kv([2 * (kind == "full_attention") for kind in kinds])
+    writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    if has_experts:
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
 
 
 def gpt_oss(writer: Writer, config: Any) -> None:
@@ -446,6 +482,31 @@ MAMBA_2: dict[str, Any] = {
     "mamba_d_state": 16,
     "logits_scaling": 3.0,
     "residual_multiplier": 0.5,
+}
+FALCON_H1: dict[str, Any] = {
+    **{key: each for key, each in MAMBA_2.items() if key.startswith("mamba_")},
+    "head_dim": 16,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+}
+NEMOTRON_H: dict[str, Any] = {
+    "layers_block_type": ["mamba", "attention", "mlp"],
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "time_step_min": 1e-30,
+}
+NEMOTRON_H_MOE: dict[str, Any] = NEMOTRON_H | {
+    "layers_block_type": ["mamba", "attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "moe_shared_expert_intermediate_size": 64,
 }
 GEMMA3 = {
     "num_hidden_layers": 7,
@@ -697,6 +758,27 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         SHAPE | MAMBA_2 | {"num_local_experts": 0, "num_experts_per_tok": 0},
         granite_hybrid,
         as_granite_hybrid,
+    ),
+    "falcon-h1": (
+        "falcon-h1",
+        "FalconH1ForCausalLM",
+        SHAPE | FALCON_H1,
+        falcon_h1,
+        as_falcon_h1,
+    ),
+    "nemotron-h": (
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        SHAPE | NEMOTRON_H,
+        nemotron_h,
+        as_nemotron_h,
+    ),
+    "nemotron-h-moe": (
+        "nemotron_h_moe",
+        "NemotronHForCausalLM",
+        SHAPE | NEMOTRON_H_MOE,
+        nemotron_h,
+        as_nemotron_h,
     ),
     "gemma": ("gemma", "GemmaForCausalLM", SHAPE | {"head_dim": 32}, basics, as_gemma),
     "gemma2": (

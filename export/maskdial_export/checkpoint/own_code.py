@@ -22,6 +22,7 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     "minicpm3": frozenset(
         {"modeling_minicpm.MiniCPM3Model", "modeling_minicpm.MiniCPM3ForCausalLM"}
     ),
+    "nemotron_h": frozenset({"modeling_nemotron_h.NemotronHForCausalLM"}),
     "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
 }
 

@@ -65,6 +65,13 @@ class DirectCheckpoint:
             return self
         weights, table = self.weights, f"{decoder.names.table}.weight"
         base, _, rest = table.partition(".")
+        if decoder.stored_base is not None:
+            stored = f"{decoder.stored_base}."
+            weights = weights.renamed(
+                lambda name: (
+                    f"{base}.{name.removeprefix(stored)}" if name.startswith(stored) else name
+                )
+            )
         if rest in weights.shapes():  # of a class without the output layer
             weights = weights.renamed(lambda name: f"{base}.{name}")
         views = find_views(decoder, weights.shapes())

@@ -18,7 +18,7 @@ _SMALL = 16_384
 17,280, and its logits are 0.4 of the tolerance apart. Those of a random 8B are as far from theirs.
 """
 Floats = NDArray[np.float32]
-Activation = Literal["silu", "gelu_tanh", "gelu_new"]
+Activation = Literal["silu", "gelu_tanh", "gelu_new", "relu2"]
 NormKind = Literal["rms", "layer", "centered"]
 HeadNorms = Literal["head", "transposed", "row"]
 
@@ -65,7 +65,20 @@ class Attends:
     window: int | None = None
 
 
-Layer = Attends | Recurrent
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A layer that attends and keeps a state, of the same input: what both give is added."""
+
+    attends: Attends
+    recurrent: Recurrent
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """A layer that has an MLP, or experts, and nothing before them."""
+
+
+Layer = Attends | Recurrent | Beside | Feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,7 @@ class Names:
     table: str = "model.embed_tokens"
     layers: str = "model.layers"
     last_norm: str = "model.norm"
+    attention: str = "self_attn"
     query_key_value: str = "self_attn.qkv_proj"
     attention_output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
@@ -102,6 +116,25 @@ class Names:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     gate_and_up: str = "mlp.gate_up_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """What parts of a layer are multiplied by (arXiv:2203.03466); None: 1.
+
+    Attributes:
+        attention_in: what the attention reads.
+        key: its keys.
+        attention_out: what it gives.
+        gate: the gate of the MLP, before its activation.
+        mlp_out: what the MLP gives.
+    """
+
+    attention_in: float | None = None
+    key: float | None = None
+    attention_out: float | None = None
+    gate: float | None = None
+    mlp_out: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +163,9 @@ class Decoder:
         shifted: whether norms multiply by their weight plus one.
         packed_attention: whether query, key and value are one matrix of the checkpoint.
         packed_mlp: whether gate and up are.
+        alternates: whether a layer mixes tokens or has an MLP, and not both.
+        stored_base: how files name what is ``model`` here; None: as here.
+        multipliers: of parts of layers.
         apart: whether query, key and value are products of their own in any case.
         reads_ahead: whether a token sees those behind it: such a decoder reads a text in one pass.
         gated_attention: whether each head's query is followed by a gate, whose sigmoid its result
@@ -176,6 +212,9 @@ class Decoder:
     biases: Biases = Biases()
     packed_attention: bool = False
     packed_mlp: bool = False
+    alternates: bool = False
+    stored_base: str | None = None
+    multipliers: Multipliers = Multipliers()
     apart: bool = False
     reads_ahead: bool = False
     gated_attention: bool = False
@@ -217,11 +256,12 @@ class Decoder:
     @property
     def layout(self) -> KVLayout:
         """What a sequence keeps between passes."""
-        attending = sum(isinstance(each, Attends) for each in self.layers)
+        attending = sum(isinstance(each, Attends | Beside) for each in self.layers)
+        kinds = (each.recurrent if isinstance(each, Beside) else each for each in self.layers)
         states = [
             state
-            for each in self.layers
-            if not isinstance(each, Attends)
+            for each in kinds
+            if not isinstance(each, Attends | Feeds)
             for state in each.states(self.hidden_size)
         ]
         heads = Heads(self.num_kv_heads, self.head_dim)
@@ -242,10 +282,11 @@ class Decoder:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         for index, layer in enumerate(self.layers):
             parts = self._norm_shapes()
-            if isinstance(layer, Attends):
+            recurrent = layer.recurrent if isinstance(layer, Beside) else layer
+            if isinstance(layer, Attends | Beside):
                 parts |= self._attention_shapes()
-            else:
-                parts |= layer.shapes(self.hidden_size)
+            if not isinstance(recurrent, Attends | Feeds):
+                parts |= recurrent.shapes(self.hidden_size)
             if self.has_mlp(index):
                 parts |= self._mlp_shapes()
             name = self.layer(index)
@@ -275,6 +316,8 @@ class Decoder:
 
     def has_mlp(self, index: int) -> bool:
         """Whether a layer has an MLP that computes every token."""
+        if self.alternates and not isinstance(self.layers[index], Feeds):
+            return False
         return not self.is_mixed(index) or (self.experts is not None and self.experts.beside)
 
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -301,11 +344,12 @@ class Decoder:
         if self.latent is not None:
             return self.latent.shapes(self.hidden_size, self.num_heads)
         query, kv, biases = self.query_size, self.kv_size, self.biases
-        names, inner = self.names, {"self_attn.k_proj": kv, "self_attn.v_proj": kv}
+        names, place = self.names, self.names.attention
+        inner = {f"{place}.k_proj": kv, f"{place}.v_proj": kv}
         if self.packed_attention:
             inner = {names.query_key_value: query + 2 * kv}
         else:
-            inner["self_attn.q_proj"] = 2 * query if self.gated_attention else query
+            inner[f"{place}.q_proj"] = 2 * query if self.gated_attention else query
         shapes: dict[str, tuple[int, ...]] = {}
         for name, rows in inner.items():
             shapes |= _linear(name, rows, self.hidden_size, biases.query_key_value)

@@ -110,6 +110,7 @@ class Experts:
         clamp: how a gate multiplies; None: as SiLU.
         fused: how a checkpoint may hold all experts in one.
         beside: whether a layer has its MLP, too, and adds both.
+        is_gated: whether each has a gate; otherwise it squares what is positive, as the shared one.
     """
 
     count: int
@@ -125,6 +126,7 @@ class Experts:
     clamp: Clamp | None = None
     fused: Fused = Fused()
     beside: bool = False
+    is_gated: bool = True
 
     def shapes(self, layer: str, hidden: int) -> Shapes:
         """The name and the shape of every weight of a layer's experts."""
@@ -137,7 +139,7 @@ class Experts:
             found[f"{module}.{router.correction}"] = (self.count,)
         for expert in range(self.count):
             one = f"{module}.experts.{expert}"
-            for name in (gate, up):
+            for name in (gate, up) if self.is_gated else (up,):
                 found[f"{one}.{name}.weight"] = (self.width, hidden)
             found[f"{one}.{down}.weight"] = (hidden, self.width)
             if self.has_biases:
@@ -145,7 +147,7 @@ class Experts:
                 found |= {f"{one}.{name}.bias": (size,) for name, size in biases.items()}
         if self.shared is not None:
             one = f"{module}.{self.shared.module}"
-            for name in ("gate_proj", "up_proj"):
+            for name in ("gate_proj", "up_proj") if self.is_gated else ("up_proj",):
                 found[f"{one}.{name}.weight"] = (self.shared.width, hidden)
             found[f"{one}.down_proj.weight"] = (hidden, self.shared.width)
             if self.shared.gate is not None:
@@ -160,6 +162,7 @@ class Experts:
         found: dict[str, tuple[str, ...]] = {f"{ours}.{router}": (f"{module}.{router}.weight",)}
         for expert in range(self.count):
             one, product = f"{module}.experts.{expert}", f"{ours}.experts.products.{expert}"
-            found[f"{product}.0"] = (f"{one}.{gate}.weight", f"{one}.{up}.weight")
+            first = (gate, up) if self.is_gated else (up,)
+            found[f"{product}.0"] = tuple(f"{one}.{name}.weight" for name in first)
             found[f"{product}.1"] = (f"{one}.{down}.weight",)
         return found

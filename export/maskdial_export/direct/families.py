@@ -10,7 +10,15 @@ from typing import Any
 
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Decoder, NotDirectError
-from maskdial_export.direct.describe import gemma, hybrids, latent, layer_norms, mixtures, plain
+from maskdial_export.direct.describe import (
+    gemma,
+    hybrids,
+    latent,
+    layer_norms,
+    mambas,
+    mixtures,
+    plain,
+)
 from maskdial_export.errors import ExportError
 
 
@@ -103,11 +111,13 @@ _LFM_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _COHERE_IDS = {"pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 255001}
 _GPT_IDS = {"bos_token_id": 50256, "eos_token_id": 50256}
 _FAMILIES: Mapping[str, Family] = {
+    "bamba": Family("BambaForCausalLM", mambas.bamba, _LFM_IDS),
     "cohere": Family("CohereForCausalLM", layer_norms.cohere, _COHERE_IDS),
     "cohere2": Family("Cohere2ForCausalLM", layer_norms.cohere2, _COHERE_IDS),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", latent.deepseek_v2, _LLAMA_IDS),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", latent.deepseek_v3, _ZERO_IDS),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
+    "falcon_h1": Family("FalconH1ForCausalLM", mambas.falcon_h1, _LFM_IDS),
     "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS, embeds=True),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS, embeds=True),
@@ -130,6 +140,7 @@ _FAMILIES: Mapping[str, Family] = {
     ),
     "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS, embeds=True),
     "mixtral": Family("MixtralForCausalLM", mixtures.mixtral, _LLAMA_IDS),
+    "nemotron_h": Family("NemotronHForCausalLM", mambas.nemotron_h, _LFM_IDS),
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),
     "olmo3": Family("Olmo3ForCausalLM", plain.olmo3, _OLMO_IDS),
     "olmoe": Family("OlmoeForCausalLM", mixtures.olmoe, _OLMO_IDS),

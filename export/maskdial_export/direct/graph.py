@@ -14,11 +14,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary
+from maskdial_export.direct.decoder import Attends, Beside, Decoder, Feeds, Floats, Rotary
 from maskdial_export.direct.latent_graph import LatentWriter
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
+from maskdial_export.direct.recurrent import Recurrent
 from maskdial_export.direct.recurrent_graph import RecurrentWriter
 from maskdial_export.direct.weights import Weights
 
@@ -94,34 +95,69 @@ class GraphWriter:
 
     def _write_layer(self, index: int) -> None:
         decoder, norms = self._decoder, self._decoder.norms
-        layer, biases = decoder.layer(index), decoder.biases
+        layer = decoder.layer(index)
         source = self._normalized(_within(layer, norms.before_attention))
         kind = decoder.layers[index]
-        if isinstance(kind, Attends):
-            attended = self._attend(layer, kind, source)
-            output = f"{layer}.{decoder.names.attention_output}"
-            self._add(attended, output, biases.attention_output)
-        else:
-            self._branch, self._bias = self._recurrent.write(layer, kind, source)
+        if isinstance(kind, Feeds):
+            self._feed(index, source)
+            return
+        self._mix(layer, kind, source)
         self._settle(_within(layer, norms.after_attention))
-        aside, mixed = None, None
+        if decoder.alternates:
+            return
+        aside = None
         if decoder.parallel is None:
             source = self._normalized(_within(layer, norms.before_mlp))
         elif decoder.parallel == "in_turn":
             self._normalized(None)
         else:
             aside = self._taken()
+        self._feed(index, source)
+        if aside is not None:
+            self._branch = self._nodes.add("Add", [aside, self._taken()])
+        self._settle(_within(layer, norms.after_mlp))
+
+    def _mix(self, layer: str, kind: Attends | Recurrent | Beside, source: str) -> None:
+        """Begins a sum: what a layer adds of other tokens."""
+        if isinstance(kind, Attends):
+            self._add_attention(layer, kind, source)
+            return
+        recurrent = kind.recurrent if isinstance(kind, Beside) else kind
+        if isinstance(kind, Beside):
+            # ONNX Runtime makes a factor a product's own only of what it knows the shape of
+            self._nodes.widths[source] = self._decoder.hidden_size
+        self._branch, self._bias = self._recurrent.write(layer, recurrent, source)
+        if isinstance(kind, Beside):
+            first = self._taken()
+            self._add_attention(layer, kind.attends, source)
+            self._branch = self._nodes.add("Add", [first, self._taken()])
+
+    def _add_attention(self, layer: str, kind: Attends, source: str) -> None:
+        decoder, scales = self._decoder, self._decoder.multipliers
+        source = self._nodes.scaled(source, "attention.in", scales.attention_in)
+        output = f"{layer}.{decoder.names.attention_output}"
+        attended = self._attend(layer, kind, source)
+        self._add(attended, output, decoder.biases.attention_output)
+        self._scale("attention.out", scales.attention_out)
+
+    def _scale(self, name: str, factor: float | None) -> None:
+        """Multiplies what is about to be added."""
+        if factor is not None:
+            self._branch = self._nodes.scaled(self._taken(), name, factor)
+
+    def _feed(self, index: int, source: str) -> None:
+        """Begins a sum: what a layer's MLP and its experts add."""
+        decoder, layer, mixed = self._decoder, self._decoder.layer(index), None
         if self._mixture is not None and decoder.is_mixed(index):
             mixed = self._mixture.write(layer, source, self._full_shape(decoder.hidden_size))
             self._branch, self._bias = mixed, None
         if decoder.has_mlp(index):
-            self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
+            down = f"{layer}.{decoder.names.down}"
+            self._add(self._mlp(layer, source), down, decoder.biases.mlp)
+            self._scale("mlp.out", decoder.multipliers.mlp_out)
             if mixed is not None:
                 assert self._branch is not None, "an MLP was computed"
                 self._branch = self._nodes.add("Add", [mixed, self._branch])
-        if aside is not None:
-            self._branch = self._nodes.add("Add", [aside, self._taken()])
-        self._settle(_within(layer, norms.after_mlp))
 
     def _add(self, source: str, module: str, has_bias: bool) -> None:
         """Begins a sum: what a sublayer's last product adds to the stream."""
@@ -274,7 +310,7 @@ class GraphWriter:
         """
         decoder, nodes = self._decoder, self._nodes
         has_bias = decoder.biases.query_key_value
-        attention = f"{layer}.self_attn"
+        attention = f"{layer}.{decoder.names.attention}"
         if decoder.inputs_first:
             packed = self._gemm(source, f"{layer}.{decoder.names.query_key_value}")
             return packed, "", "", ""
@@ -301,6 +337,10 @@ class GraphWriter:
         if decoder.gated_attention:
             parts[0], gate = self._split_gates(parts[0])
         names = decoder.names
+        if decoder.multipliers.key is not None:  # as heads, or it would become the product's own
+            heads = nodes.split_heads(parts[1], decoder.head_dim)
+            heads = nodes.scaled(heads, "key.scale", decoder.multipliers.key)
+            parts[1] = nodes.join_heads(heads)
         if decoder.head_norms is not None:
             parts[0] = self._head_norm(parts[0], f"{layer}.{names.query_norm}")
             parts[1] = self._head_norm(parts[1], f"{layer}.{names.key_norm}")
@@ -393,7 +433,8 @@ class GraphWriter:
             gate, up = f"{both}.gate", f"{both}.up"
             nodes.add_all("Split", [both], [gate, up], axis=2, num_outputs=2)
             return nodes.add("Mul", [up, self._activated(gate)])
-        gate = self._activated(project(names.gate))
+        gate = nodes.scaled(project(names.gate), "mlp.gate", decoder.multipliers.gate)
+        gate = self._activated(gate)
         return nodes.add("Mul", [gate, project(names.up)])
 
     def _activated(self, source: str) -> str:
@@ -401,6 +442,8 @@ class GraphWriter:
             return self._nodes.add("Gelu", [source], approximate="tanh")
         if self._decoder.activation == "gelu_new":
             return self._nodes.gelu_new(source)
+        if self._decoder.activation == "relu2":
+            return self._nodes.relu2(source)
         return self._nodes.silu(source)
 
     def _write_head(self, source: str) -> None:

@@ -142,14 +142,15 @@ class MixtureWriter:
             gate_up = [f"{one}.{each}.bias" for each in experts.names[:2]]
             biases = self._vector(*gate_up), self._vector(f"{one}.{experts.names[2]}.bias")
         both = self._project(hidden, first, biases[0])
-        gate, up = f"{first}.gate", f"{first}.up"
-        nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
-        result = self._project(self._gated(gate, up), second, biases[1])
+        inner = self._gated(first, both) if experts.is_gated else nodes.relu2(both)
+        result = self._project(inner, second, biases[1])
         weighted = nodes.add("Mul", [result, weight])
         return nodes.add("ScatterND", [total, places, weighted], reduction="add")
 
-    def _gated(self, gate: str, up: str) -> str:
+    def _gated(self, module: str, both: str) -> str:
         nodes, clamp = self._nodes, self._experts.clamp
+        gate, up = f"{module}.gate", f"{module}.up"
+        nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
         if clamp is None:
             return nodes.add("Mul", [self._nodes.silu(gate), up])
         most, least = (
@@ -163,6 +164,9 @@ class MixtureWriter:
         return nodes.add("Mul", [nodes.add("Add", [up, nodes.number("one", 1.0)]), gate])
 
     def _mlp(self, source: str, name: str, project: Callable[[str, str], str]) -> str:
+        if not self._experts.is_gated:
+            inner = self._nodes.relu2(project(source, f"{name}.up_proj"))
+            return project(inner, f"{name}.down_proj")
         gate = self._nodes.silu(project(source, f"{name}.gate_proj"))
         inner = self._nodes.add("Mul", [gate, project(source, f"{name}.up_proj")])
         return project(inner, f"{name}.down_proj")

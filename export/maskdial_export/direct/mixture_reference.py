@@ -72,7 +72,7 @@ class MixtureReference:
     def _in_groups(self) -> bool:
         if self._kind == "deepseek_v2":
             return bool(self._config.get("topk_method") == "group_limited_greedy")
-        return self._kind in ("deepseek_v3", "glm4_moe_lite")
+        return self._kind in ("deepseek_v3", "glm4_moe_lite", "nemotron_h")
 
     def _within_groups(self, ranked: Floats) -> Floats:
         """Without the experts of groups whose best, or two best, are lower than others'."""
@@ -99,6 +99,8 @@ class MixtureReference:
 
     def _gated_mlp(self, name: str, values: Floats, named: tuple[str, str, str]) -> Floats:
         gate, up, down = (f"{name}.{each}" for each in named)
+        if f"{gate}.weight" not in self._names:  # Nemotron's
+            return self._linear(np.square(np.maximum(self._linear(values, up), 0)), down)
         return self._linear(silu(self._linear(values, gate)) * self._linear(values, up), down)
 
     def _linear(self, values: Floats, name: str) -> Floats:
@@ -110,7 +112,7 @@ class MixtureReference:
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _SIGMOIDS = {
-    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), 1e-20),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"), 1e-20),
     "lfm2_moe": 1e-6,
 }
 """Families whose weights are sigmoids, and what is added to their sum."""
@@ -127,7 +129,7 @@ _GATES = {
 _NUMBERED = ("lfm2_moe", "mixtral")
 _CHOOSE_FIRST = ("gpt_oss", "granitemoe", "granitemoehybrid")
 _NORMALIZES = (
-    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "mixtral"),
+    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "mixtral", "nemotron_h"),
     *("qwen3_5_moe_text", "qwen3_next"),
 )
 

@@ -299,7 +299,7 @@ class Reference:
         if self._kind == "olmo3" and slides and not config.get("rope_parameters"):
             found = {}
         part = 0.25 if self._kind in _QWEN_HYBRIDS else 1.0
-        part = 0.5 if self._kind in ("glm4", "glm4_moe", "phi") else part
+        part = 0.5 if self._kind in ("bamba", "glm4", "glm4_moe", "phi") else part
         return {
             "rope_theta": config.get("rope_theta") or _THETAS.get(self._kind, 1e4),
             "partial_rotary_factor": config.get("partial_rotary_factor") or part,

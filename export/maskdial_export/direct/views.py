@@ -65,7 +65,7 @@ def find_views(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     """The weights of a decoder that a checkpoint of these tensors holds as parts of others."""
     found: dict[str, View] = {}
     for index in range(len(decoder.layers)):
-        if decoder.experts is not None and decoder.is_mixed(index):
+        if decoder.experts is not None and decoder.is_mixed(index) and decoder.experts.is_gated:
             name = f"{decoder.layer(index)}.{decoder.experts.module}"
             found |= _of_experts(decoder.experts, name, shapes)
         if decoder.inputs_first:

@@ -7,7 +7,7 @@ caps and scales of Gemma, and all encoders.
 
 from collections.abc import Callable, Mapping
 
-from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids, latent
+from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids, latent, mambas
 from maskdial_export.checkpoint.gguf.common import check_unread
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
@@ -40,6 +40,7 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "deepseek2": latent.deepseek2,
     "eurobert": encoders.eurobert,
     "exaone4": decoders.exaone4,
+    "falcon-h1": mambas.falcon_h1,
     "gemma": gemma.gemma,
     "gemma-embedding": gemma.embedding_gemma,
     "gemma2": gemma.gemma2,
@@ -57,6 +58,8 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "minicpm3": latent.minicpm3,
     "mistral3": decoders.mistral3,
     "modern-bert": encoders.modernbert,
+    "nemotron_h": mambas.nemotron_h,
+    "nemotron_h_moe": mambas.nemotron_h,
     "nomic-bert": encoders.nomic_bert,
     "olmo2": decoders.olmo2,
     "olmoe": decoders.olmoe,

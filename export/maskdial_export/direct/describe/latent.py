@@ -28,7 +28,7 @@ def deepseek_v2(config: Config, architecture: str, limit: int | None) -> Decoder
 
 
 def deepseek_v3(config: Config, architecture: str, limit: int | None) -> Decoder:
-    experts = _experts(config, _corrected(config), _sparse_from(config))
+    experts = _experts(config, corrected(config), _sparse_from(config))
     return _decoder(config, architecture, limit, _pairs(config), experts=experts)
 
 
@@ -39,7 +39,7 @@ def glm4_moe_lite(config: Config, architecture: str, limit: int | None) -> Decod
         config.refuse("mlp_layer_types")
     sparse = tuple(kind == "sparse" for kind in kinds)
     config.expect(first_k_dense_replace=count - sum(sparse))
-    experts = _experts(config, _corrected(config), sparse)
+    experts = _experts(config, corrected(config), sparse)
     return _decoder(config, architecture, limit, _pairs(config), experts=experts)
 
 
@@ -127,7 +127,7 @@ def _sparse_from(config: Config) -> tuple[bool, ...]:
     return tuple(index >= first for index in range(config.count("num_hidden_layers")))
 
 
-def _corrected(config: Config) -> Router:
+def corrected(config: Config) -> Router:
     """DeepSeek 3's router (arXiv:2412.19437, section 2.1.2)."""
     config.expect(scoring_func="sigmoid", topk_method="noaux_tc")
     return Router(
