@@ -16,6 +16,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from rich.console import Console
+from safetensors import torch as torch_files
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -44,6 +45,7 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.route import export_any_way
 from maskdial_export.session import CausalSession, Loaded, kernels_here
 from tests.export.gguf_files import make_model
+from tests.export.test_export_quantized_checkpoints import to_fp8
 from tests.export.test_gguf_models import (
     DEEPSEEK,
     DELTA_NET,
@@ -89,6 +91,7 @@ FAMILIES = [
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
     *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
     *("deepseek2", "deepseek3", "minicpm3", "falcon-h1", "nemotron-h", "nemotron-h-moe"),
+    "youtu",
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -457,6 +460,53 @@ def test_mxfp4_of_a_folder_is_kept(tmp_path: Path) -> None:
     save_file(integers, packed / "model.safetensors")
     with pytest.raises(ExportError, match=r"down_proj.* has the shape .* does not fit"):
         direct(packed, tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("size", [[16, 16], None])
+def test_fp8_of_a_folder_gives_the_bits_of_a_trace(
+    size: list[int] | None, precision: str, tmp_path: Path
+) -> None:
+    """DeepSeek 3's own form; some blocks are cut by the edges of matrices."""
+    folder = save_folder("deepseek3", tmp_path / "checkpoint")
+    weights = torch_files.load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "_proj" in name and weights[name].ndim == 2]:
+        parts = to_fp8(weights.pop(name), bool(size))
+        module = name.removesuffix("weight")
+        weights |= {f"{module}{part}": each for part, each in parts.items()}
+    torch_files.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = settings | {"weight_block_size": size}
+    (folder / "config.json").write_text(json.dumps(config))
+    direct(folder, tmp_path / "direct", precision=precision)
+    traced(folder, tmp_path / "traced", precision=precision)
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_fp8_that_is_damaged_or_not_known_is_refused(tmp_path: Path) -> None:
+    folder = save_folder("llama", tmp_path / "checkpoint")
+    weights = torch_files.load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    config = json.loads((folder / "config.json").read_text())
+
+    def refused(why: str, *, factors: tuple[int, ...] | None = None, **settings: Any) -> None:
+        named = {} if factors is None else {f"{name}_scale_inv": torch.ones(factors)}
+        torch_files.save_file(weights | named, folder / "model.safetensors")
+        stored = {"quant_method": "fp8", "weight_block_size": [16, 16]} | settings
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+        with pytest.raises(ExportError, match=why):
+            direct(folder, tmp_path / "bundle", precision="fp32")
+
+    refused(r"up_proj.weight of .* is damaged: it has no .*up_proj.weight_scale_inv")
+    refused(r"it has factors of the shape \(6, 3\)", factors=(6, 3))
+    refused(r"it has factors of the shape \(5, 4\)", factors=(5, 4))
+    refused(r"it has factors of the shape \(6, 4\)", factors=(6, 4), weight_block_size=None)
+    refused("quantization_config.weight_block_size", weight_block_size=[16, 0])
+    refused("quantization_config.fmt 'e5m2' in config.json is not known", fmt="e5m2")
+    refused("quantization_config.new_kind 1 in config.json is not known", new_kind=1)
+    refused("quantization_config .* in config.json is not known", quant_method="fp6")
 
 
 def test_parts_of_matrices_are_written_as_wholes(

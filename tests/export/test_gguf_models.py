@@ -342,14 +342,26 @@ def deepseek2(writer: Writer, config: Any) -> None:
         writer.add_expert_group_used_count(config.topk_group)
 
 
-def deepseek3(writer: Writer, config: Any) -> None:
+def youtu(writer: Writer, config: Any) -> None:
+    latent(writer, config)
+    absorbed(writer, config)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_count(0)
+    writer.add_leading_dense_block_count(config.num_hidden_layers)
+
+
+def absorbed(writer: Writer, config: Any) -> None:
     """As it is today: llama.cpp has the short rows as the only head of keys."""
-    deepseek2(writer, config)
     writer.add_head_count_kv(1)
     writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
     writer.add_value_length(config.kv_lora_rank)
     writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
     writer.add_value_length_mla(config.v_head_dim)
+
+
+def deepseek3(writer: Writer, config: Any) -> None:
+    deepseek2(writer, config)
+    absorbed(writer, config)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     writer.add_expert_weights_norm(config.norm_topk_prob)
     rope = config.rope_parameters
@@ -661,6 +673,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         "DeepseekV3ForCausalLM",
         SHAPE | DEEPSEEK | {"rope_parameters": MSCALE},
         deepseek3,
+        as_deepseek,
+    ),
+    "youtu": (
+        "deepseek2",
+        "YoutuForCausalLM",
+        SHAPE | LATENT | {"pad_token_id": None},
+        youtu,
         as_deepseek,
     ),
     "minicpm3": (

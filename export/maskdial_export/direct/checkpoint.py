@@ -18,6 +18,7 @@ from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.encoder_head import pools
+from maskdial_export.direct.fp8 import read_fp8
 from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
@@ -172,7 +173,11 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
             )
         others = f", but {pickles[0].name}, a pickle" if pickles else ""
         raise NotDirectError(f"{source} has no weights in safetensors{others}")
-    weights, part = SafetensorsWeights(source, files), text_part(config)
+    weights, stored = SafetensorsWeights(source, files), read_fp8(config)
+    if stored is not None:
+        weights = weights.in_fp8(stored)
+        config = {key: each for key, each in config.items() if key != "quantization_config"}
+    part = text_part(config)
     if part is not None:
         weights, config = text_weights(weights, part), dict(part.config)
     found = DirectCheckpoint(

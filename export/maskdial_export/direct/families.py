@@ -106,6 +106,7 @@ _GLM_IDS: Mapping[str, Any] = {
     "pad_token_id": 151329,
     "eos_token_id": [151329, 151336, 151338],
 }
+_YOUTU_IDS = {"bos_token_id": 128000, "eos_token_id": 128001}
 _OLMO_IDS = {"pad_token_id": 1, "eos_token_id": 50279}
 _LFM_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _COHERE_IDS = {"pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 255001}
@@ -168,4 +169,5 @@ _FAMILIES: Mapping[str, Family] = {
         plain.smollm3,
         {"pad_token_id": 128004, "bos_token_id": 128000, "eos_token_id": 128001},
     ),
+    "youtu": Family("YoutuForCausalLM", latent.youtu, _YOUTU_IDS),
 }

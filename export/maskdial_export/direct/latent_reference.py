@@ -13,7 +13,7 @@ import numpy as np
 from maskdial_export.direct.reference import Floats, Reference
 from maskdial_export.direct.weights import Weights
 
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
 _EPSILON = 1e-6  # of the norms within, whatever the configuration says
 
 

@@ -356,7 +356,7 @@ _HEAD_SIZES = {"gpt_oss": 64} | dict.fromkeys(("glm4", "ministral3", "qwen3", "s
 _ROW_NORMS = ("olmo2", "olmo3", "olmoe")
 _LFM2 = ("lfm2", "lfm2_moe")
 _QWEN_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-_TIED = ("minicpm3", "smollm3", *_LFM2)
+_TIED = ("minicpm3", "smollm3", "youtu", *_LFM2)
 _THETAS = {
     **dict.fromkeys(("gemma3_text", "mixtral", *_LFM2), 1e6),
     "gpt_oss": 150_000.0,

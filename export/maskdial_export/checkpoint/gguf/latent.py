@@ -29,7 +29,7 @@ _NAMES = {
 
 
 def deepseek2(settings: Settings) -> Model:
-    """DeepSeek 2, and 3 with its kin: R1, Kimi K2, GLM-4.7-Flash.
+    """DeepSeek 2, and 3 with its kin: R1, Kimi K2, GLM-4.7-Flash, and Youtu, without experts.
 
     A layer that predicts further tokens is left out. Norms of the short rows have the models' own
     epsilon, where llama.cpp takes that of the others.
@@ -40,16 +40,24 @@ def deepseek2(settings: Settings) -> Model:
         settings.number(".attention.value_length"),
         num_hidden_layers=settings.number(".block_count") - further,
         rope_parameters=_rope(settings),
-        moe_intermediate_size=settings.number(".expert_feed_forward_length"),
-        n_routed_experts=settings.number(".expert_count"),
-        num_experts_per_tok=settings.number(".expert_used_count"),
-        n_shared_experts=settings.number(".expert_shared_count"),
-        first_k_dense_replace=settings.number(".leading_dense_block_count", 0),
-        routed_scaling_factor=settings.real(".expert_weights_scale", 1.0),
-        norm_topk_prob=settings.flag(".expert_weights_norm", False),
-        n_group=settings.number(".expert_group_count", 1),
-        topk_group=settings.number(".expert_group_used_count", 1),
     )
+    if not settings.number(".expert_count", 0):
+        for key in (".expert_feed_forward_length", ".leading_dense_block_count"):
+            settings.find(key)  # of experts that no layer has
+        # transformers makes zeros of the row of this token when it loads a checkpoint
+        config |= {"model_type": "youtu", "pad_token_id": None}
+        return Model("YoutuForCausalLM", config, _NAMES)
+    config |= {
+        "moe_intermediate_size": settings.number(".expert_feed_forward_length"),
+        "n_routed_experts": settings.number(".expert_count"),
+        "num_experts_per_tok": settings.number(".expert_used_count"),
+        "n_shared_experts": settings.number(".expert_shared_count"),
+        "first_k_dense_replace": settings.number(".leading_dense_block_count", 0),
+        "routed_scaling_factor": settings.real(".expert_weights_scale", 1.0),
+        "norm_topk_prob": settings.flag(".expert_weights_norm", False),
+        "n_group": settings.number(".expert_group_count", 1),
+        "topk_group": settings.number(".expert_group_used_count", 1),
+    }
     usual = _SIGMOID if config["vocab_size"] == _GLM_FLASH else _SOFTMAX
     scores = settings.number(".expert_gating_func", usual)
     names = {**_NAMES, **GLM_EXPERTS}

@@ -1,4 +1,4 @@
-"""Families with latent attention: DeepSeek 2 and 3, GLM-4.7-Flash, MiniCPM 3."""
+"""Families with latent attention: DeepSeek 2 and 3, GLM-4.7-Flash, MiniCPM 3, Youtu."""
 
 import math
 from typing import Any, Literal
@@ -41,6 +41,12 @@ def glm4_moe_lite(config: Config, architecture: str, limit: int | None) -> Decod
     config.expect(first_k_dense_replace=count - sum(sparse))
     experts = _experts(config, corrected(config), sparse)
     return _decoder(config, architecture, limit, _pairs(config), experts=experts)
+
+
+def youtu(config: Config, architecture: str, limit: int | None) -> Decoder:
+    """Youtu. The row of the padding stays what it is, of which transformers makes zeros."""
+    config.take("embedding_initializer_range")
+    return _decoder(config, architecture, limit, _pairs(config), tied=True)
 
 
 def minicpm3(config: Config, architecture: str, limit: int | None) -> Decoder:
