@@ -1090,6 +1090,36 @@ def test_decoders_that_embed_may_read_both_ways(name: str, tmp_path: Path) -> No
     np.testing.assert_allclose(vector[:6], BOTH_WAYS[name], atol=1e-6)
 
 
+def test_parts_of_latent_attention_that_do_not_fit(tmp_path: Path) -> None:
+    def refused(why: str, name: str, shape: tuple[int, ...] | None) -> None:
+        def damaged(key: str, values: Any, config: Any) -> Any:
+            for part, rows in as_deepseek(key, values, config):
+                if not part.startswith("blk.1.attn_") or not part.endswith(name):
+                    yield part, rows
+                elif shape is not None:
+                    yield part, np.ones(shape, np.float32)
+
+        _, model_class, settings, fill, _ = MODELS["deepseek3"]
+        model = make_model(model_class, **settings)
+
+        def metadata(writer: Writer) -> None:
+            byte_level(writer)
+            fill(writer, model.config)
+
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.gguf"
+        write_gguf(path, "deepseek2", model, metadata, damaged)
+        restored = tmp_path / f"{path.name}.restored"
+        restored.mkdir()
+        with pytest.raises(ExportError, match=why):
+            convert([path], restored)
+
+    refused("attn_k_b.weight of .* needs a matrix of values of its width", "v_b.weight", None)
+    refused("attn_k_b.weight of .* needs a matrix of values of its", "v_b.weight", (4, 16, 16))
+    refused(r"attn_k_b.weight of .* has the shape \(3, 32, 16\)", "k_b.weight", (3, 32, 16))
+    refused(r"attn_k_b.weight of .* has the shape \(128, 16\)", "k_b.weight", (128, 16))
+    refused("attn_k_b.weight of .* has the shape", "k_b.weight", (4, 32, 24))
+
+
 def test_a_scaling_without_a_type_is_linear(tmp_path: Path) -> None:
     """llama.cpp's default; its logits were within 0.001, the rounding of its cache."""
     path = write_with(

@@ -1,5 +1,6 @@
 """Tokenizers of GGUF files read texts as those that the files were made from."""
 
+import importlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -273,6 +274,19 @@ def test_splits_are_those_of_transformers(pre: str) -> None:
     )
     for text in TEXTS:
         assert mine.pre_tokenize_str(text) == other.pre_tokenize_str(text), text
+
+
+def test_kimi_splits_between_scripts_and_capitals() -> None:
+    """Its classes of letters have intersections, which other engines of expressions lack."""
+    (expression,) = SPLITS["kimi-k2"].expressions
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
+    parts = [part for part, _ in split.pre_tokenize_str("HTTPServer's 世界abc 12345 //x")]
+    assert parts == ["HTTPServer's", " ", "世界", "abc", " ", "123", "45", " //", "x"]
+    regex: Any = importlib.import_module("regex")  # transformers needs it; it has no types
+    theirs_too = regex.compile(expression, regex.V1)
+    for text in TEXTS:
+        found = [part for part, _ in split.pre_tokenize_str(text)]
+        assert found == [each.group() for each in theirs_too.finditer(text)], text
 
 
 def test_every_split_keeps_every_character() -> None:
