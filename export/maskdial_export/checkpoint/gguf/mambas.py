@@ -54,7 +54,7 @@ def nemotron_h(settings: Settings) -> Model:
     settings.find(NORM)
     for key in (".rope.freq_base", ".rope.dimension_count"):  # there are no positions
         settings.find(key)
-    heads, size = _heads(settings)
+    heads, size = mamba_heads(settings)
     widths = [int(each) for each in _of_layers(settings, ".feed_forward_length") if each]
     config = shared(
         settings,
@@ -92,10 +92,10 @@ def nemotron_h(settings: Settings) -> Model:
     return Model(
         "NemotronHForCausalLM",
         config,
-        {**_MIXERS, **_mamba("mixer")},
+        {**_MIXERS, **mamba_names("mixer")},
         squeezed=frozenset({"blk.{}.ssm_conv1d"}),
         parameters={
-            **_vectors("mixer"),
+            **mamba_vectors("mixer"),
             "blk.{}.exp_probs_b.bias": "layers.{}.mixer.gate.e_score_correction_bias",
         },
     )
@@ -126,7 +126,7 @@ def _of_layers(settings: Settings, key: str) -> list[float]:
 
 def falcon_h1(settings: Settings) -> Model:
     """Falcon-H1, whose multipliers are in the weights of a file."""
-    heads, size = _heads(settings)
+    heads, size = mamba_heads(settings)
     config = shared(
         settings,
         model_type="falcon_h1",
@@ -151,15 +151,18 @@ def falcon_h1(settings: Settings) -> Model:
     return Model(
         "FalconH1ForCausalLM",
         config,
-        {**_FED, **_mamba("mamba")},
+        {**_FED, **mamba_names("mamba")},
         squeezed=frozenset({"blk.{}.ssm_conv1d"}),
         # llama.cpp gives these norms no ending
-        parameters={"blk.{}.ffn_norm": "layers.{}.pre_ff_layernorm.weight", **_vectors("mamba")},
+        parameters={
+            "blk.{}.ffn_norm": "layers.{}.pre_ff_layernorm.weight",
+            **mamba_vectors("mamba"),
+        },
     )
 
 
-def _heads(settings: Settings) -> tuple[int, int]:
-    """Of Mamba: how many, and the columns of one."""
+def mamba_heads(settings: Settings) -> tuple[int, int]:
+    """Of Mamba 2: how many, and the columns of one. Raises: ExportError: they cannot be."""
     heads, inner = settings.number(".ssm.time_step_rank"), settings.number(".ssm.inner_size")
     if not heads or inner % heads:
         raise ExportError(f"{settings.file.path} has {heads} heads of {inner} columns in all")
@@ -170,7 +173,8 @@ def _has_bias(settings: Settings, name: str) -> bool:
     return any(each.endswith(f".{name}.bias") for each in settings.file.tensors)
 
 
-def _mamba(module: str) -> dict[str, str]:
+def mamba_names(module: str) -> dict[str, str]:
+    """The modules of Mamba 2, as `Model.names`, by its own in a layer."""
     return {
         "blk.{}.ssm_in": f"layers.{{}}.{module}.in_proj",
         "blk.{}.ssm_conv1d": f"layers.{{}}.{module}.conv1d",
@@ -178,7 +182,8 @@ def _mamba(module: str) -> dict[str, str]:
     }
 
 
-def _vectors(module: str) -> dict[str, str]:
+def mamba_vectors(module: str) -> dict[str, str]:
+    """Its other weights, as `Model.parameters`."""
     return {
         "blk.{}.ssm_a": f"layers.{{}}.{module}.A_log",
         "blk.{}.ssm_d": f"layers.{{}}.{module}.D",
