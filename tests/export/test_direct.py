@@ -484,6 +484,20 @@ def test_fp8_of_a_folder_gives_the_bits_of_a_trace(
     assert_alike(tmp_path / "direct", tmp_path / "traced")
 
 
+def test_layers_in_fp8_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """Also where torch is installed; in floats, the tracer makes a draft of them."""
+    folder = save_folder("deepseek3", tmp_path / "checkpoint")
+    weights = torch_files.load_file(folder / "model.safetensors")
+    weights["model.layers.2.eh_proj.weight"] = torch.ones(64, 128)
+    torch_files.save_file(weights, folder / "model.safetensors")
+    with pytest.raises(NotDirectError, match=r"leaves out the layers of .* that predict further"):
+        direct(folder, tmp_path / "floats", precision="fp32", complete=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (folder / "config.json").write_text(json.dumps(config))
+    direct(folder, tmp_path / "fp8", precision="fp32", complete=True)
+
+
 def test_fp8_that_is_damaged_or_not_known_is_refused(tmp_path: Path) -> None:
     folder = save_folder("llama", tmp_path / "checkpoint")
     weights = torch_files.load_file(folder / "model.safetensors")

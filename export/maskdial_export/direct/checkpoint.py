@@ -43,6 +43,7 @@ class DirectCheckpoint:
         provenance: for the manifest.
         bits: how many the integers of its matrices have, each at most.
         part: what of it is exported, if it also reads images.
+        is_in_fp8: whether its matrices are floats of 8 bits.
     """
 
     name: str
@@ -55,6 +56,7 @@ class DirectCheckpoint:
     part: TextPart | None = None
     family: Family = "causal"
     task: TaskName = "generate"
+    is_in_fp8: bool = False
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -188,6 +190,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         (folder / _CONFIG, *files),
         provenance,
         part=part,
+        is_in_fp8=stored is not None,
     )
     known = part is None and one_pass_task(config, pools=pools(found)) is not None
     if (folder / MODULES).exists() and not known:

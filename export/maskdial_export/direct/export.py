@@ -143,6 +143,8 @@ def _write(
     else:
         decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
         checkpoint = checkpoint.arranged(decoder)
+        # A trace makes no draft of layers in fp8 either
+        complete = complete and not checkpoint.is_in_fp8
         if check_weights(decoder, checkpoint.weights, complete=complete):
             finding(console, "layers that predict further tokens are left out; --trace has them")
         chosen = _precision(checkpoint, precision, gate)
