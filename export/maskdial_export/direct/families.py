@@ -105,7 +105,7 @@ _FAMILIES: Mapping[str, Family] = {
     "cohere": Family("CohereForCausalLM", layer_norms.cohere, _COHERE_IDS),
     "cohere2": Family("Cohere2ForCausalLM", layer_norms.cohere2, _COHERE_IDS),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
-    "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
+    "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS, embeds=True),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS, embeds=True),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS, embeds=True),
     "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),

@@ -228,11 +228,31 @@ def read_pooling(settings: Settings) -> str | None:
     if kind == _RANK or any(name.startswith("cls.") for name in settings.file.tensors):
         raise ExportError(
             f"{settings.file.path} is a reranker or classifier of {settings.architecture!r}, and "
-            "only RoBERTa's are supported as GGUF; export the checkpoint that it was made from"
+            "only RoBERTa's and Qwen3-Reranker are supported as GGUF; export the checkpoint that "
+            "it was made from"
         )
     if kind not in (0, *_POOLINGS):
         raise ExportError(f"{settings.file.path} pools in the way {kind}, which does not exist")
     return _POOLINGS.get(kind)
+
+
+def ranks_by_rows(settings: Settings) -> Config | None:
+    """What says that a file is a reranker of two rows of its output layer; None if it is none.
+
+    Raises:
+        ExportError: its labels are not two.
+    """
+    head = settings.file.tensors.get("cls.output.weight")
+    if head is None or settings.number(".pooling_type", 0) != _RANK:
+        return None
+    labels = settings.texts(".classifier.output_labels")
+    if len(labels) != 2 or len(set(labels)) != 2 or head.shape[0] != 2:
+        raise ExportError(
+            f"{settings.file.path} ranks by {head.shape[0]} rows and the labels "
+            f"{', '.join(map(str, labels))[:100]}; a match and none, two different ones, are known"
+        )
+    # llama.cpp takes the first one's share as the score
+    return {"id2label": {"0": labels[0], "1": labels[1]}, "classifier_from_token": labels[::-1]}
 
 
 def check_ranks(settings: Settings) -> None:
