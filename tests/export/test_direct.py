@@ -84,7 +84,7 @@ FAMILIES = [
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
-    *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
+    *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2", "gemma4", "gemma4-keys"),
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,7 +122,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         name: MODELS[name][1:3]
         for name in (
             *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-            *("olmo3", "glm4", "glm4-moe", "ministral3"),
+            *("olmo3", "glm4", "glm4-moe", "ministral3", "gemma4", "gemma4-keys"),
         )
     },
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
@@ -204,8 +204,8 @@ def content(path: Path) -> dict[str, Any]:
     return found
 
 
-def assert_alike(one: Path, other: Path) -> None:
-    """Two bundles say the same of their model, and compute the same bits."""
+def assert_alike(one: Path, other: Path, room: float = 0) -> None:
+    """Two bundles say the same of their model, and compute the same bits, or nearly."""
     manifests = [
         Manifest.model_validate_json((each / "maskdial.json").read_text()) for each in (one, other)
     ]
@@ -218,7 +218,7 @@ def assert_alike(one: Path, other: Path) -> None:
             assert content(one / name) == content(other / name)
         elif not name.startswith(GRAPH):
             assert (one / name).read_text() == (other / name).read_text()
-    assert_same_bits(one, other)
+    assert_same_bits(one, other, room)
 
 
 def assert_same_bits(one: Path, other: Path, room: float = 0) -> None:
@@ -228,6 +228,14 @@ def assert_same_bits(one: Path, other: Path, room: float = 0) -> None:
         pairs = zip(*(logits(each, manifest, kernels) for each in (one, other)), strict=True)
         for left, right in pairs:
             np.testing.assert_allclose(left, right, rtol=0, atol=room)
+
+
+def room_of(name: str, precision: str) -> float:
+    """How far logits of Gemma 4 may be from a trace's, which has its norms and rotations written
+    out: a last bit may round an activation to another integer."""
+    if not name.startswith("gemma4"):
+        return 0
+    return 2e-5 if precision == "fp32" else 0.1
 
 
 def traced(source: Path, dest: Path, **options: Any) -> Manifest:
@@ -244,7 +252,7 @@ def test_integers_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) 
     assert written.parity.reference == "numpy"
     assert written.golden.centered
     traced(path, tmp_path / "traced")
-    assert_alike(tmp_path / "direct", tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced", room_of(name, "int4"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -253,7 +261,7 @@ def test_floats_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) ->
     write(name, path)
     direct(path, tmp_path / "direct", precision="fp32")
     traced(path, tmp_path / "traced", precision="fp32")
-    assert_alike(tmp_path / "direct", tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced", room_of(name, "fp32"))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "Q4_1", "MXFP4"])
@@ -325,7 +333,7 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
     written = direct(folder, tmp_path / "direct", precision=precision)
     assert written.source == "checkpoint"
     other = traced(folder, tmp_path / "traced", precision=precision)
-    assert_alike(tmp_path / "direct", tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced", room_of(name, precision))
     if written.quality is None or other.quality is None:
         assert precision == "fp32"
         return

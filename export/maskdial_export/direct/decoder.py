@@ -42,6 +42,11 @@ class Rotary:
     longest: int | None = None
     interleaved: bool = False
 
+    @property
+    def num_turning(self) -> int:
+        """How many pairs turn at all; those behind them do not."""
+        return len(np.trim_zeros(self.frequencies, "b"))
+
     def tables(self, length: int) -> tuple[Floats, Floats]:
         """Cosines and sines, (length, rotary_dim / 2): of angles in float32, correctly rounded."""
         angles = np.arange(length, dtype=np.float32)[:, None] * self.frequencies
@@ -62,6 +67,37 @@ class Attends:
 
     rotary: Rotary | None
     window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingAttends(Attends):
+    """Gemma 4's attention: values are normalized, too, and layers may have keys in common.
+
+    Attributes:
+        num_kv_heads: of keys and values.
+        head_dim: of all heads.
+        source: the layer whose keys and values these are; None: its own.
+        has_values: whether values have a product of their own; otherwise they are those of keys.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    source: int | None = None
+    has_values: bool = True
+
+    def shapes(self, hidden: int, num_heads: int, has_bias: bool) -> dict[str, tuple[int, ...]]:
+        """Its weights, by their names in the layer."""
+        query, kv = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        own = {"q_proj": query}
+        if self.source is None:
+            own |= {"k_proj": kv} | ({"v_proj": kv} if self.has_values else {})
+        found: dict[str, tuple[int, ...]] = {}
+        for name, rows in own.items():
+            found |= _linear(f"self_attn.{name}", rows, hidden, has_bias)
+        found |= _linear("self_attn.o_proj", hidden, query, has_bias)
+        for name in ("q_norm",) if self.source is not None else ("q_norm", "k_norm"):
+            found[f"self_attn.{name}.weight"] = (self.head_dim,)
+        return found
 
 
 Layer = Attends | Recurrent
@@ -101,6 +137,45 @@ class Names:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     gate_and_up: str = "mlp.gate_up_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A vector of each token for each layer, which gates what that adds behind its MLP (Gemma 4).
+
+    Attributes:
+        vocab_size: rows of their table, each with the vectors of all layers.
+        size: the columns of a vector.
+        table: the module that looks them up.
+        projection: what makes others of the embeddings, that are added.
+        norm: of those.
+        gate: a layer's product of its stream, by its name in the layer.
+        output: that of the gated vector.
+        output_norm: the norm behind it.
+    """
+
+    vocab_size: int
+    size: int
+    table: str = "model.embed_tokens_per_layer"
+    projection: str = "model.per_layer_model_projection"
+    norm: str = "model.per_layer_projection_norm"
+    gate: str = "per_layer_input_gate"
+    output: str = "per_layer_projection"
+    output_norm: str = "post_per_layer_input_norm"
+
+    def shapes(self, hidden: int, layers: list[str]) -> dict[str, tuple[int, ...]]:
+        """The name and the shape of every weight."""
+        columns = len(layers) * self.size
+        found: dict[str, tuple[int, ...]] = {
+            f"{self.table}.weight": (self.vocab_size, columns),
+            f"{self.projection}.weight": (columns, hidden),
+            f"{self.norm}.weight": (self.size,),
+        }
+        for layer in layers:
+            found[f"{layer}.{self.gate}.weight"] = (self.size, hidden)
+            found[f"{layer}.{self.output}.weight"] = (hidden, self.size)
+            found[f"{layer}.{self.output_norm}.weight"] = (hidden,)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +226,10 @@ class Decoder:
         logits_softcap: the logits' likewise.
         experts: those that some layers have in place of the MLP.
         further: how the names of weights begin that predict further tokens; they are left out.
+        widths: of each layer's MLP, where they differ.
+        layer_inputs: what layers get beside the stream.
+        layer_scalar: the number in each layer that its result is multiplied by; None: none.
+        unused: how the names of weights begin that files may have, and nothing reads.
     """
 
     architecture: str
@@ -191,6 +270,10 @@ class Decoder:
     logits_softcap: float | None = None
     experts: Experts | None = None
     further: tuple[str, ...] = ()
+    widths: tuple[int, ...] | None = None
+    layer_inputs: LayerInputs | None = None
+    layer_scalar: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def rounding(self) -> float:
@@ -212,15 +295,20 @@ class Decoder:
     @property
     def layout(self) -> KVLayout:
         """What a sequence keeps between passes."""
-        attending = sum(isinstance(each, Attends) for each in self.layers)
+        attending = [each for each in self.layers if isinstance(each, Attends)]
         states = [
             state
             for each in self.layers
             if not isinstance(each, Attends)
             for state in each.states(self.hidden_size)
         ]
-        heads = Heads(self.num_kv_heads, self.head_dim)
-        return KVLayout(layers=(heads,) * attending, states=tuple(states))
+        heads = tuple(
+            Heads(each.num_kv_heads, each.head_dim)
+            if isinstance(each, SharingAttends)
+            else Heads(self.num_kv_heads, self.head_dim)
+            for each in attending
+        )
+        return KVLayout(layers=heads, states=tuple(states))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and the shape of every weight in the checkpoint; a tied head has none."""
@@ -237,27 +325,34 @@ class Decoder:
             found["lm_head.weight"] = (self.vocab_size, self.hidden_size)
         for index, layer in enumerate(self.layers):
             parts = self._norm_shapes()
-            if isinstance(layer, Attends):
+            if isinstance(layer, SharingAttends):
+                bias = self.biases.query_key_value
+                parts |= layer.shapes(self.hidden_size, self.num_heads, bias)
+            elif isinstance(layer, Attends):
                 parts |= self._attention_shapes()
             else:
                 parts |= layer.shapes(self.hidden_size)
             if self.has_mlp(index):
-                parts |= self._mlp_shapes()
+                parts |= self._mlp_shapes(self.widths[index] if self.widths else self.width)
+            if self.layer_scalar is not None:
+                parts[self.layer_scalar] = (1,)
             name = self.layer(index)
             found |= {f"{name}.{part}": shape for part, shape in parts.items()}
             if self.experts is not None and self.is_mixed(index):
                 found |= self.experts.shapes(name, self.hidden_size)
+        if self.layer_inputs is not None:
+            names = [self.layer(index) for index in range(len(self.layers))]
+            found |= self.layer_inputs.shapes(self.hidden_size, names)
         return found
 
     @property
     def num_parameters(self) -> int:
-        """Of all weights that are trained, so without the corrections of routers."""
+        """Of all weights that are trained, so without corrections of routers and layers' factors."""
         router = None if self.experts is None else self.experts.router
-        other = None if router is None else router.correction
+        others = None if router is None else router.correction, self.layer_scalar
+        ends = tuple(f".{each}" for each in others if each is not None)
         return sum(
-            math.prod(shape)
-            for name, shape in self.shapes().items()
-            if other is None or not name.endswith(f".{other}")
+            math.prod(shape) for name, shape in self.shapes().items() if not name.endswith(ends)
         )
 
     def layer(self, index: int) -> str:
@@ -311,14 +406,14 @@ class Decoder:
             shapes["self_attn.sinks"] = (self.num_heads,)
         return shapes
 
-    def _mlp_shapes(self) -> dict[str, tuple[int, ...]]:
+    def _mlp_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         names, hidden, bias = self.names, self.hidden_size, self.biases.mlp
-        inner = {names.gate: self.width, names.up: self.width}
+        inner = {names.gate: width, names.up: width}
         if not self.gated:
-            inner = {names.up: self.width}
+            inner = {names.up: width}
         if self.packed_mlp:
-            inner = {names.gate_and_up: 2 * self.width}
-        shapes = _linear(names.down, hidden, self.width, bias)
+            inner = {names.gate_and_up: 2 * width}
+        shapes = _linear(names.down, hidden, width, bias)
         for name, rows in inner.items():
             shapes |= _linear(name, rows, hidden, bias)
         return shapes

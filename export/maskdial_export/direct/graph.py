@@ -14,11 +14,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary
+from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary, SharingAttends
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
 from maskdial_export.direct.recurrent_graph import RecurrentWriter
+from maskdial_export.direct.sharing_graph import SharingWriter
 from maskdial_export.direct.weights import Weights
 
 _WHOLE = 2**63 - 1  # as the end of a slice
@@ -54,7 +55,9 @@ class GraphWriter:
                 decoder.experts, decoder.hidden_size, products, nodes, self._vector
             )
         self._recurrent = RecurrentWriter(decoder, weights, products, nodes, self._keep)
+        self._sharing = SharingWriter(decoder, products, nodes, self._vector, self._rotary_tables)
         self._attending = 0
+        self._layer_inputs = ""
 
     def write(self) -> onnx.ModelProto:
         """The graph, whose initializers are in the weight file."""
@@ -74,6 +77,8 @@ class GraphWriter:
         if decoder.embedding_scale is not None:
             scale = nodes.number("embedding.scale", decoder.embedding_scale)
             self._stream = nodes.add("Mul", [self._stream, scale])
+        if decoder.layer_inputs is not None:
+            self._layer_inputs = self._sharing.layer_inputs(decoder.layer_inputs, self._stream)
         if decoder.positions is not None:
             module = decoder.positions.module
             inputs = [self._vector(f"{module}.weight"), "position_ids"]
@@ -103,16 +108,47 @@ class GraphWriter:
         else:
             aside = self._taken()
         if self._mixture is not None and decoder.is_mixed(index):
-            mixed = self._mixture.write(layer, source, self._full_shape(decoder.hidden_size))
+            mixed = self._mixed(self._mixture, layer, source)
             self._branch, self._bias = mixed, None
         if decoder.has_mlp(index):
             self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
             if mixed is not None:
-                assert self._branch is not None, "an MLP was computed"
+                assert self._branch is not None and decoder.experts is not None, "both were"
+                if decoder.experts.norms is not None:
+                    self._branch = self._norm(
+                        self._branch, f"{layer}.{decoder.experts.norms.beside}"
+                    )
                 self._branch = self._nodes.add("Add", [mixed, self._branch])
         if aside is not None:
             self._branch = self._nodes.add("Add", [aside, self._taken()])
         self._settle(_within(layer, norms.after_mlp))
+        self._end(layer, index)
+
+    def _mixed(self, mixture: MixtureWriter, layer: str, source: str) -> str:
+        """What experts give, of what the MLP reads or of what they read beside it."""
+        experts, shape = self._decoder.experts, self._full_shape(self._decoder.hidden_size)
+        if experts is None or experts.norms is None:
+            return mixture.write(layer, source, shape)
+        routed = None
+        if experts.router.scale is not None:
+            routed = self._sharing.routed(layer, self._stream, experts.router.scale)
+        read = self._norm(self._stream, f"{layer}.{experts.norms.before}")
+        mixed = mixture.write(layer, read, shape, routed)
+        return self._norm(mixed, f"{layer}.{experts.norms.after}")
+
+    def _end(self, layer: str, index: int) -> None:
+        """What a layer adds of its own input, and the factor of its result."""
+        decoder, nodes, inputs = self._decoder, self._nodes, self._decoder.layer_inputs
+        if inputs is not None:
+            stream = self._normalized(None)
+            gate = self._activated(self._products.project(stream, [f"{layer}.{inputs.gate}"]))
+            own = self._sharing.input_of(self._layer_inputs, index)
+            gated = nodes.add("Mul", [gate, own])
+            self._branch = self._products.project(gated, [f"{layer}.{inputs.output}"])
+            self._settle(f"{layer}.{inputs.output_norm}")
+        if decoder.layer_scalar is not None:
+            factor = self._vector(f"{layer}.{decoder.layer_scalar}")
+            self._stream = nodes.add("Mul", [self._normalized(None), factor])
 
     def _add(self, source: str, module: str, has_bias: bool) -> None:
         """Begins a sum: what a sublayer's last product adds to the stream."""
@@ -200,9 +236,10 @@ class GraphWriter:
         if decoder.reads_ahead:
             return self._attend_both_ways(layer, kind, source)
         self._attending += 1
+        own = kind if isinstance(kind, SharingAttends) else None
         attributes: dict[str, Any] = {
             "num_heads": decoder.num_heads,
-            "kv_num_heads": decoder.num_kv_heads,
+            "kv_num_heads": decoder.num_kv_heads if own is None else own.num_kv_heads,
             "scale": decoder.attention_scale,
         }
         if kind.window is not None:
@@ -210,7 +247,7 @@ class GraphWriter:
         if decoder.attention_softcap is not None:
             attributes["softcap"] = decoder.attention_softcap
         tables: list[str] = []
-        if kind.rotary is not None:
+        if kind.rotary is not None and own is None:
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(kind.rotary.interleaved)}
             tables += self._rotary_tables(kind.rotary)
         if decoder.sinks:
@@ -219,7 +256,10 @@ class GraphWriter:
         past = [f"past_key.{index}", f"past_value.{index}"]
         if self._window is not None:
             past = ["", ""]
-        *queries, gate = self._queries(layer, source)
+        if own is None:
+            *queries, gate = self._queries(layer, source)
+        else:
+            queries, gate = [*self._sharing.queries(layer, own, source)], ""
         inputs = [*queries, *past, "seqlens_k", "total_sequence_length", *tables]
         output = f"{layer}.self_attn.output"
         outputs = [output, f"present_key.{index}", f"present_value.{index}"]
@@ -347,7 +387,8 @@ class GraphWriter:
         """Those of all layers that turn alike."""
         if id(rotary) not in self._tables:
             number = len(self._tables)
-            arrays = rotary.tables(self._decoder.max_length)
+            tables = rotary.tables(self._decoder.max_length)
+            arrays = [each[:, : rotary.num_turning] for each in tables]
             names = [f"rotary.{number}.{kind}" for kind in ("cos", "sin")]
             cos, sin = (
                 self._nodes.keep(self._data.write(name, array))
@@ -414,14 +455,15 @@ class GraphWriter:
             info("total_sequence_length", TensorProto.INT32, []),
             info("rows", integers, ["num_rows"]),
         ]
-        if decoder.positions is not None:
+        shares = any(isinstance(each, SharingAttends) for each in decoder.layers)
+        if decoder.positions is not None or shares:
             inputs.insert(1, info("position_ids", integers, ["batch", "length"]))
         outputs = [info("logits", floats, ["num_rows", decoder.vocab_size])]
         layout = decoder.layout
         if layout.states:
             inputs.append(info("lengths", TensorProto.INT32, ["batch"]))
-        shape = ["batch", decoder.num_kv_heads, "room", decoder.head_dim]
-        for index in range(len(layout.layers)):
+        for index, heads in enumerate(layout.layers):
+            shape = ["batch", heads.num_heads, "room", heads.head_dim]
             for kind in ("key", "value"):
                 inputs.append(info(f"past_{kind}.{index}", floats, shape))
                 outputs.append(info(f"present_{kind}.{index}", floats, shape))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from maskdial_export.checkpoint.blocks import StoredBlocks
+from maskdial_export.direct.gemma4_reference import Gemma4Reference
 from maskdial_export.direct.recurrent_reference import silu
 from maskdial_export.direct.reference import Floats, Reference
 from maskdial_export.direct.weights import Weights
@@ -52,6 +53,8 @@ _EPSILONS = ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 
 def make_reference(config: Mapping[str, Any], weights: Weights) -> Reference:
     """The decoder that a configuration describes."""
+    if config["model_type"] == "gemma4_text":
+        return Gemma4Reference(config, weights)
     kind = LayerNormReference if config["model_type"] in _NAMES else Reference
     return kind(config, weights)
 

@@ -7,7 +7,7 @@ graph; the server knows its matrices by them.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -70,8 +70,8 @@ class Products(Protocol):
         """The product of vectors (num_vectors, columns) with its bias, an initializer."""
         ...
 
-    def look_up(self) -> str:
-        """The rows of the embedding table."""
+    def look_up(self, table: str | None = None) -> str:
+        """The rows of the embedding table, or of another module's."""
         ...
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
@@ -93,9 +93,10 @@ class FloatProducts:
             "MatMul", [source, self._columns(modules)], modules=",".join(modules)
         )
 
-    def look_up(self) -> str:
-        ids, table = self._modules.ids, self._modules.table
-        return self._nodes.add("Gather", [self._table(), ids], axis=0, modules=table)
+    def look_up(self, table: str | None = None) -> str:
+        table = table or self._modules.table
+        inputs = [self._rows(table), self._modules.ids]
+        return self._nodes.add("Gather", inputs, axis=0, modules=table)
 
     def project_vectors(self, source: str, module: str, bias: str | None) -> str:
         inputs = [source, self._rows(module), *([] if bias is None else [bias])]
@@ -237,12 +238,17 @@ class BlockProducts:
             return self._floats.project_vectors(source, module, bias)
         return _plus(self._nodes, self.project(source, [module]), bias)
 
-    def look_up(self) -> str:
-        head = self._head() if self._modules.tied else None
-        if head is None or head.zero is None or head.num_inputs % head.block_size:
-            self.by_row.add(f"{self._modules.table}.weight")
-            return look_up_rows(self._modules, self._weights, self._nodes, self._data)
-        return self._look_up_blocks(head)
+    def look_up(self, table: str | None = None) -> str:
+        if table is not None:  # as wide as all layers together, so that rows have many scales
+            matrix = self._write([table], [f"{table}.weight"])
+        else:
+            table = self._modules.table
+            matrix = self._head() if self._modules.tied else None
+        if matrix is None or matrix.zero is None or matrix.num_inputs % matrix.block_size:
+            self.by_row.add(f"{table}.weight")
+            modules = replace(self._modules, table=table)
+            return look_up_rows(modules, self._weights, self._nodes, self._data)
+        return self._look_up_blocks(matrix, table)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
         if factor is None:
@@ -364,8 +370,8 @@ class BlockProducts:
             self._nodes.keep(self._data.write(name, members[: matrix.num_inputs]))
         return name
 
-    def _look_up_blocks(self, matrix: _Matrix) -> str:
-        """Rows of the output layer's matrix."""
+    def _look_up_blocks(self, matrix: _Matrix, table: str) -> str:
+        """Rows of a matrix, such as the output layer's."""
         nodes = self._nodes
         last = nodes.constant("lookup.last", np.array([3]))
         rows = nodes.add("Gather", [matrix.integers, self._modules.ids])
@@ -389,12 +395,12 @@ class BlockProducts:
             minima = nodes.add("Gather", [f"{matrix.name}.minimum", self._modules.ids], axis=1)
             minima = nodes.add("Transpose", [minima], perm=[1, 2, 0])
             rows = nodes.add("Sub", [rows, nodes.add("Unsqueeze", [minima, last])])
-        shape = nodes.constant("lookup.row", np.array([0, 0, matrix.num_inputs]))
-        table, ids = self._modules.table, self._modules.ids
+        name = "lookup.row" if table == self._modules.table else f"lookup.row.{table}"
+        shape = nodes.constant(name, np.array([0, 0, matrix.num_inputs]))
         return nodes.add(
             "Reshape",
             [rows, shape],
-            output=f"{TABLE_ROWS}{table}.{ids}",
+            output=f"{TABLE_ROWS}{table}.{self._modules.ids}",
         )
 
 
@@ -432,7 +438,8 @@ class RowProducts:
             return self._floats.project_vectors(source, module, bias)
         return _plus(self._nodes, self.project(source, [module]), bias)
 
-    def look_up(self) -> str:
+    def look_up(self, table: str | None = None) -> str:
+        assert table is None, "no encoder has another table of its tokens"
         largest = self._largest if self._modules.tied else _LARGEST
         return look_up_rows(self._modules, self._weights, self._nodes, self._data, largest)
 

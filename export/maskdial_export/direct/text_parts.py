@@ -13,13 +13,16 @@ from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.weights import SafetensorsWeights
 
 _ROLES = ("pad_token_id", "bos_token_id", "eos_token_id")
-_MEDIA = re.compile(r"(image|video|vision)\w*_token_(id|index)|(bo[iv]|eo[iv])_token_(id|index)")
+_MEDIA = re.compile(
+    r"(audio|image|video|vision)\w*_token_(id|index)|(bo[aiv]|eo[aiv])_token_(id|index)"
+)
 # What else a wrapper says and its text part does not need
 _IGNORED = frozenset(
     {
         *("architectures", "dtype", "initializer_range", "model_type", "text_config"),
         *("tie_word_embeddings", "torch_dtype", "transformers_version", "vision_config"),
         *("mm_tokens_per_image", "spatial_merge_size", "vision_feature_layer", "use_cache"),
+        *("audio_config", "vision_soft_tokens_per_image"),
         *("multimodal_projector_bias", "projector_hidden_act", "language_model_only"),
         *_ROLES,
     }
@@ -141,6 +144,12 @@ _WRAPPERS: Mapping[str, Wrapper] = {
         {"gemma3_text": "gemma3_text"},
         _GEMMA3,
         always={"final_logit_softcapping": None},
+        tied=True,
+    ),
+    "gemma4": Wrapper(
+        "Gemma4ForConditionalGeneration",
+        ("model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"),
+        {"gemma4_text": "gemma4_text"},
         tied=True,
     ),
     "mistral3": Wrapper(

@@ -369,6 +369,7 @@ def check_weights(decoder: Decoder, weights: Weights, *, complete: bool) -> bool
         NotDirectError: there are others beside them.
     """
     found = _others(decoder.shapes(), weights)
+    found = [name for name in found if not name.startswith(decoder.unused)]
     others = [name for name in found if not name.startswith(decoder.further)]
     if complete and len(others) < len(found):
         raise NotDirectError(

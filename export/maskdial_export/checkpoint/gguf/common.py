@@ -135,7 +135,8 @@ def read_rope(settings: Settings, theta: float = 10_000.0) -> Config:
     return rope
 
 
-def _factors(settings: Settings, name: str) -> list[float]:
+def read_factors(settings: Settings, name: str) -> list[float]:
+    """A vector. Raises: ExportError: there is none of that name."""
     tensor = settings.file.tensors.get(name)
     if tensor is None:
         raise ExportError(f"{settings.file.path} has no tensor {name}")
@@ -146,8 +147,8 @@ def longrope(settings: Settings) -> Config:
     positions = settings.number(".rope.scaling.original_context_length")
     rope: Config = {
         "rope_type": "longrope",
-        "short_factor": _factors(settings, "rope_factors_short.weight"),
-        "long_factor": _factors(settings, "rope_factors_long.weight"),
+        "short_factor": read_factors(settings, "rope_factors_short.weight"),
+        "long_factor": read_factors(settings, "rope_factors_long.weight"),
         "original_max_position_embeddings": positions,
         "factor": settings.number(".context_length") / max(positions, 1),
     }
@@ -158,7 +159,7 @@ def longrope(settings: Settings) -> Config:
 
 def _llama3(settings: Settings, theta: float) -> Config:
     """The scaling of Llama 3, of which the file has only the divisors of the frequencies."""
-    found = np.array(_factors(settings, "rope_freqs.weight"), np.float32)
+    found = np.array(read_factors(settings, "rope_freqs.weight"), np.float32)
     if np.all(found == 1):
         return {}
     size = 2 * len(found)
