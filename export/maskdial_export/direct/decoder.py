@@ -347,7 +347,7 @@ class Decoder:
 
     @property
     def num_parameters(self) -> int:
-        """Of all weights that are trained, so without corrections of routers and layers' factors."""
+        """Of all weights that are trained: without routers' corrections and layers' factors."""
         router = None if self.experts is None else self.experts.router
         others = None if router is None else router.correction, self.layer_scalar
         ends = tuple(f".{each}" for each in others if each is not None)

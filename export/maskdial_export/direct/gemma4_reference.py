@@ -1,4 +1,4 @@
-"""Gemma 4 in plain NumPy, written from transformers' modeling file and not from the graph writer."""
+"""Gemma 4 in plain NumPy, written from transformers' modeling file, not from the graph writer."""
 
 import math
 from collections.abc import Mapping

@@ -113,7 +113,8 @@ class GraphWriter:
         if decoder.has_mlp(index):
             self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
             if mixed is not None:
-                assert self._branch is not None and decoder.experts is not None, "both were"
+                assert self._branch is not None, "an MLP was computed"
+                assert decoder.experts is not None, "they were mixed"
                 if decoder.experts.norms is not None:
                     self._branch = self._norm(
                         self._branch, f"{layer}.{decoder.experts.norms.beside}"

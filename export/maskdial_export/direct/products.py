@@ -239,11 +239,10 @@ class BlockProducts:
         return _plus(self._nodes, self.project(source, [module]), bias)
 
     def look_up(self, table: str | None = None) -> str:
-        if table is not None:  # as wide as all layers together, so that rows have many scales
+        if table is None:
+            table, matrix = self._modules.table, self._head() if self._modules.tied else None
+        else:  # as wide as all layers together, so that rows have many scales
             matrix = self._write([table], [f"{table}.weight"])
-        else:
-            table = self._modules.table
-            matrix = self._head() if self._modules.tied else None
         if matrix is None or matrix.zero is None or matrix.num_inputs % matrix.block_size:
             self.by_row.add(f"{table}.weight")
             modules = replace(self._modules, table=table)

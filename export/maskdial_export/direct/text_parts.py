@@ -1,4 +1,4 @@
-"""The text part of a model that also reads images: its configuration, and its weights' names.
+"""The text part of a model that also reads images or sound: configuration, and weights' names.
 
 On text alone such a model computes what its text part computes; the tracer compares both. Towers
 are left out.
@@ -37,7 +37,7 @@ class Wrapper:
 
     Attributes:
         architecture: transformers' class.
-        left_out: the paths of its modules that text does without.
+        left_out: the paths of its modules that text does without; some lack those of sound.
         kinds: the ``model_type`` of its text part, and that of the family that it is.
         defaults: what its text part says where its configuration says nothing.
         always: entries of the text part that the whole model has, whatever the file says.
@@ -101,7 +101,9 @@ def text_part(config: Mapping[str, Any]) -> TextPart | None:
         for key, value in config.items()
         if _MEDIA.fullmatch(key) and type(value) is int and 0 <= value < size
     }
-    return TextPart(wrapper.architecture, found, wrapper.left_out, tuple(sorted(media)))
+    hears = config.get("audio_config") is not None
+    left_out = tuple(path for path in wrapper.left_out if hears or "audio" not in path)
+    return TextPart(wrapper.architecture, found, left_out, tuple(sorted(media)))
 
 
 def architectures() -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Gemma 4: heads of two sizes, shared keys and values, inputs of layers, and experts."""
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 
@@ -148,7 +149,7 @@ def _rope(settings: Settings, size: int) -> Config:
     return rope | {"partial_rotary_factor": turning / len(factors)}
 
 
-def _refuse(settings: Settings, key: str) -> None:
+def _refuse(settings: Settings, key: str) -> NoReturn:
     raise ExportError(
         f"{settings.architecture}{key} of {settings.file.path} is none of a Gemma 4; export the "
         "checkpoint that it was made from"

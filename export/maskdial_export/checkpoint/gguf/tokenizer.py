@@ -439,9 +439,9 @@ def _unigram(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
 
 
 _BUILDERS: Mapping[str, Callable[[Settings, _Vocabulary], ReadTokenizer]] = {
-    _GEMMA4: _gemma4,
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "bert": _wordpiece,
     "t5": _unigram,
+    _GEMMA4: _gemma4,
 }
