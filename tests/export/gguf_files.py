@@ -124,6 +124,21 @@ def as_gemma4(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arra
         yield from as_experts(name, values, config)
 
 
+def as_gemma3n(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Numbered matrices of streams are one tensor."""
+    number = re.fullmatch(r"model\.(altup_\w+)\.(\d)\.weight", name)
+    if number is None:
+        end = ".weight" if name.endswith("_scale") else ""
+        yield name + end, values
+        return
+    _STACKED.setdefault(number[1], []).append(values)
+    if len(_STACKED[number[1]]) == config.altup_num_inputs - 1:
+        yield f"model.{number[1]}.weight", np.stack(_STACKED.pop(number[1]))
+
+
+_STACKED: dict[str, list[Array]] = {}
+
+
 def as_gpt2(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
     is_matrix = re.search(r"\.c_(attn|proj|fc)\.weight$", name)
     yield name, values.T if is_matrix else values

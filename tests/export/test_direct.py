@@ -87,7 +87,8 @@ FAMILIES = [
     *("llama-yarn", "exaone4", "exaone4-small", "seed-oss"),
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
-    *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2", "gemma4", "gemma4-keys"),
+    *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
+    *("gemma3n", "gemma4", "gemma4-keys"),
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -125,7 +126,7 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         name: MODELS[name][1:3]
         for name in (
             *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-            *("olmo3", "glm4", "glm4-moe", "ministral3", "gemma4", "gemma4-keys"),
+            *("olmo3", "glm4", "glm4-moe", "ministral3", "gemma3n", "gemma4", "gemma4-keys"),
         )
     },
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
@@ -242,10 +243,10 @@ def assert_same_bits(one: Path, other: Path, room: float = 0) -> None:
 
 
 def room_of(name: str, precision: str) -> float:
-    """How far logits of Gemma 4 may be from a trace's, which has its norms and rotations written
+    """How far logits of Gemma 3n and 4 may be from a trace's, which has norms and rotations written
     out, and the table of layers' inputs in float32: a last bit may round an activation to another
     integer."""
-    if not name.startswith("gemma4"):
+    if not name.startswith(("gemma3n", "gemma4")):
         return 0
     return 2e-5 if precision == "fp32" else 0.2
 
@@ -558,6 +559,9 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
         ("gemma3", {"use_bidirectional_attention": True}),
         ("gemma3", {"hidden_activation": "gelu"}),
         ("gemma3", {"attn_logit_softcapping": -1.0}),
+        ("gemma3n", {"altup_active_idx": 1}),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 4}),
+        ("gemma3n", {"intermediate_size": [96] * 3}),
         ("gemma4", {"use_bidirectional_attention": "all"}),
         ("gemma4", {"num_kv_shared_layers": 3}),
         ("gemma4", {"num_kv_shared_layers": -1}),
@@ -673,6 +677,33 @@ def test_gemma_4_as_it_is_released(kind: str) -> None:
         if ".experts." not in name
     }
     assert found == {name: shape for name, shape in expected.items() if ".experts." not in name}
+
+
+def test_the_text_part_of_gemma_3n(tmp_path: Path) -> None:
+    """Whose towers need packages that text does not."""
+    folder = save_folder("gemma3n", tmp_path / "checkpoint")
+    plain = direct(folder, tmp_path / "plain", precision="fp32")
+    config, file = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": config,
+        "vision_config": {},
+        "audio_config": {},
+        "audio_soft_tokens_per_image": 188,
+        "image_token_id": 5,
+    }
+    (folder / "config.json").write_text(json.dumps(whole))
+    inner = {
+        name.replace("model.", "model.language_model.", 1): each
+        for name, each in load_file(file).items()
+    }
+    towers = {"model.embed_audio.embedding.weight": np.ones((4, 4), np.float32)}
+    save_file(inner | towers, file)
+    written = direct(folder, tmp_path / "whole", precision="fp32")
+    assert written.golden == plain.golden
+    assert written.media_tokens == (5,)
+    assert len(written.left_out) == 4
 
 
 def test_gemma_3_says_little_of_its_text_part() -> None:
@@ -925,6 +956,8 @@ def test_a_type_that_is_read_wrongly_does_not_pass(
         ("granite-hybrid", {"time_step_limit": [0.0, 0.5]}),
         ("glm4-moe", {"routed_scaling_factor": 1.0}),
         ("olmo3", {"sliding_window": 8}),
+        ("gemma3n", {"altup_correct_scale": False}),
+        ("gemma3n", {"activation_sparsity_pattern": [0.9, 0.8, 0.0, 0.0]}),
         ("gemma4", {"sliding_window": 8}),
         ("gemma4", {"final_logit_softcapping": 20.0}),
         ("gemma4-moe", {"top_k_experts": 1}),

@@ -23,6 +23,7 @@ from tests.export.gguf_files import (
     WORD_PIECES_SIZE,
     as_experts,
     as_gemma,
+    as_gemma3n,
     as_gemma4,
     as_glm4_moe,
     as_gpt2,
@@ -88,6 +89,18 @@ LONGROPE = {
 }
 
 
+GEMMA3N = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "head_dim": 16,
+    "intermediate_size": [96] * 4,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 32,
+    "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": BYTE_LEVEL_SIZE,
+}
 # As E2B: the last two layers read keys and values of others, and are twice as wide
 GEMMA4 = {
     "num_hidden_layers": 4,
@@ -313,6 +326,19 @@ def gemma3(writer: Writer, config: Any) -> None:
     writer.add_rope_freq_base(1_000_000.0)
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(8.0)
+
+
+def gemma3n(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    shares = torch.tensor(config.activation_sparsity_pattern)
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
+    writer.add_rope_freq_base(1_000_000.0)
 
 
 def gemma4(writer: Writer, config: Any) -> None:
@@ -680,6 +706,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_gemma,
     ),
     "gemma3": ("gemma3", "Gemma3ForCausalLM", SHAPE | GEMMA3, gemma3, as_gemma),
+    "gemma3n": ("gemma3n", "Gemma3nForCausalLM", SHAPE | GEMMA3N, gemma3n, as_gemma3n),
     "gemma4": ("gemma4", "Gemma4ForCausalLM", SHAPE | GEMMA4, gemma4, as_gemma4),
     "gemma4-keys": ("gemma4", "Gemma4ForCausalLM", SHAPE | GEMMA4_KEYS, gemma4, as_gemma4),
     "phi3": (

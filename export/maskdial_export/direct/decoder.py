@@ -16,6 +16,8 @@ _SMALL = 16_384
 """Layers times their width up to which the tolerance is that of small models; SmolLM2-135M's are
 17,280, and its logits are 0.4 of the tolerance apart. Those of a random 8B are as far from theirs.
 """
+_MAGNIFYING = 4
+"""Layers with several streams within which what is rounded is not magnified."""
 Floats = NDArray[np.float32]
 Activation = Literal["silu", "gelu_tanh", "gelu_new"]
 NormKind = Literal["rms", "layer", "centered"]
@@ -179,6 +181,45 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class AltUp:
+    """Several streams, of which layers compute the first and correct the others (Gemma 3n).
+
+    See Alternating Updates (arXiv:2301.13310). Beside attention a layer has a product of low rank.
+
+    Attributes:
+        num_inputs: how many streams there are.
+        laurel_rank: of that product.
+        scales_output: whether the corrected first one is scaled before it is gated.
+        cutoffs: of each layer's MLP, how many standard deviations above the mean its gate's values
+            are cut off; None: they are not.
+    """
+
+    num_inputs: int
+    laurel_rank: int
+    scales_output: bool
+    cutoffs: tuple[float | None, ...]
+
+    def shapes(self, hidden: int, layers: list[str]) -> dict[str, tuple[int, ...]]:
+        """The name and the shape of every weight."""
+        count, found = self.num_inputs, dict[str, tuple[int, ...]]()
+        for index in range(count - 1):
+            for name in ("altup_projections", "altup_unembed_projections"):
+                found[f"model.{name}.{index}.weight"] = (hidden, hidden)
+        for layer in layers:
+            found |= {
+                f"{layer}.altup.correct_output_scale": (hidden,),
+                f"{layer}.altup.correction_coefs.weight": (count, count),
+                f"{layer}.altup.prediction_coefs.weight": (count**2, count),
+                f"{layer}.altup.modality_router.weight": (count, hidden),
+                f"{layer}.altup.router_norm.weight": (hidden,),
+                f"{layer}.laurel.linear_left.weight": (self.laurel_rank, hidden),
+                f"{layer}.laurel.linear_right.weight": (hidden, self.laurel_rank),
+                f"{layer}.laurel.post_laurel_norm.weight": (hidden,),
+            }
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class PositionTable:
     """A module whose rows are added to those of the tokens, by their places."""
 
@@ -228,6 +269,7 @@ class Decoder:
         further: how the names of weights begin that predict further tokens; they are left out.
         widths: of each layer's MLP, where they differ.
         layer_inputs: what layers get beside the stream.
+        altup: its streams; None: there is one.
         layer_scalar: the number in each layer that its result is multiplied by; None: none.
         unused: how the names of weights begin that files may have, and nothing reads.
     """
@@ -272,6 +314,7 @@ class Decoder:
     further: tuple[str, ...] = ()
     widths: tuple[int, ...] | None = None
     layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None
     layer_scalar: str | None = None
     unused: tuple[str, ...] = ()
 
@@ -279,8 +322,12 @@ class Decoder:
     def rounding(self) -> float:
         """How much further two computations in float32 may be apart than those of a small model:
         independent errors grow with the root of how many are added up.
+
+        Streams that correct each other magnify them from layer to layer: torch's float32 and
+        float64 are up to 1e-3 apart where 25 layers of Gemma 3n have random weights.
         """
-        return max(1.0, math.sqrt(len(self.layers) * self.hidden_size / _SMALL))
+        magnified = 1.0 if self.altup is None else max(1.0, len(self.layers) / _MAGNIFYING)
+        return magnified * max(1.0, math.sqrt(len(self.layers) * self.hidden_size / _SMALL))
 
     @property
     def query_size(self) -> int:
@@ -340,9 +387,9 @@ class Decoder:
             found |= {f"{name}.{part}": shape for part, shape in parts.items()}
             if self.experts is not None and self.is_mixed(index):
                 found |= self.experts.shapes(name, self.hidden_size)
-        if self.layer_inputs is not None:
-            names = [self.layer(index) for index in range(len(self.layers))]
-            found |= self.layer_inputs.shapes(self.hidden_size, names)
+        names = [self.layer(index) for index in range(len(self.layers))]
+        for part in (self.layer_inputs, self.altup):
+            found |= {} if part is None else part.shapes(self.hidden_size, names)
         return found
 
     @property

@@ -10,7 +10,15 @@ from typing import Any
 
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Decoder, NotDirectError
-from maskdial_export.direct.describe import gemma, gemma4, hybrids, layer_norms, mixtures, plain
+from maskdial_export.direct.describe import (
+    gemma,
+    gemma3n,
+    gemma4,
+    hybrids,
+    layer_norms,
+    mixtures,
+    plain,
+)
 from maskdial_export.errors import ExportError
 
 
@@ -107,6 +115,7 @@ _FAMILIES: Mapping[str, Family] = {
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
     "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS, embeds=True),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS, embeds=True),
+    "gemma3n_text": Family("Gemma3nForCausalLM", gemma3n.gemma3n, _GEMMA_IDS),
     "gemma4_text": Family("Gemma4ForCausalLM", gemma4.gemma4, _GEMMA_IDS),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS, embeds=True),
     "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),

@@ -1,7 +1,10 @@
-"""Gemma 4 in plain NumPy, written from transformers' modeling file, not from the graph writer."""
+"""Gemma 3n and 4 in plain NumPy, written from transformers' modeling files and not from the graph
+writer."""
 
 import math
+import statistics
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,16 +18,30 @@ _GELU = np.float32(math.sqrt(2 / math.pi))
 class Gemma4Reference(Reference):
     """A decoder with heads of two sizes, and layers that read others' keys and values."""
 
+    _PERIOD, _NUM_SHARED = 6, 0
+    _ROPE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+        {
+            "sliding_attention": {"rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+            },
+        }
+    )
+
     def __init__(self, config: Mapping[str, Any], weights: Weights) -> None:
         super().__init__(config, weights)
         self._is_shifted = False
         count = int(config["num_hidden_layers"])
         given = config.get("layer_types")
-        kinds = given or ["sliding_attention" if (i + 1) % 6 else "" for i in range(count)]
+        kinds = given or [
+            "sliding_attention" if (i + 1) % self._PERIOD else "" for i in range(count)
+        ]
         self._near = [kind == "sliding_attention" for kind in kinds]
-        if not given:
+        if not given and self._PERIOD == 6:
             self._near[-1] = False
-        self._first_shared = count - int(config.get("num_kv_shared_layers") or 0)
+        self._first_shared = count - int(config.get("num_kv_shared_layers", self._NUM_SHARED))
         self._kept: dict[bool, tuple[Floats, Floats]] = {}
         self._inputs: Floats | None = None
 
@@ -35,9 +52,12 @@ class Gemma4Reference(Reference):
         root = np.float32(math.sqrt(self._hidden_size))
         states = self._rows("model.embed_tokens.weight", tokens) * root
         self._inputs = self._layer_inputs(tokens, states)
+        return self._norm(self._layers(states), "model.norm")
+
+    def _layers(self, states: Floats) -> Floats:
         for index in range(len(self._near)):
             states = self._layer(index, states)
-        return self._norm(states, "model.norm")
+        return states
 
     def _rows(self, name: str, tokens: Ids) -> Floats:
         known, places = np.unique(tokens, return_inverse=True)
@@ -51,6 +71,8 @@ class Gemma4Reference(Reference):
         if not size:
             return None
         shape = len(tokens), len(self._near), size
+        rows = self._names["model.embed_tokens_per_layer.weight"][0]
+        tokens = np.where(tokens < rows, tokens, 0)
         own = self._rows("model.embed_tokens_per_layer.weight", tokens) * np.float32(size**0.5)
         projected = self._linear(embedded, "model.per_layer_model_projection")
         projected = projected * np.float32(self._hidden_size**-0.5)
@@ -134,14 +156,7 @@ class Gemma4Reference(Reference):
 
     def _rotated(self, heads: Floats, slides: bool) -> Floats:
         """Turns (num_tokens, heads, size); without windows, only the first pairs do."""
-        rope = self._config.get("rope_parameters") or {
-            "sliding_attention": {"rope_theta": 1e4},
-            "full_attention": {
-                "rope_type": "proportional",
-                "rope_theta": 1e6,
-                "partial_rotary_factor": 0.25,
-            },
-        }
+        rope = self._config.get("rope_parameters") or self._ROPE
         own = rope["sliding_attention" if slides else "full_attention"]
         size = heads.shape[-1]
         speeds = float(own["rope_theta"]) ** (-np.arange(0, size, 2) / size)
@@ -152,6 +167,85 @@ class Gemma4Reference(Reference):
         cos, sin = (each.astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles)))
         left, right = heads[..., : size // 2], heads[..., size // 2 :]
         return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+
+class Gemma3nReference(Gemma4Reference):
+    """A decoder of several streams, (num_inputs, num_tokens, hidden_size)."""
+
+    _PERIOD, _NUM_SHARED = 5, 15
+    _ROPE = MappingProxyType(
+        {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6}}
+    )
+
+    def __init__(self, config: Mapping[str, Any], weights: Weights) -> None:
+        super().__init__({"final_logit_softcapping": 30.0, **config}, weights)
+        count = len(self._near)
+        few = [0.95 if count > 10 and index < 10 else 0.0 for index in range(count)]
+        self._sparse: list[float] = config.get("activation_sparsity_pattern") or few
+        self._count = int(config.get("altup_num_inputs", 4))
+
+    def _layers(self, states: Floats) -> Floats:
+        streams = [states]
+        for index in range(1, self._count):
+            other = self._linear(states, f"model.altup_projections.{index - 1}")
+            streams.append(_as_large(other, states))
+        for index in range(len(self._near)):
+            streams = self._streams(index, streams)
+        found = [streams[0]]
+        for index in range(1, self._count):
+            other = self._linear(streams[index], f"model.altup_unembed_projections.{index - 1}")
+            found.append(_as_large(other, streams[0]))
+        mean: Floats = np.mean(found, axis=0).astype(np.float32)
+        return mean
+
+    def _streams(self, index: int, streams: list[Floats]) -> list[Floats]:
+        name = f"model.layers.{index}"
+        coefficients = self._linear(
+            self._modalities(name, streams[0]), f"{name}.altup.prediction_coefs"
+        )
+        square = coefficients.reshape(len(coefficients), self._count, self._count)
+        predicted = [*(np.einsum("tij,jth->ith", square, np.stack(streams)) + np.stack(streams))]
+        normed = self._norm(predicted[0], f"{name}.input_layernorm")
+        low = self._linear(normed, f"{name}.laurel.linear_left")
+        low = self._linear(low, f"{name}.laurel.linear_right")
+        beside = normed + self._norm(low, f"{name}.laurel.post_laurel_norm")
+        attended = self._norm(self._attention(index, normed), f"{name}.post_attention_layernorm")
+        states = (predicted[0] + attended + beside) / np.float32(math.sqrt(2))
+        gate = self._norm(states, f"{name}.pre_feedforward_layernorm")
+        inner = self._sparse_mlp(index, name, gate)
+        states = states + self._norm(inner, f"{name}.post_feedforward_layernorm")
+        missed = states - predicted[0]
+        shares = self._linear(self._modalities(name, states), f"{name}.altup.correction_coefs") + 1
+        found = [each + missed * shares[:, row, None] for row, each in enumerate(predicted)]
+        first = found[0]
+        if self._config.get("altup_correct_scale", True):
+            first = first * self._weights.values(f"{name}.altup.correct_output_scale")
+        assert self._inputs is not None, "all have them"
+        own = _gelu(self._linear(first, f"{name}.per_layer_input_gate")) * self._inputs[index]
+        own = self._linear(own, f"{name}.per_layer_projection")
+        own = self._norm(own, f"{name}.post_per_layer_input_norm")
+        return [found[0], *(each + own for each in found[1:])]
+
+    def _sparse_mlp(self, index: int, name: str, values: Floats) -> Floats:
+        gate = self._linear(values, f"{name}.mlp.gate_proj")
+        if self._sparse[index]:
+            deviations = statistics.NormalDist().inv_cdf(self._sparse[index])
+            mean, spread = (of(gate, axis=-1, keepdims=True) for of in (np.mean, np.std))
+            gate = np.maximum(gate - (mean + spread * np.float32(deviations)), 0)
+        inner = _gelu(gate) * self._linear(values, f"{name}.mlp.up_proj")
+        return self._linear(inner, f"{name}.mlp.down_proj")
+
+    def _modalities(self, name: str, values: Floats) -> Floats:
+        normed = self._norm(values, f"{name}.altup.router_norm") / np.float32(self._hidden_size)
+        found: Floats = np.tanh(self._linear(normed, f"{name}.altup.modality_router"))
+        return found
+
+
+def _as_large(values: Floats, others: Floats) -> Floats:
+    """Values whose squares' mean is that of others."""
+    own, theirs = (np.mean(np.square(each), axis=-1, keepdims=True) for each in (values, others))
+    found: Floats = values * np.sqrt(theirs) / np.sqrt(np.maximum(own, np.float32(1e-5)))
+    return found
 
 
 def _gelu(values: Floats) -> Floats:

@@ -13,8 +13,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from maskdial_export.direct.altup_graph import AltUpWriter
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary, SharingAttends
+from maskdial_export.direct.decoder import (
+    Attends,
+    Decoder,
+    Floats,
+    LayerInputs,
+    Rotary,
+    SharingAttends,
+)
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
@@ -56,6 +64,11 @@ class GraphWriter:
             )
         self._recurrent = RecurrentWriter(decoder, weights, products, nodes, self._keep)
         self._sharing = SharingWriter(decoder, products, nodes, self._vector, self._rotary_tables)
+        self._altup = None
+        if decoder.altup is not None:
+            self._altup = AltUpWriter(
+                decoder.altup, decoder.hidden_size, products, nodes, self._vector, self._norm
+            )
         self._attending = 0
         self._layer_inputs = ""
 
@@ -84,8 +97,14 @@ class GraphWriter:
             inputs = [self._vector(f"{module}.weight"), "position_ids"]
             rows = nodes.add("Gather", inputs, axis=0, modules=module)
             self._stream = nodes.add("Add", [rows, self._stream])
+        streams = None if self._altup is None else self._altup.begin(self._stream)
         for index in range(len(decoder.layers)):
-            self._write_layer(index)
+            if self._altup is None or streams is None:
+                self._write_layer(index)
+            else:
+                streams = self._write_streams(index, self._altup, streams)
+        if self._altup is not None and streams is not None:
+            self._stream = self._altup.end(streams)
         return self._normalized(decoder.names.last_norm)
 
     def _write_layer(self, index: int) -> None:
@@ -111,7 +130,7 @@ class GraphWriter:
             mixed = self._mixed(self._mixture, layer, source)
             self._branch, self._bias = mixed, None
         if decoder.has_mlp(index):
-            self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
+            self._add(self._mlp(layer, source, index), f"{layer}.{decoder.names.down}", biases.mlp)
             if mixed is not None:
                 assert self._branch is not None, "an MLP was computed"
                 assert decoder.experts is not None, "they were mixed"
@@ -124,6 +143,39 @@ class GraphWriter:
             self._branch = self._nodes.add("Add", [aside, self._taken()])
         self._settle(_within(layer, norms.after_mlp))
         self._end(layer, index)
+
+    def _write_streams(self, index: int, altup: AltUpWriter, streams: str) -> str:
+        """A layer of a decoder with several streams; returns them behind it."""
+        decoder, norms = self._decoder, self._decoder.norms
+        layer, kind, inputs = decoder.layer(index), decoder.layers[index], decoder.layer_inputs
+        assert isinstance(kind, Attends), "no layer is recurrent"
+        assert inputs is not None, "all layers have them"
+        predictions = altup.predict(layer, streams)
+        self._stream = altup.active(predictions)
+        source = self._normalized(_within(layer, norms.before_attention))
+        beside = altup.beside(layer, source)
+        attended = self._attend(layer, kind, source)
+        output = f"{layer}.{decoder.names.attention_output}"
+        self._add(attended, output, decoder.biases.attention_output)
+        self._settle(_within(layer, norms.after_attention))
+        self._stream = altup.joined(self._normalized(None), beside)
+        source = self._normalized(_within(layer, norms.before_mlp))
+        self._add(self._mlp(layer, source, index), f"{layer}.{decoder.names.down}", False)
+        self._settle(_within(layer, norms.after_mlp))
+        corrected = altup.correct(layer, predictions, self._normalized(None))
+        first = altup.scaled(layer, altup.active(corrected))
+        own = self._gated_input(layer, index, inputs, first)
+        added = self._norm(
+            self._products.project(own, [f"{layer}.{inputs.output}"]),
+            f"{layer}.{inputs.output_norm}",
+        )
+        return altup.add_to_others(corrected, added)
+
+    def _gated_input(self, layer: str, index: int, inputs: LayerInputs, source: str) -> str:
+        """A layer's own input, gated by the stream."""
+        gate = self._activated(self._products.project(source, [f"{layer}.{inputs.gate}"]))
+        own = self._sharing.input_of(self._layer_inputs, index)
+        return self._nodes.add("Mul", [gate, own])
 
     def _mixed(self, mixture: MixtureWriter, layer: str, source: str) -> str:
         """What experts give, of what the MLP reads or of what they read beside it."""
@@ -141,10 +193,7 @@ class GraphWriter:
         """What a layer adds of its own input, and the factor of its result."""
         decoder, nodes, inputs = self._decoder, self._nodes, self._decoder.layer_inputs
         if inputs is not None:
-            stream = self._normalized(None)
-            gate = self._activated(self._products.project(stream, [f"{layer}.{inputs.gate}"]))
-            own = self._sharing.input_of(self._layer_inputs, index)
-            gated = nodes.add("Mul", [gate, own])
+            gated = self._gated_input(layer, index, inputs, self._normalized(None))
             self._branch = self._products.project(gated, [f"{layer}.{inputs.output}"])
             self._settle(f"{layer}.{inputs.output_norm}")
         if decoder.layer_scalar is not None:
@@ -398,7 +447,7 @@ class GraphWriter:
             self._tables[id(rotary)] = cos, sin
         return self._tables[id(rotary)]
 
-    def _mlp(self, layer: str, source: str) -> str:
+    def _mlp(self, layer: str, source: str, index: int) -> str:
         nodes, decoder = self._nodes, self._decoder
 
         def project(name: str) -> str:
@@ -418,7 +467,11 @@ class GraphWriter:
             gate, up = f"{both}.gate", f"{both}.up"
             nodes.add_all("Split", [both], [gate, up], axis=2, num_outputs=2)
             return nodes.add("Mul", [up, self._activated(gate)])
-        gate = self._activated(project(names.gate))
+        gate, altup = project(names.gate), decoder.altup
+        most = None if altup is None else altup.cutoffs[index]
+        if self._altup is not None and most is not None:
+            gate = self._altup.cut_off(gate, most)
+        gate = self._activated(gate)
         return nodes.add("Mul", [gate, project(names.up)])
 
     def _activated(self, source: str) -> str:

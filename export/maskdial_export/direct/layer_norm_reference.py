@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from maskdial_export.checkpoint.blocks import StoredBlocks
-from maskdial_export.direct.gemma4_reference import Gemma4Reference
+from maskdial_export.direct.gemma4_reference import Gemma3nReference, Gemma4Reference
 from maskdial_export.direct.recurrent_reference import silu
 from maskdial_export.direct.reference import Floats, Reference
 from maskdial_export.direct.weights import Weights
@@ -55,6 +55,8 @@ def make_reference(config: Mapping[str, Any], weights: Weights) -> Reference:
     """The decoder that a configuration describes."""
     if config["model_type"] == "gemma4_text":
         return Gemma4Reference(config, weights)
+    if config["model_type"] == "gemma3n_text":
+        return Gemma3nReference(config, weights)
     kind = LayerNormReference if config["model_type"] in _NAMES else Reference
     return kind(config, weights)
 

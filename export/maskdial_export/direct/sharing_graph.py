@@ -54,7 +54,7 @@ class SharingWriter:
     def layer_inputs(self, inputs: LayerInputs, embedded: str) -> str:
         """The inputs of all layers, (batch, length, num_layers, size)."""
         decoder, nodes = self._decoder, self._nodes
-        rows = self._products.look_up(inputs.table)
+        rows = self._products.look_up(inputs.table, self._ids(inputs))
         root = nodes.number("layer_inputs.scale", inputs.size**0.5)
         rows = self._nodes.split_heads(nodes.add("Mul", [rows, root]), inputs.size)
         others = self._products.project(embedded, [inputs.projection])
@@ -63,6 +63,17 @@ class SharingWriter:
         others = self._norm(others, self._vector(f"{inputs.norm}.weight"))
         both = nodes.add("Add", [others, rows])
         return nodes.add("Mul", [both, nodes.number("layer_inputs.share", 2**-0.5)])
+
+    def _ids(self, inputs: LayerInputs) -> str | None:
+        """The tokens' rows of the table: the first one for those that it has none for."""
+        nodes, rows = self._nodes, inputs.vocab_size
+        if rows >= self._decoder.vocab_size:
+            return None
+        known = nodes.add(
+            "Less", ["input_ids", nodes.constant("layer_inputs.rows", np.array(rows))]
+        )
+        zero = nodes.constant("integer.0", np.array(0))
+        return nodes.add("Where", [known, "input_ids", zero], output="layer_inputs.ids")
 
     def input_of(self, inputs: str, index: int) -> str:
         """The input of one layer."""

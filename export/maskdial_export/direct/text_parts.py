@@ -22,12 +22,13 @@ _IGNORED = frozenset(
         *("architectures", "dtype", "initializer_range", "model_type", "text_config"),
         *("tie_word_embeddings", "torch_dtype", "transformers_version", "vision_config"),
         *("mm_tokens_per_image", "spatial_merge_size", "vision_feature_layer", "use_cache"),
-        *("audio_config", "vision_soft_tokens_per_image"),
+        *("audio_config", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image"),
         *("multimodal_projector_bias", "projector_hidden_act", "language_model_only"),
         *_ROLES,
     }
 )
 _VISION = ("model.vision_tower", "model.multi_modal_projector")
+_TOWERS = ("model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio")
 _QWEN_VISION = ("model.visual",)
 
 
@@ -148,9 +149,12 @@ _WRAPPERS: Mapping[str, Wrapper] = {
         always={"final_logit_softcapping": None},
         tied=True,
     ),
+    "gemma3n": Wrapper(
+        "Gemma3nForConditionalGeneration", _TOWERS, {"gemma3n_text": "gemma3n_text"}, tied=True
+    ),
     "gemma4": Wrapper(
         "Gemma4ForConditionalGeneration",
-        ("model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio"),
+        _TOWERS,
         {"gemma4_text": "gemma4_text"},
         tied=True,
     ),

@@ -21,7 +21,7 @@ from maskdial_export.errors import ExportError
 
 _STILL = 1e29
 """What frequencies are divided by, or more, of columns that do not turn."""
-_LAYER_INPUTS: Mapping[str, str] = {
+LAYER_INPUTS: Mapping[str, str] = {
     "per_layer_token_embd": "embed_tokens_per_layer",
     "per_layer_model_proj": "per_layer_model_projection",
     "per_layer_proj_norm": "per_layer_projection_norm",
@@ -48,12 +48,10 @@ _PARAMETERS: Mapping[str, str] = {
 def gemma4(settings: Settings) -> Model:
     """Gemma 4, of E2B and E4B with inputs of layers, of 26B with experts."""
     count = min(settings.number(".block_count"), 2**16)
-    slides = [
-        bool(each) for each in _by_layer(settings, ".attention.sliding_window_pattern", count)
-    ]
+    slides = [bool(each) for each in by_layer(settings, ".attention.sliding_window_pattern", count)]
     num_shared = settings.number(".attention.shared_kv_layers", 0)
-    kv_heads = _by_layer(settings, ".attention.head_count_kv", count, num_heads(settings))
-    widths = _by_layer(settings, ".feed_forward_length", count)
+    kv_heads = by_layer(settings, ".attention.head_count_kv", count, num_heads(settings))
+    widths = by_layer(settings, ".feed_forward_length", count)
     width, tensors = min(widths), settings.file.tensors
     wide = [each > width for each in widths]
     doubled = [index >= count - num_shared for index in range(count)]
@@ -102,7 +100,7 @@ def gemma4(settings: Settings) -> Model:
         if table is None:
             raise ExportError(f"{settings.file.path} has no tensor per_layer_token_embd.weight")
         config["vocab_size_per_layer_input"] = table.shape[0]
-        names |= _LAYER_INPUTS
+        names |= LAYER_INPUTS
     experts = settings.number(".expert_count", 0)
     if experts:
         config |= _experts(settings, experts)
@@ -119,7 +117,7 @@ def _experts(settings: Settings, count: int) -> Config:
     }
 
 
-def _by_layer(settings: Settings, key: str, count: int, default: int | None = None) -> list[int]:
+def by_layer(settings: Settings, key: str, count: int, default: int | None = None) -> list[int]:
     """A number of each layer, where the file has one for all or a list."""
     value = settings.find(key)
     if not isinstance(value, np.ndarray):

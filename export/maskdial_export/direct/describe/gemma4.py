@@ -8,7 +8,7 @@ from maskdial_export.direct.describe.common import FULL, SLIDING, decoder_of, re
 from maskdial_export.direct.experts import ExpertNorms, Experts, Router
 from maskdial_export.direct.rotary import rotary
 
-_NORMS = Norms(
+NORMS = Norms(
     after_attention="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
@@ -31,9 +31,8 @@ def gemma4(config: Config, architecture: str, limit: int | None) -> Decoder:
     width, wide = config.count("intermediate_size"), config.flag("use_double_wide_mlp", False)
     attention = config.flag("attention_bias", False)
     usual = layers[0]
-    size, rows = _layer_inputs(config)
-    count, prefix = len(layers), "model.layers"
-    parts = ("k_proj.", "v_proj.", "k_norm.")
+    size, rows = layer_inputs(config)
+    count = len(layers)
     return decoder_of(
         config,
         architecture,
@@ -44,7 +43,7 @@ def gemma4(config: Config, architecture: str, limit: int | None) -> Decoder:
         activation=config.one_of("hidden_activation", _GELU_TANH, _GELU_TANH[0]),
         width=width,
         widths=tuple(2 * width if wide and index in shared else width for index in range(count)),
-        norms=_NORMS,
+        norms=NORMS,
         biases=Biases(attention, attention),
         embedding_scale=float(config.count("hidden_size") ** 0.5),
         attention_scale=1.0,
@@ -52,32 +51,32 @@ def gemma4(config: Config, architecture: str, limit: int | None) -> Decoder:
         experts=_experts(config, count),
         layer_inputs=LayerInputs(rows, size) if size else None,
         layer_scalar="layer_scalar",
-        unused=tuple(f"{prefix}.{index}.self_attn.{part}" for index in shared for part in parts),
+        unused=unused(layers),
     )
+
+
+def unused(layers: tuple[SharingAttends, ...]) -> tuple[str, ...]:
+    """How the names of weights begin that files may have of layers which read others' keys."""
+    shared = [index for index, each in enumerate(layers) if each.source is not None]
+    parts = ("k_proj.", "v_proj.", "k_norm.")
+    return tuple(f"model.layers.{index}.self_attn.{part}" for index in shared for part in parts)
 
 
 def _layers(config: Config) -> tuple[SharingAttends, ...]:
     window = config.count("sliding_window", 512)
     sliding = windows(config, window, lambda index: (index + 1) % 6 != 0)
-    count = len(sliding)
     if "layer_types" not in config:
         sliding[-1] = False  # as transformers makes of it
     if sliding[-1]:
         config.refuse("layer_types")
     heads = _heads(config, sliding)
     turns = _rotations(config, sliding, [size for _, size in heads])
-    num_shared = config.take("num_kv_shared_layers", 0)
-    if type(num_shared) is not int or not 0 <= num_shared < count:
-        config.refuse("num_kv_shared_layers")
     same = config.flag("attention_k_eq_v", False)
     found = []
-    for index, slides in enumerate(sliding):
-        source = None
-        if index >= count - num_shared:
-            before = [each for each in range(count - num_shared) if sliding[each] == slides]
-            if not before or heads[before[-1]] != heads[index]:
-                config.refuse("num_kv_shared_layers")
-            source = before[-1]
+    for index, source in enumerate(sources(config, sliding, 0)):
+        slides = sliding[index]
+        if source is not None and heads[source] != heads[index]:
+            config.refuse("num_kv_shared_layers")
         num_kv_heads, size = heads[index]
         found.append(
             SharingAttends(
@@ -90,6 +89,19 @@ def _layers(config: Config) -> tuple[SharingAttends, ...]:
             )
         )
     return tuple(found)
+
+
+def sources(config: Config, sliding: list[bool], usual: int) -> list[int | None]:
+    """Whose keys and values each layer reads: the last ones read those of the last one of their
+    kind before them; None: its own."""
+    num_shared, count = config.take("num_kv_shared_layers", usual), len(sliding)
+    if type(num_shared) is not int or not 0 <= num_shared < count:
+        config.refuse("num_kv_shared_layers")
+    own = sliding[: count - num_shared]
+    if {*sliding} != {*own}:
+        config.refuse("num_kv_shared_layers")
+    last = {slides: len(own) - 1 - own[::-1].index(slides) for slides in {*own}}
+    return [None] * len(own) + [last[slides] for slides in sliding[len(own) :]]
 
 
 def _heads(config: Config, sliding: list[bool]) -> list[tuple[int, int]]:
@@ -143,7 +155,7 @@ def _rotations(config: Config, sliding: list[bool], sizes: list[int]) -> dict[bo
     return found
 
 
-def _layer_inputs(config: Config) -> tuple[int, int]:
+def layer_inputs(config: Config) -> tuple[int, int]:
     """The columns of a layer's input, 0 for none, and the rows of their table."""
     size = config.stated("hidden_size_per_layer_input", 256) or 0
     if type(size) is not int or size < 0:
