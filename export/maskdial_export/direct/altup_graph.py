@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from maskdial_export.direct.decoder import AltUp
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import Products
+from maskdial_export.direct.streams import AltUp
 
 _LEAST = 1e-5
 

@@ -15,19 +15,13 @@ from onnx import TensorProto, helper
 
 from maskdial_export.direct.altup_graph import AltUpWriter
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import (
-    Attends,
-    Decoder,
-    Floats,
-    LayerInputs,
-    Rotary,
-    SharingAttends,
-)
+from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary, SharingAttends
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
 from maskdial_export.direct.recurrent_graph import RecurrentWriter
 from maskdial_export.direct.sharing_graph import SharingWriter
+from maskdial_export.direct.streams import LayerInputs
 from maskdial_export.direct.weights import Weights
 
 _WHOLE = 2**63 - 1  # as the end of a slice

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from maskdial_export.direct.decoder import Decoder, LayerInputs, Rotary, SharingAttends
+from maskdial_export.direct.decoder import Decoder, Rotary, SharingAttends
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import Products
+from maskdial_export.direct.streams import LayerInputs
 
 _Tables = Callable[[Rotary], tuple[str, str]]
 

@@ -3,10 +3,11 @@
 import statistics
 
 from maskdial_export.direct.config import Config
-from maskdial_export.direct.decoder import AltUp, Biases, Decoder, LayerInputs, SharingAttends
+from maskdial_export.direct.decoder import Biases, Decoder, SharingAttends
 from maskdial_export.direct.describe.common import decoder_of, read_cap, windows
 from maskdial_export.direct.describe.gemma import two_rotations
 from maskdial_export.direct.describe.gemma4 import NORMS, layer_inputs, sources, unused
+from maskdial_export.direct.streams import AltUp, LayerInputs
 
 _GELU_TANH = ("gelu_pytorch_tanh",)
 _SPARSE, _DENSE_FROM = 0.95, 10  # of configurations that do not say which layers are sparse

@@ -3,10 +3,11 @@
 from typing import Any
 
 from maskdial_export.direct.config import Config
-from maskdial_export.direct.decoder import Biases, Decoder, LayerInputs, Norms, SharingAttends
+from maskdial_export.direct.decoder import Biases, Decoder, Norms, SharingAttends
 from maskdial_export.direct.describe.common import FULL, SLIDING, decoder_of, read_cap, windows
 from maskdial_export.direct.experts import ExpertNorms, Experts, Router
 from maskdial_export.direct.rotary import rotary
+from maskdial_export.direct.streams import LayerInputs
 
 NORMS = Norms(
     after_attention="post_attention_layernorm",
