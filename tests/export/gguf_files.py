@@ -69,6 +69,9 @@ def make_model(architecture: str, **settings: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.mul_(1 + 0.1 * torch.randn_like(buffer))
     return model.eval()
 
 
@@ -104,6 +107,36 @@ def as_experts(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Ar
 
 def as_gemma(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
     yield name, values + 1 if name.endswith("norm.weight") else values
+
+
+def as_gemma4(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The numbers of layers and routers are scales of llama.cpp's own."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("layer_scalar"):
+        yield f"blk.{layer}.layer_output_scale.weight", values
+    elif name.endswith("router.scale"):
+        yield f"blk.{layer}.ffn_gate_inp.scale", values
+    elif name.endswith("router.per_expert_scale"):
+        yield f"blk.{layer}.ffn_down_exps.scale", values
+    elif name.endswith("experts.gate_up_proj"):
+        yield f"blk.{layer}.ffn_gate_up_exps.weight", values
+    else:
+        yield from as_experts(name, values, config)
+
+
+def as_gemma3n(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Numbered matrices of streams are one tensor."""
+    number = re.fullmatch(r"model\.(altup_\w+)\.(\d)\.weight", name)
+    if number is None:
+        end = ".weight" if name.endswith("_scale") else ""
+        yield name + end, values
+        return
+    _STACKED.setdefault(number[1], []).append(values)
+    if len(_STACKED[number[1]]) == config.altup_num_inputs - 1:
+        yield f"model.{number[1]}.weight", np.stack(_STACKED.pop(number[1]))
+
+
+_STACKED: dict[str, list[Array]] = {}
 
 
 def as_gpt2(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:

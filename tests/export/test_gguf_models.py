@@ -1,5 +1,6 @@
 """GGUF files give the models that they were made from, and quantized ones their exact weights."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tests.export.gguf_files import (
     as_experts,
     as_falcon_h1,
     as_gemma,
+    as_gemma3n,
+    as_gemma4,
     as_glm4_moe,
     as_gpt2,
     as_gpt_oss,
@@ -86,6 +89,43 @@ LONGROPE = {
     "long_factor": [4.0 + each for each in range(8)],
     "original_max_position_embeddings": 32,
     "partial_rotary_factor": 1.0,
+}
+
+
+GEMMA3N = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "head_dim": 16,
+    "intermediate_size": [96] * 4,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 32,
+    "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": BYTE_LEVEL_SIZE,
+}
+# As E2B: the last two layers read keys and values of others, and are twice as wide
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": BYTE_LEVEL_SIZE,
+    "final_logit_softcapping": 30.0,
+}
+# As 31B: values are those of keys where there is no window, and heads of both are fewer there
+GEMMA4_KEYS = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
 }
 
 
@@ -385,6 +425,55 @@ def gemma3(writer: Writer, config: Any) -> None:
     writer.add_rope_freq_base(1_000_000.0)
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(8.0)
+
+
+def gemma3n(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    shares = torch.tensor(config.activation_sparsity_pattern)
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
+    writer.add_rope_freq_base(1_000_000.0)
+
+
+def gemma4(writer: Writer, config: Any) -> None:
+    """As its converter, which writes lists of what differs between layers."""
+    config = copy.deepcopy(config)
+    config.allow_global_per_layer_attribute_access = True
+    basics(writer, config)
+    near = [each == "sliding_attention" for each in config.layer_types]
+    heads = [config.per_layer_config[index] for index in range(len(near))]
+    last = heads[-1]
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(near)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_key_length(last.head_dim)
+    writer.add_value_length(last.head_dim)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_head_count_kv([each.num_key_value_heads for each in heads])
+    writer.add_rope_dimension_count(last.head_dim)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_rope_freq_base_swa(10_000.0)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.use_double_wide_mlp:
+        first = len(near) - config.num_kv_shared_layers
+        width = config.intermediate_size
+        writer.add_feed_forward_length([width] * first + [2 * width] * (len(near) - first))
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    turning = last.head_dim // 8
+    factors = [1.0] * turning + [1e30] * (last.head_dim // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
 
 
 def phi3(writer: Writer, config: Any) -> None:
@@ -808,6 +897,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_gemma,
     ),
     "gemma3": ("gemma3", "Gemma3ForCausalLM", SHAPE | GEMMA3, gemma3, as_gemma),
+    "gemma3n": ("gemma3n", "Gemma3nForCausalLM", SHAPE | GEMMA3N, gemma3n, as_gemma3n),
+    "gemma4": ("gemma4", "Gemma4ForCausalLM", SHAPE | GEMMA4, gemma4, as_gemma4),
+    "gemma4-keys": ("gemma4", "Gemma4ForCausalLM", SHAPE | GEMMA4_KEYS, gemma4, as_gemma4),
     "phi3": (
         "phi3",
         "Phi3ForCausalLM",
@@ -866,6 +958,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
 
 # Files that are written directly alone: transformers' class has other names
 DIRECT_MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
+    "gemma4-moe": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        SHAPE
+        | GEMMA4_KEYS
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+        | {"moe_intermediate_size": 32},
+        gemma4,
+        as_gemma4,
+    ),
     "granite-hybrid-moe": (
         "granitehybrid",
         "GraniteMoeHybridForCausalLM",

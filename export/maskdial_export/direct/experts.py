@@ -39,6 +39,9 @@ class Router:
         factor: what weights are multiplied by; None: nothing.
         groups: those that are chosen first; None: there are none.
         is_sorted: whether the weights are added up from the largest one on.
+        scale: a vector that the stream is multiplied by, after a norm without a weight and over
+            the root of its width, to be what the router reads; None: that is what experts read.
+        expert_scale: a vector with a factor of each expert's weights; None: there is none.
     """
 
     module: str = "gate"
@@ -50,6 +53,23 @@ class Router:
     factor: float | None = None
     groups: Groups | None = None
     is_sorted: bool = True
+    scale: str | None = None
+    expert_scale: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNorms:
+    """Norms around a mixture that stands beside an MLP, by their names in the layer.
+
+    Attributes:
+        before: of the stream that experts read.
+        after: of what they give.
+        beside: of what the MLP gives.
+    """
+
+    before: str
+    after: str
+    beside: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +122,7 @@ class Experts:
         width: of each.
         layers: whether each layer has them.
         router: what chooses them.
-        module: the module in the checkpoint that has them.
+        module: the module in the checkpoint that has them; "" for the layer.
         graph_module: the same in transformers' class.
         names: an expert's matrices in the checkpoint: gate, up and down.
         shared: an expert for every token; None: there is none.
@@ -111,6 +131,8 @@ class Experts:
         fused: how a checkpoint may hold all experts in one.
         beside: whether a layer has its MLP, too, and adds both.
         is_gated: whether each has a gate; otherwise it squares what is positive, as the shared one.
+        norms: those around them; None: they read what the MLP reads.
+        activation: of the gate.
     """
 
     count: int
@@ -127,11 +149,28 @@ class Experts:
     fused: Fused = Fused()
     beside: bool = False
     is_gated: bool = True
+    norms: ExpertNorms | None = None
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+
+    def within(self, layer: str) -> str:
+        """The module of a layer's mixture in the checkpoint."""
+        return f"{layer}.{self.module}" if self.module else layer
+
+    def within_graph(self, layer: str) -> str:
+        """The same in transformers' class."""
+        return f"{layer}.{self.graph_module}" if self.graph_module else layer
 
     def shapes(self, layer: str, hidden: int) -> Shapes:
         """The name and the shape of every weight of a layer's experts."""
-        module, (gate, up, down) = f"{layer}.{self.module}", self.names
+        module, (gate, up, down) = self.within(layer), self.names
         router, found = self.router, Shapes()
+        if self.norms is not None:
+            norms = self.norms.before, self.norms.after, self.norms.beside
+            found |= {f"{layer}.{norm}.weight": (hidden,) for norm in norms}
+        if router.scale is not None:
+            found[f"{module}.{router.scale}"] = (hidden,)
+        if router.expert_scale is not None:
+            found[f"{module}.{router.expert_scale}"] = (self.count,)
         found[f"{module}.{router.module}.weight"] = (self.count, hidden)
         if router.has_bias:
             found[f"{module}.{router.module}.bias"] = (self.count,)
@@ -156,8 +195,8 @@ class Experts:
 
     def parts(self, layer: str) -> dict[str, tuple[str, ...]]:
         """The weights of the modules that the graph has: gate and up are one product."""
-        module, (gate, up, down) = f"{layer}.{self.module}", self.names
-        ours = f"{layer}.{self.graph_module}"
+        module, (gate, up, down) = self.within(layer), self.names
+        ours = self.within_graph(layer)
         router = self.router.module
         found: dict[str, tuple[str, ...]] = {f"{ours}.{router}": (f"{module}.{router}.weight",)}
         for expert in range(self.count):

@@ -12,6 +12,8 @@ from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.describe import (
     gemma,
+    gemma3n,
+    gemma4,
     hybrids,
     latent,
     layer_norms,
@@ -119,8 +121,10 @@ _FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": Family("DeepseekV3ForCausalLM", latent.deepseek_v3, _ZERO_IDS),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
     "falcon_h1": Family("FalconH1ForCausalLM", mambas.falcon_h1, _LFM_IDS),
-    "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
+    "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS, embeds=True),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS, embeds=True),
+    "gemma3n_text": Family("Gemma3nForCausalLM", gemma3n.gemma3n, _GEMMA_IDS),
+    "gemma4_text": Family("Gemma4ForCausalLM", gemma4.gemma4, _GEMMA_IDS),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS, embeds=True),
     "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),
     "glm4_moe": Family("Glm4MoeForCausalLM", mixtures.glm4_moe),

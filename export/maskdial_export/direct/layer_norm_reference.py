@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from maskdial_export.direct.gemma4_reference import Gemma3nReference, Gemma4Reference
 from maskdial_export.direct.latent_reference import LATENT, LatentReference
 from maskdial_export.direct.mamba_reference import MAMBAS, MambaReference
 from maskdial_export.direct.recurrent_reference import silu
@@ -57,6 +58,10 @@ def make_reference(config: Mapping[str, Any], weights: Weights) -> Reference:
         return LatentReference(config, weights)
     if config["model_type"] in MAMBAS:
         return MambaReference(config, weights)
+    if config["model_type"] == "gemma4_text":
+        return Gemma4Reference(config, weights)
+    if config["model_type"] == "gemma3n_text":
+        return Gemma3nReference(config, weights)
     kind = LayerNormReference if config["model_type"] in _NAMES else Reference
     return kind(config, weights)
 

@@ -32,20 +32,23 @@ class MixtureWriter:
         self._hidden_size = hidden_size
         self._vector = vector
 
-    def write(self, layer: str, source: str, full_shape: str) -> str:
+    def write(self, layer: str, source: str, full_shape: str, routed: str | None = None) -> str:
         """What a layer adds to the stream; (batch, length, hidden_size), as ``source``.
 
-        ``full_shape``: the name of that shape.
+        ``full_shape``: the name of that shape. ``routed``: what the router reads, if that is
+        something else.
         """
         experts, nodes = self._experts, self._nodes
         flat = nodes.constant("flat", np.array([-1, self._hidden_size]))
         tokens = nodes.add("Reshape", [source, flat], allowzero=1)
-        shares = self._shares(layer, tokens)
+        if routed is not None:
+            routed = nodes.add("Reshape", [routed, flat], allowzero=1)
+        shares = self._shares(layer, routed or tokens)
         shape = nodes.add("Shape", [tokens], start=0)
         total = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         for expert in range(experts.count):
             total = self._add_expert(total, layer, expert, tokens, shares)
-        shared, module = experts.shared, f"{layer}.{experts.module}"
+        shared, module = experts.shared, experts.within(layer)
         if shared is not None and shared.gate is not None:
             common = self._mlp(tokens, f"{module}.{shared.module}", self._project)
             gate = self._project(tokens, f"{module}.{shared.gate}")
@@ -60,9 +63,9 @@ class MixtureWriter:
     def _shares(self, layer: str, tokens: str) -> str:
         """The experts' weights for the tokens, (num_experts, num_tokens); 0 if not chosen."""
         experts, nodes, router = self._experts, self._nodes, self._experts.router
-        module = f"{layer}.{experts.module}"
+        module = experts.within(layer)
         bias = self._vector(f"{module}.{router.module}.bias") if router.has_bias else None
-        scores = self._project(tokens, f"{layer}.{experts.graph_module}.{router.module}", bias)
+        scores = self._project(tokens, f"{experts.within_graph(layer)}.{router.module}", bias)
         if router.scores == "softmax":
             scores = nodes.add("Softmax", [scores], axis=-1)
         elif router.scores == "sigmoid":
@@ -76,6 +79,9 @@ class MixtureWriter:
             if router.least_sum is not None:
                 total = nodes.add("Add", [total, nodes.number("shares.least", router.least_sum)])
             best = nodes.add("Div", [best, total])
+        if router.expert_scale is not None:
+            scale = self._vector(f"{module}.{router.expert_scale}")
+            best = nodes.add("Mul", [best, nodes.add("Gather", [scale, chosen], axis=0)])
         if router.factor is not None:
             best = nodes.add("Mul", [best, nodes.number("shares.factor", router.factor)])
         shape = nodes.add("Shape", [scores], start=0)
@@ -127,7 +133,7 @@ class MixtureWriter:
 
     def _add_expert(self, total: str, layer: str, expert: int, tokens: str, shares: str) -> str:
         nodes, experts = self._nodes, self._experts
-        name = f"{layer}.{experts.graph_module}.experts"
+        name = f"{experts.within_graph(layer)}.experts"
         index = nodes.constant(f"expert.{expert}", np.array(expert))
         share = nodes.add("Gather", [shares, index], axis=0)
         places = nodes.add("Transpose", [nodes.add("NonZero", [share])], perm=[1, 0])
@@ -138,7 +144,7 @@ class MixtureWriter:
         first, second = (f"{name}.products.{expert}.{part}" for part in (0, 1))
         biases: tuple[str | None, str | None] = None, None
         if experts.has_biases:
-            one = f"{layer}.{experts.module}.experts.{expert}"
+            one = f"{experts.within(layer)}.experts.{expert}"
             gate_up = [f"{one}.{each}.bias" for each in experts.names[:2]]
             biases = self._vector(*gate_up), self._vector(f"{one}.{experts.names[2]}.bias")
         both = self._project(hidden, first, biases[0])
@@ -151,6 +157,8 @@ class MixtureWriter:
         nodes, clamp = self._nodes, self._experts.clamp
         gate, up = f"{module}.gate", f"{module}.up"
         nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
+        if self._experts.activation == "gelu_tanh":
+            return nodes.add("Mul", [nodes.add("Gelu", [gate], approximate="tanh"), up])
         if clamp is None:
             return nodes.add("Mul", [self._nodes.silu(gate), up])
         most, least = (

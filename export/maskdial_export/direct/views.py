@@ -66,7 +66,7 @@ def find_views(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     found: dict[str, View] = {}
     for index in range(len(decoder.layers)):
         if decoder.experts is not None and decoder.is_mixed(index) and decoder.experts.is_gated:
-            name = f"{decoder.layer(index)}.{decoder.experts.module}"
+            name = decoder.experts.within(decoder.layer(index))
             found |= _of_experts(decoder.experts, name, shapes)
         if decoder.inputs_first:
             matrices = (f"{decoder.layer(index)}.{each}.weight" for each in _of_layer(decoder))

@@ -118,7 +118,8 @@ class GGUFWeights:
 
 
 class JoinedWeights:
-    """Weights of several checkpoints, whose names get the prefix that they stand by."""
+    """Weights of several checkpoints, whose names get the prefix that they stand by; of two with
+    one name, the later is there."""
 
     def __init__(self, name: str, parts: Mapping[str, Weights]) -> None:
         self.name = name
@@ -140,6 +141,26 @@ class JoinedWeights:
     def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
         part, key = self._places[name]
         return part.blocks(key, rows)
+
+
+class HeldWeights:
+    """Weights that were computed, in memory."""
+
+    def __init__(self, name: str, weights: Mapping[str, Floats]) -> None:
+        self.name = name
+        self._weights = weights
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: each.shape for name, each in self._weights.items()}
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        return self._weights[name] if rows is None else self._weights[name][rows]
+
+    def bits(self, name: str) -> int | None:
+        return None
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        return None
 
 
 class RoundedWeights:
@@ -375,6 +396,7 @@ def check_weights(decoder: Decoder, weights: Weights, *, complete: bool) -> bool
         NotDirectError: there are others beside them.
     """
     found = _others(decoder.shapes(), weights)
+    found = [name for name in found if not name.startswith(decoder.unused)]
     others = [name for name in found if not name.startswith(decoder.further)]
     if complete and len(others) < len(found):
         raise NotDirectError(

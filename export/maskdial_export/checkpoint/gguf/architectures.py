@@ -7,7 +7,16 @@ caps and scales of Gemma, and all encoders.
 
 from collections.abc import Callable, Mapping
 
-from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids, latent, mambas
+from maskdial_export.checkpoint.gguf import (
+    decoders,
+    encoders,
+    gemma,
+    gemma3n,
+    gemma4,
+    hybrids,
+    latent,
+    mambas,
+)
 from maskdial_export.checkpoint.gguf.common import check_unread
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
@@ -45,6 +54,8 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "gemma-embedding": gemma.embedding_gemma,
     "gemma2": gemma.gemma2,
     "gemma3": gemma.gemma3,
+    "gemma3n": gemma3n.gemma3n,
+    "gemma4": gemma4.gemma4,
     "gpt2": decoders.gpt2,
     "glm4": decoders.glm4,
     "glm4moe": decoders.glm4_moe,

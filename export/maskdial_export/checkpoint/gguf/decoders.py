@@ -12,6 +12,7 @@ from maskdial_export.checkpoint.gguf.common import (
     head_dim,
     longrope,
     num_heads,
+    ranks_by_rows,
     read_rope,
     shared,
     width,
@@ -133,8 +134,14 @@ def qwen3(settings: Settings) -> Model:
         rms_norm_eps=settings.real(RMS),
         rope_parameters=read_rope(settings),
     )
+    names, ranks = {**DECODER, **QK_NORMS}, ranks_by_rows(settings)
+    if ranks is not None:
+        names = {key: f"model.{name}" for key, name in names.items() if key != "output"}
+        names["cls.output"] = "score"
+        head = "Qwen3ForSequenceClassification"
+        return Model(head, config | ranks, names, prefix="", traceable=False)
     architecture, prefix, pooling = embedding(settings, "Qwen3", config)
-    return Model(architecture, config, {**DECODER, **QK_NORMS}, prefix, pooling=pooling)
+    return Model(architecture, config, names, prefix, pooling=pooling)
 
 
 def qwen3_vl(settings: Settings) -> Model:

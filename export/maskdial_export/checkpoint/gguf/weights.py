@@ -29,7 +29,7 @@ from maskdial_export.session import block_kernels
 Rows = slice | NDArray[np.int64]
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_EXPERTS = re.compile(r"_exps$")
+_EXPERTS = re.compile(r"_exps$|^altup_(unembd_)?proj$")  # several matrices in one tensor
 _QUERY, _KEY, _VALUE = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
 _GATES = "blk.{}.attn_gate"
 _PRODUCT, _KEY_PRODUCT, _VALUE_PRODUCT = (
