@@ -7,6 +7,7 @@ from maskdial.bundle.manifest import TaskName
 TASKS = ("auto", *get_args(TaskName))
 DIRECT_TASKS: tuple[TaskName, ...] = (
     *("generate", "embed", "fill-mask", "classify", "token-classify", "question-answering"),
+    "rerank",
 )
 """Those of the direct path, each of a class that says so."""
 Precision = Literal["fp32", "fp16", "int8", "int4", "int4-fp16"]

@@ -30,6 +30,10 @@ class QualityError(ExportError):
         self.measured = measured
 
 
+class UntraceableError(ExportError):
+    """A file is written directly or not at all."""
+
+
 def first_line(error: Exception) -> str:
     """The first line of another library's message, or the error's repr if that says too little.
 

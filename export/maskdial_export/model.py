@@ -36,6 +36,7 @@ from maskdial_export.checkpoint.hybrid import read_hybrid
 from maskdial_export.checkpoint.module_settings import check_modules, is_cross_encoder
 from maskdial_export.checkpoint.multi_vector import check_expansion, read_multi_vector
 from maskdial_export.checkpoint.pooling import Pooler
+from maskdial_export.checkpoint.reranking import read_template
 from maskdial_export.checkpoint.sample import Sample, read_sample
 from maskdial_export.checkpoint.sentence import longest_text
 from maskdial_export.checkpoint.source import Source
@@ -84,7 +85,7 @@ from maskdial_export.tracing.heads import adapt_head
 from maskdial_export.tracing.length import bound_positions
 from maskdial_export.tracing.positions import check_sizes, max_length
 from maskdial_export.tracing.repeat import find_stack
-from maskdial_export.tracing.reranking import make_scorer, read_template
+from maskdial_export.tracing.reranking import make_scorer
 from maskdial_export.tracing.rotary import Tables
 from maskdial_export.tracing.survey import Survey, survey
 

@@ -16,7 +16,7 @@ from maskdial.bundle.manifest import Manifest
 from maskdial.extras import how_to_install
 from maskdial_export.choices import DIRECT_TASKS, TOLERANCE
 from maskdial_export.direct.decoder import NotDirectError
-from maskdial_export.errors import ExportError, QualityError, io_reason
+from maskdial_export.errors import ExportError, QualityError, UntraceableError, io_reason
 from maskdial_export.phase import say
 from maskdial_export.quantize.gate import Gate
 
@@ -118,6 +118,7 @@ def _export(
         "tolerance": tolerance,
         "console": console,
     }
+    lost: QualityError | None = None
     reason = "as --trace asks" if trace else _option(gate, options)
     if reason is None:
         try:
@@ -144,13 +145,19 @@ def _export(
         except QualityError as error:
             if not _can_trace():
                 raise
+            lost = error
             reason = f"as {error.measured}, and the tracer can leave layers as they are"
         else:
             say(console, f"{dest}: written directly from the file, without torch")
             return manifest
     export_traced = load_tracer()
     say(console, f"{dest}: tracing, {reason}")
-    return export_traced(source, dest, rounds=True, **common, **options)
+    try:
+        return export_traced(source, dest, rounds=True, **common, **options)
+    except UntraceableError:
+        if lost is None:
+            raise
+        raise lost from None
 
 
 def _option(gate: Gate, options: dict[str, Any]) -> str | None:

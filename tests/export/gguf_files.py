@@ -69,6 +69,9 @@ def make_model(architecture: str, **settings: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.mul_(1 + 0.1 * torch.randn_like(buffer))
     return model.eval()
 
 
@@ -104,6 +107,36 @@ def as_experts(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Ar
 
 def as_gemma(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
     yield name, values + 1 if name.endswith("norm.weight") else values
+
+
+def as_gemma4(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The numbers of layers and routers are scales of llama.cpp's own."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if name.endswith("layer_scalar"):
+        yield f"blk.{layer}.layer_output_scale.weight", values
+    elif name.endswith("router.scale"):
+        yield f"blk.{layer}.ffn_gate_inp.scale", values
+    elif name.endswith("router.per_expert_scale"):
+        yield f"blk.{layer}.ffn_down_exps.scale", values
+    elif name.endswith("experts.gate_up_proj"):
+        yield f"blk.{layer}.ffn_gate_up_exps.weight", values
+    else:
+        yield from as_experts(name, values, config)
+
+
+def as_gemma3n(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Numbered matrices of streams are one tensor."""
+    number = re.fullmatch(r"model\.(altup_\w+)\.(\d)\.weight", name)
+    if number is None:
+        end = ".weight" if name.endswith("_scale") else ""
+        yield name + end, values
+        return
+    _STACKED.setdefault(number[1], []).append(values)
+    if len(_STACKED[number[1]]) == config.altup_num_inputs - 1:
+        yield f"model.{number[1]}.weight", np.stack(_STACKED.pop(number[1]))
+
+
+_STACKED: dict[str, list[Array]] = {}
 
 
 def as_gpt2(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
@@ -202,8 +235,39 @@ def as_qwen3_next(name: str, values: Array, config: Any) -> Iterator[tuple[str, 
     yield from as_experts(name, values, config)
 
 
+def as_mamba(name: str, values: Array, groups: int) -> Iterator[tuple[str, Array]]:
+    """Vectors of Mamba 2 get a second dimension."""
+    if name.endswith("A_log"):
+        values = -np.exp(values)[:, None]
+    elif name.endswith((".D", "dt_bias")):
+        values = values if name.endswith("dt_bias") else values[:, None]
+        name = name.replace("dt_bias", "dt_proj.bias")
+    elif name.endswith("conv1d.weight"):
+        values = values.squeeze(1)
+    elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        values = values.reshape(groups, -1)
+    yield name, values
+
+
+def as_falcon_h1(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    yield from as_mamba(name, values, config.mamba_n_groups)
+
+
+def as_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The map has the names of NVIDIA's checkpoints."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    name = re.sub(r"^model\.", "backbone.", name)
+    if "mixer.experts." in name:
+        part = "up" if "up_proj" in name else "down"
+        yield f"blk.{layer}.ffn_{part}_exps.weight", values
+    elif name.endswith("e_score_correction_bias"):
+        yield f"blk.{layer}.exp_probs_b.bias", values
+    else:
+        yield from as_mamba(name, values, config.n_groups)
+
+
 def as_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
-    """Vectors of Mamba 2 get a second dimension, and gate and up of each MLP are two tensors."""
+    """Gate and up of each MLP are two tensors."""
     layer = name.split(".")[2] if ".layers." in name else ""
     end = "_shexp" if config.num_local_experts else ""
     if "shared_mlp" in name:
@@ -212,16 +276,8 @@ def as_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[s
             return
         for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
             yield f"blk.{layer}.ffn_{part}{end}.weight", rows
-    elif name.endswith("A_log"):
-        yield name, -np.exp(values)[:, None]
-    elif name.endswith("mamba.D"):
-        yield name, values[:, None]
-    elif name.endswith("dt_bias"):
-        yield name.replace("dt_bias", "dt_proj.bias"), values
-    elif name.endswith("conv1d.weight"):
-        yield name, values.squeeze(1)
-    elif name.endswith("mamba.norm.weight"):
-        yield name, values.reshape(config.mamba_n_groups, -1)
+    elif ".mamba." in name:
+        yield from as_mamba(name, values, config.mamba_n_groups)
     elif "block_sparse_moe.experts" in name:
         ends = {"gate_proj": "gate_exps", "up_proj": "up_exps", "down_proj": "down_exps"}
         for part, rows in as_experts(name, values, config):
@@ -251,6 +307,18 @@ def as_glm4_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Ar
         yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", values
     else:
         yield from as_experts(name, values, config)
+
+
+def as_deepseek(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The product of keys and values is two tensors, and that of keys is turned."""
+    if not name.endswith("kv_b_proj.weight"):
+        yield from as_glm4_moe(name, values, config)
+        return
+    sizes, layer = [config.qk_nope_head_dim, config.v_head_dim], name.split(".")[2]
+    heads = values.reshape(config.num_attention_heads, sum(sizes), -1)
+    keys, rows = np.split(heads, sizes[:1], axis=1)
+    yield f"blk.{layer}.attn_k_b.weight", keys.swapaxes(1, 2)
+    yield f"blk.{layer}.attn_v_b.weight", rows
 
 
 def as_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:

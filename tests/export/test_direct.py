@@ -11,11 +11,14 @@ from typing import Any
 
 import gguf
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+from onnx import numpy_helper
 from rich.console import Console
+from safetensors import torch as torch_files
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -44,15 +47,20 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.route import export_any_way
 from maskdial_export.session import CausalSession, Loaded, kernels_here
 from tests.export.gguf_files import make_model
+from tests.export.test_export_quantized_checkpoints import to_fp8
 from tests.export.test_gguf_models import (
+    DEEPSEEK,
     DELTA_NET,
     DIRECT_MODELS,
+    FALCON_H1,
+    GEMMA4,
     GPT2,
     LLAMA3,
     LONGROPE,
     MAMBA_2,
     MODELS,
     MOE,
+    MSCALE,
     SHAPE,
     YARN,
     write,
@@ -85,6 +93,9 @@ FAMILIES = [
     *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
     *("olmo3", "glm4", "glm4-moe", "ministral3", "starcoder2"),
     *("olmoe", "qwen3-vl", "qwen3-vl-moe", "phi", "cohere", "cohere2"),
+    *("deepseek2", "deepseek3", "minicpm3", "falcon-h1", "nemotron-h", "nemotron-h-moe"),
+    "youtu",
+    *("gemma3n", "gemma4", "gemma4-keys"),
 ]
 PHI = SHAPE | {"num_attention_heads": 2, "num_key_value_heads": 2}
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,9 +133,38 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
         name: MODELS[name][1:3]
         for name in (
             *("lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe", "qwen3-next", "granite-hybrid"),
-            *("olmo3", "glm4", "glm4-moe", "ministral3"),
+            *("olmo3", "glm4", "glm4-moe", "ministral3", "deepseek2", "deepseek3", "minicpm3"),
+            *("nemotron-h", "nemotron-h-moe", "gemma3n", "gemma4", "gemma4-keys"),
         )
     },
+    "deepseek2-greedy": (
+        "DeepseekV2ForCausalLM",
+        SHAPE | DEEPSEEK | {"rope_parameters": MSCALE, "n_group": None, "topk_group": None},
+    ),
+    "deepseek3-halves": (
+        "DeepseekV3ForCausalLM",
+        SHAPE | DEEPSEEK | {"rope_interleave": False, "q_lora_rank": None, "attention_bias": True},
+    ),
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        SHAPE
+        | FALCON_H1
+        | {"lm_head_multiplier": 0.3, "embedding_multiplier": 3.0, "mlp_multipliers": [0.7, 0.6]}
+        | {"key_multiplier": 0.8, "attention_in_multiplier": 1.1, "ssm_in_multiplier": 1.2}
+        | {"ssm_multipliers": [0.5, 0.6, 0.7, 0.8, 0.9], "ssm_out_multiplier": 0.4}
+        | {"attention_out_multiplier": 0.9, "attention_bias": True, "mlp_bias": True}
+        | {"mamba_proj_bias": True, "projectors_bias": True},
+    ),
+    "bamba": (
+        "BambaForCausalLM",
+        SHAPE
+        | {key: each for key, each in MAMBA_2.items() if key.startswith("mamba_")}
+        | {"head_dim": 32, "attn_layer_indices": [1]},
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLiteForCausalLM",
+        SHAPE | DEEPSEEK | {"v_head_dim": 32, "n_group": 1, "topk_group": 1},
+    ),
     **{name: each[1:3] for name, each in DIRECT_MODELS.items()},
     "gpt2": ("GPT2LMHeadModel", GPT2 | {"scale_attn_weights": False}),
     "phi": ("PhiForCausalLM", PHI),
@@ -154,6 +194,14 @@ FOLDERS |= {
         wrapped(
             SHAPE | {"head_dim": 16, "sliding_window": 16, "final_logit_softcapping": 3.0},
             tie_word_embeddings=True,
+        ),
+    ),
+    "gemma4-whole": (
+        "Gemma4ForConditionalGeneration",
+        wrapped(
+            SHAPE | GEMMA4,
+            TOWER | {"model_type": "gemma4_vision", "head_dim": 16},
+            audio_config=None,
         ),
     ),
     "mistral3-whole": (
@@ -204,8 +252,8 @@ def content(path: Path) -> dict[str, Any]:
     return found
 
 
-def assert_alike(one: Path, other: Path) -> None:
-    """Two bundles say the same of their model, and compute the same bits."""
+def assert_alike(one: Path, other: Path, room: float = 0) -> None:
+    """Two bundles say the same of their model, and compute the same bits, or nearly."""
     manifests = [
         Manifest.model_validate_json((each / "maskdial.json").read_text()) for each in (one, other)
     ]
@@ -218,7 +266,7 @@ def assert_alike(one: Path, other: Path) -> None:
             assert content(one / name) == content(other / name)
         elif not name.startswith(GRAPH):
             assert (one / name).read_text() == (other / name).read_text()
-    assert_same_bits(one, other)
+    assert_same_bits(one, other, room)
 
 
 def assert_same_bits(one: Path, other: Path, room: float = 0) -> None:
@@ -228,6 +276,15 @@ def assert_same_bits(one: Path, other: Path, room: float = 0) -> None:
         pairs = zip(*(logits(each, manifest, kernels) for each in (one, other)), strict=True)
         for left, right in pairs:
             np.testing.assert_allclose(left, right, rtol=0, atol=room)
+
+
+def room_of(name: str, precision: str) -> float:
+    """How far logits of Gemma 3n and 4 may be from a trace's, which has norms and rotations written
+    out, and the table of layers' inputs in float32: a last bit may round an activation to another
+    integer."""
+    if not name.startswith(("gemma3n", "gemma4")):
+        return 0
+    return 2e-5 if precision == "fp32" else 0.2
 
 
 def traced(source: Path, dest: Path, **options: Any) -> Manifest:
@@ -244,7 +301,7 @@ def test_integers_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) 
     assert written.parity.reference == "numpy"
     assert written.golden.centered
     traced(path, tmp_path / "traced")
-    assert_alike(tmp_path / "direct", tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced", room_of(name, "int4"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -253,7 +310,7 @@ def test_floats_of_a_file_give_the_bits_of_a_trace(name: str, tmp_path: Path) ->
     write(name, path)
     direct(path, tmp_path / "direct", precision="fp32")
     traced(path, tmp_path / "traced", precision="fp32")
-    assert_alike(tmp_path / "direct", tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced", room_of(name, "fp32"))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "Q4_1", "MXFP4"])
@@ -325,14 +382,34 @@ def test_folders_give_the_bits_of_a_trace(name: str, precision: str, tmp_path: P
     written = direct(folder, tmp_path / "direct", precision=precision)
     assert written.source == "checkpoint"
     other = traced(folder, tmp_path / "traced", precision=precision)
-    assert_alike(tmp_path / "direct", tmp_path / "traced")
+    assert_alike(tmp_path / "direct", tmp_path / "traced", room_of(name, precision))
     if written.quality is None or other.quality is None:
         assert precision == "fp32"
         return
     assert written.quality.positions == other.quality.positions
+    if room_of(name, precision):
+        return
     for figure, value in other.quality.figures.items():
         tolerance = 2e-3 if figure == "top1_agreement" else 1e-3 * value + 1e-7  # float32
         assert abs(written.quality.figures[figure] - value) <= tolerance, figure
+
+
+def test_integers_of_gemma_4_are_those_of_a_trace(tmp_path: Path) -> None:
+    """Of its matrices; the table of layers' inputs is rounded, which a trace leaves as it is."""
+    folder = save_folder("gemma4", tmp_path / "checkpoint")
+    written = direct(folder, tmp_path / "direct", precision="int8")
+    traced(folder, tmp_path / "traced", precision="int8")
+    graphs = [onnx.load(tmp_path / name / GRAPH).graph for name in ("direct", "traced")]
+    ours, theirs = (
+        {each.name: numpy_helper.to_array(each) for each in graph.initializer} for graph in graphs
+    )
+    integers = [name for name in theirs if name.endswith(".int8")]
+    assert len(integers) == 4 * 7 + 2 * 2 + 2
+    for name in integers:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    assert ours["model.embed_tokens_per_layer.int8"].shape == (258 + 4, 4, 32)
+    assert written.quality is not None
+    assert written.quality.loss < 0.1
 
 
 def test_layer_norms_give_what_transformers_computes(tmp_path: Path) -> None:
@@ -424,6 +501,67 @@ def test_mxfp4_of_a_folder_is_kept(tmp_path: Path) -> None:
     save_file(integers, packed / "model.safetensors")
     with pytest.raises(ExportError, match=r"down_proj.* has the shape .* does not fit"):
         direct(packed, tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("size", [[16, 16], None])
+def test_fp8_of_a_folder_gives_the_bits_of_a_trace(
+    size: list[int] | None, precision: str, tmp_path: Path
+) -> None:
+    """DeepSeek 3's own form; some blocks are cut by the edges of matrices."""
+    folder = save_folder("deepseek3", tmp_path / "checkpoint")
+    weights = torch_files.load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "_proj" in name and weights[name].ndim == 2]:
+        parts = to_fp8(weights.pop(name), bool(size))
+        module = name.removesuffix("weight")
+        weights |= {f"{module}{part}": each for part, each in parts.items()}
+    torch_files.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = settings | {"weight_block_size": size}
+    (folder / "config.json").write_text(json.dumps(config))
+    direct(folder, tmp_path / "direct", precision=precision)
+    traced(folder, tmp_path / "traced", precision=precision)
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_layers_in_fp8_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """Also where torch is installed; in floats, the tracer makes a draft of them."""
+    folder = save_folder("deepseek3", tmp_path / "checkpoint")
+    weights = torch_files.load_file(folder / "model.safetensors")
+    weights["model.layers.2.eh_proj.weight"] = torch.ones(64, 128)
+    torch_files.save_file(weights, folder / "model.safetensors")
+    with pytest.raises(NotDirectError, match=r"leaves out the layers of .* that predict further"):
+        direct(folder, tmp_path / "floats", precision="fp32", complete=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    (folder / "config.json").write_text(json.dumps(config))
+    direct(folder, tmp_path / "fp8", precision="fp32", complete=True)
+
+
+def test_fp8_that_is_damaged_or_not_known_is_refused(tmp_path: Path) -> None:
+    folder = save_folder("llama", tmp_path / "checkpoint")
+    weights = torch_files.load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    config = json.loads((folder / "config.json").read_text())
+
+    def refused(why: str, *, factors: tuple[int, ...] | None = None, **settings: Any) -> None:
+        named = {} if factors is None else {f"{name}_scale_inv": torch.ones(factors)}
+        torch_files.save_file(weights | named, folder / "model.safetensors")
+        stored = {"quant_method": "fp8", "weight_block_size": [16, 16]} | settings
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
+        with pytest.raises(ExportError, match=why):
+            direct(folder, tmp_path / "bundle", precision="fp32")
+
+    refused(r"up_proj.weight of .* is damaged: it has no .*up_proj.weight_scale_inv")
+    refused(r"it has factors of the shape \(6, 3\)", factors=(6, 3))
+    refused(r"it has factors of the shape \(5, 4\)", factors=(5, 4))
+    refused(r"it has factors of the shape \(6, 4\)", factors=(6, 4), weight_block_size=None)
+    refused("quantization_config.weight_block_size", weight_block_size=[16, 0])
+    refused("quantization_config.fmt 'e5m2' in config.json is not known", fmt="e5m2")
+    refused("quantization_config.new_kind 1 in config.json is not known", new_kind=1)
+    refused("quantization_config .* in config.json is not known", quant_method="fp6")
 
 
 def test_parts_of_matrices_are_written_as_wholes(
@@ -518,6 +656,19 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
         ("gemma3", {"use_bidirectional_attention": True}),
         ("gemma3", {"hidden_activation": "gelu"}),
         ("gemma3", {"attn_logit_softcapping": -1.0}),
+        ("gemma3n", {"altup_active_idx": 1}),
+        ("gemma3n", {"activation_sparsity_pattern": [1.0] * 4}),
+        ("gemma3n", {"intermediate_size": [96] * 3}),
+        ("gemma4", {"use_bidirectional_attention": "all"}),
+        ("gemma4", {"num_kv_shared_layers": 3}),
+        ("gemma4", {"num_kv_shared_layers": -1}),
+        ("gemma4", {"per_layer_config": {"1": {"hidden_size": 32}}}),
+        ("gemma4", {"per_layer_config": {"4": {"head_dim": 32}}}),
+        ("gemma4", {"per_layer_config": {"1": {"head_dim": 32}}}),
+        ("gemma4", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
+        ("gemma4", {"hidden_size_per_layer_input": -1}),
+        ("gemma4-keys", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("gemma4-moe", {"top_k_experts": 5}),
         ("phi3", {"model_type": "phi4"}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("gpt2", {"activation_function": "relu"}),
@@ -529,9 +680,8 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 )
 def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None:
     architecture, settings = FOLDERS[name]
-    config = make_model(architecture, **settings).config.to_dict() | {
-        "architectures": [architecture]
-    }
+    config = json.loads(make_model(architecture, **settings).config.to_json_string(use_diff=False))
+    config |= {"architectures": [architecture]}
     read_decoder("mine", config)
     key = next(iter(entry))
     told = f"({key}|num_experts|use_sliding).*(not known|cannot go on)|heads of 24"
@@ -570,6 +720,87 @@ def test_entries_of_released_models_are_known(name: str, entries: dict[str, Any]
     architecture, settings = FOLDERS[name]
     config = make_model(architecture, **settings).config.to_dict()
     read_decoder("mine", config | entries)
+
+
+@pytest.mark.parametrize("kind", ["small", "keys", "experts"])
+def test_gemma_4_as_it_is_released(kind: str) -> None:
+    """With heads in entries of their own, which transformers rewrites: the same weights."""
+    text: dict[str, Any] = {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 300,
+        "vocab_size_per_layer_input": 300,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": None,
+        "expert_intermediate_size": None,
+        "final_logit_softcapping": 30.0,
+    }
+    if kind == "small":
+        text |= {"num_kv_shared_layers": 5, "use_double_wide_mlp": True}
+    else:
+        text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+        text["hidden_size_per_layer_input"] = 0
+    if kind == "experts":
+        text |= {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+        text["moe_intermediate_size"] = 32
+    whole: dict[str, Any] = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "text_config": text,
+        "vision_config": {},
+        "audio_config": None,
+        "vision_soft_tokens_per_image": 280,
+        "image_token_id": 258,
+        "boa_token_id": 200,
+        "eoa_token_index": 201,
+        "eos_token_id": [1, 106],
+        "tie_word_embeddings": True,
+    }
+    part = text_part(whole)
+    assert part is not None
+    assert part.media_tokens == (200, 201, 258)
+    with torch.device("meta"):
+        model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**text))
+    expected = {name: tuple(each.shape) for name, each in model.state_dict().items()}
+    del expected["lm_head.weight"]
+    found = {
+        name: shape
+        for name, shape in read_decoder("mine", part.config).shapes().items()
+        if ".experts." not in name
+    }
+    assert found == {name: shape for name, shape in expected.items() if ".experts." not in name}
+
+
+def test_the_text_part_of_gemma_3n(tmp_path: Path) -> None:
+    """Whose towers need packages that text does not."""
+    folder = save_folder("gemma3n", tmp_path / "checkpoint")
+    plain = direct(folder, tmp_path / "plain", precision="fp32")
+    config, file = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": config,
+        "vision_config": {},
+        "audio_config": {},
+        "audio_soft_tokens_per_image": 188,
+        "image_token_id": 5,
+    }
+    (folder / "config.json").write_text(json.dumps(whole))
+    inner = {
+        name.replace("model.", "model.language_model.", 1): each
+        for name, each in load_file(file).items()
+    }
+    towers = {"model.embed_audio.embedding.weight": np.ones((4, 4), np.float32)}
+    save_file(inner | towers, file)
+    written = direct(folder, tmp_path / "whole", precision="fp32")
+    assert written.golden == plain.golden
+    assert written.media_tokens == (5,)
+    assert len(written.left_out) == 4
 
 
 def test_gemma_3_says_little_of_its_text_part() -> None:
@@ -822,6 +1053,20 @@ def test_a_type_that_is_read_wrongly_does_not_pass(
         ("granite-hybrid", {"time_step_limit": [0.0, 0.5]}),
         ("glm4-moe", {"routed_scaling_factor": 1.0}),
         ("olmo3", {"sliding_window": 8}),
+        ("deepseek2", {"topk_method": "greedy"}),
+        ("falcon-h1", {"key_multiplier": 1.5}),
+        ("falcon-h1", {"ssm_multipliers": [1, 1, 1, 1, 1.2]}),
+        ("nemotron-h", {"time_step_min": 0.5}),
+        ("nemotron-h-moe", {"routed_scaling_factor": 1.2}),
+        ("deepseek3", {"topk_group": 1}),
+        ("deepseek3", {"rope_parameters": MSCALE | {"mscale_all_dim": 0.5}}),
+        ("minicpm3", {"scale_depth": 1.0}),
+        ("minicpm3", {"dim_model_base": 64}),
+        ("gemma3n", {"altup_correct_scale": False}),
+        ("gemma3n", {"activation_sparsity_pattern": [0.9, 0.8, 0.0, 0.0]}),
+        ("gemma4", {"sliding_window": 8}),
+        ("gemma4", {"final_logit_softcapping": 20.0}),
+        ("gemma4-moe", {"top_k_experts": 1}),
         ("gpt2", {"layer_norm_epsilon": 1e-2}),
         ("gpt2", {"scale_attn_weights": False}),
         ("starcoder2", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}),

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm, Normal
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from maskdial.bundle.manifest import GRAPH, Manifest
+from maskdial.bundle.manifest import GRAPH, Manifest, TaskName
 from maskdial_export.checks.evaluation import Cosine, Evaluation
 from maskdial_export.choices import TOLERANCE
 from maskdial_export.direct import encoder_export
@@ -195,9 +195,9 @@ def assert_alike(one: Path, other: Path) -> None:
             np.testing.assert_array_equal(left, right)
 
 
-def traced(source: Path, dest: Path, precision: str) -> Manifest:
+def traced(source: Path, dest: Path, precision: str, **options: Any) -> Manifest:
     gate = Gate() if precision == "fp32" else Gate(max_loss=math.inf, keep_worst=0)
-    return export(str(source), dest, precision=precision, gate=gate)
+    return export(str(source), dest, precision=precision, gate=gate, **options)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -330,9 +330,10 @@ def test_decoders_that_are_left_to_the_tracer(name: str, entry: dict[str, Any]) 
     architecture, settings = ENCODERS[name]
     made = getattr(transformers, architecture).config_class(**settings)
     config = json.loads(made.to_json_string(use_diff=False)) | {"architectures": [architecture]}
-    read_backbone(config, limit=None, pools=False)
+    task: TaskName = "classify" if LABELS.items() <= settings.items() else "embed"
+    read_backbone(config, limit=None, task=task)
     with pytest.raises(NotDirectError, match=r"not known|turn with the position"):
-        read_backbone(config | entry, limit=None, pools=False)
+        read_backbone(config | entry, limit=None, task=task)
 
 
 def test_a_decoder_that_reads_ahead_does_not_write(tmp_path: Path) -> None:

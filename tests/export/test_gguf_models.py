@@ -1,5 +1,6 @@
 """GGUF files give the models that they were made from, and quantized ones their exact weights."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,12 @@ from tests.export.fuzz_gguf import fuzz
 from tests.export.gguf_files import (
     BYTE_LEVEL_SIZE,
     WORD_PIECES_SIZE,
+    as_deepseek,
     as_experts,
+    as_falcon_h1,
     as_gemma,
+    as_gemma3n,
+    as_gemma4,
     as_glm4_moe,
     as_gpt2,
     as_gpt_oss,
@@ -30,6 +35,7 @@ from tests.export.gguf_files import (
     as_lfm2,
     as_lfm2_moe,
     as_llama,
+    as_nemotron_h,
     as_nomic,
     as_qwen3_next,
     as_qwen35,
@@ -83,6 +89,43 @@ LONGROPE = {
     "long_factor": [4.0 + each for each in range(8)],
     "original_max_position_embeddings": 32,
     "partial_rotary_factor": 1.0,
+}
+
+
+GEMMA3N = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "head_dim": 16,
+    "intermediate_size": [96] * 4,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 32,
+    "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": BYTE_LEVEL_SIZE,
+}
+# As E2B: the last two layers read keys and values of others, and are twice as wide
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": BYTE_LEVEL_SIZE,
+    "final_logit_softcapping": 30.0,
+}
+# As 31B: values are those of keys where there is no window, and heads of both are fewer there
+GEMMA4_KEYS = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 16,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
 }
 
 
@@ -230,6 +273,40 @@ def granite_hybrid(writer: Writer, config: Any) -> None:
     writer.add_head_count_kv([config.num_key_value_heads * each for each in attends])
 
 
+def falcon_h1(writer: Writer, config: Any) -> None:
+    qwen2(writer, config)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_ssm_inner_size(config.mamba_d_ssm)
+
+
+def nemotron_h(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    kinds = config.layers_block_type
+    has_experts = "moe" in kinds
+    width = config.moe_intermediate_size if has_experts else config.intermediate_size
+    writer.add_head_count_kv([2 * (kind == "full_attention") for kind in kinds])
+    writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    if has_experts:
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+
+
 def gpt_oss(writer: Writer, config: Any) -> None:
     qwen2(writer, config)
     writer.add_sliding_window(config.sliding_window)
@@ -273,6 +350,68 @@ def glm4_moe(writer: Writer, config: Any) -> None:
     writer.add_expert_weights_norm(config.norm_topk_prob)
 
 
+def latent(writer: Writer, config: Any) -> None:
+    """As the first converter of DeepSeek 2 did, and that of MiniCPM 3 does."""
+    basics(writer, config)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def minicpm3(writer: Writer, config: Any) -> None:
+    latent(writer, config)
+    for name in ("long", "short"):
+        factors = np.array(config.rope_parameters[f"{name}_factor"], np.float32)
+        writer.add_tensor(f"rope_factors_{name}.weight", factors)
+
+
+def deepseek2(writer: Writer, config: Any) -> None:
+    latent(writer, config)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.n_group is not None:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
+def youtu(writer: Writer, config: Any) -> None:
+    latent(writer, config)
+    absorbed(writer, config)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_shared_count(0)
+    writer.add_leading_dense_block_count(config.num_hidden_layers)
+
+
+def absorbed(writer: Writer, config: Any) -> None:
+    """As it is today: llama.cpp has the short rows as the only head of keys."""
+    writer.add_head_count_kv(1)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+
+
+def deepseek3(writer: Writer, config: Any) -> None:
+    deepseek2(writer, config)
+    absorbed(writer, config)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
 def gemma2(writer: Writer, config: Any) -> None:
     basics(writer, config)
     writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -286,6 +425,55 @@ def gemma3(writer: Writer, config: Any) -> None:
     writer.add_rope_freq_base(1_000_000.0)
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
     writer.add_rope_scaling_factor(8.0)
+
+
+def gemma3n(writer: Writer, config: Any) -> None:
+    basics(writer, config)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    shares = torch.tensor(config.activation_sparsity_pattern)
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
+    writer.add_rope_freq_base(1_000_000.0)
+
+
+def gemma4(writer: Writer, config: Any) -> None:
+    """As its converter, which writes lists of what differs between layers."""
+    config = copy.deepcopy(config)
+    config.allow_global_per_layer_attribute_access = True
+    basics(writer, config)
+    near = [each == "sliding_attention" for each in config.layer_types]
+    heads = [config.per_layer_config[index] for index in range(len(near))]
+    last = heads[-1]
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(near)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_key_length(last.head_dim)
+    writer.add_value_length(last.head_dim)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_head_count_kv([each.num_key_value_heads for each in heads])
+    writer.add_rope_dimension_count(last.head_dim)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    writer.add_rope_freq_base(1_000_000.0)
+    writer.add_rope_freq_base_swa(10_000.0)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.use_double_wide_mlp:
+        first = len(near) - config.num_kv_shared_layers
+        width = config.intermediate_size
+        writer.add_feed_forward_length([width] * first + [2 * width] * (len(near) - first))
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    turning = last.head_dim // 8
+    factors = [1.0] * turning + [1e30] * (last.head_dim // 2 - turning)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
 
 
 def phi3(writer: Writer, config: Any) -> None:
@@ -367,6 +555,24 @@ DELTA_NET: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
     },
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+DEEPSEEK: dict[str, Any] = LATENT | {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+MSCALE = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
 MAMBA_2: dict[str, Any] = {
     "layer_types": ["mamba", "attention"],
     "shared_intermediate_size": 64,
@@ -377,6 +583,31 @@ MAMBA_2: dict[str, Any] = {
     "mamba_d_state": 16,
     "logits_scaling": 3.0,
     "residual_multiplier": 0.5,
+}
+FALCON_H1: dict[str, Any] = {
+    **{key: each for key, each in MAMBA_2.items() if key.startswith("mamba_")},
+    "head_dim": 16,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+}
+NEMOTRON_H: dict[str, Any] = {
+    "layers_block_type": ["mamba", "attention", "mlp"],
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "time_step_min": 1e-30,
+}
+NEMOTRON_H_MOE: dict[str, Any] = NEMOTRON_H | {
+    "layers_block_type": ["mamba", "attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "moe_shared_expert_intermediate_size": 64,
 }
 GEMMA3 = {
     "num_hidden_layers": 7,
@@ -519,6 +750,34 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         glm4_moe,
         as_glm4_moe,
     ),
+    "deepseek2": (
+        "deepseek2",
+        "DeepseekV2ForCausalLM",
+        SHAPE | DEEPSEEK | {"q_lora_rank": None, "topk_method": "group_limited_greedy"},
+        deepseek2,
+        as_glm4_moe,
+    ),
+    "deepseek3": (
+        "deepseek2",
+        "DeepseekV3ForCausalLM",
+        SHAPE | DEEPSEEK | {"rope_parameters": MSCALE},
+        deepseek3,
+        as_deepseek,
+    ),
+    "youtu": (
+        "deepseek2",
+        "YoutuForCausalLM",
+        SHAPE | LATENT | {"pad_token_id": None},
+        youtu,
+        as_deepseek,
+    ),
+    "minicpm3": (
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        SHAPE | LATENT | {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}},
+        minicpm3,
+        plain,
+    ),
     "exaone4": (
         "exaone4",
         "Exaone4ForCausalLM",
@@ -608,6 +867,27 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         granite_hybrid,
         as_granite_hybrid,
     ),
+    "falcon-h1": (
+        "falcon-h1",
+        "FalconH1ForCausalLM",
+        SHAPE | FALCON_H1,
+        falcon_h1,
+        as_falcon_h1,
+    ),
+    "nemotron-h": (
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        SHAPE | NEMOTRON_H,
+        nemotron_h,
+        as_nemotron_h,
+    ),
+    "nemotron-h-moe": (
+        "nemotron_h_moe",
+        "NemotronHForCausalLM",
+        SHAPE | NEMOTRON_H_MOE,
+        nemotron_h,
+        as_nemotron_h,
+    ),
     "gemma": ("gemma", "GemmaForCausalLM", SHAPE | {"head_dim": 32}, basics, as_gemma),
     "gemma2": (
         "gemma2",
@@ -617,6 +897,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
         as_gemma,
     ),
     "gemma3": ("gemma3", "Gemma3ForCausalLM", SHAPE | GEMMA3, gemma3, as_gemma),
+    "gemma3n": ("gemma3n", "Gemma3nForCausalLM", SHAPE | GEMMA3N, gemma3n, as_gemma3n),
+    "gemma4": ("gemma4", "Gemma4ForCausalLM", SHAPE | GEMMA4, gemma4, as_gemma4),
+    "gemma4-keys": ("gemma4", "Gemma4ForCausalLM", SHAPE | GEMMA4_KEYS, gemma4, as_gemma4),
     "phi3": (
         "phi3",
         "Phi3ForCausalLM",
@@ -675,6 +958,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
 
 # Files that are written directly alone: transformers' class has other names
 DIRECT_MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[..., None], Any]] = {
+    "gemma4-moe": (
+        "gemma4",
+        "Gemma4ForCausalLM",
+        SHAPE
+        | GEMMA4_KEYS
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+        | {"moe_intermediate_size": 32},
+        gemma4,
+        as_gemma4,
+    ),
     "granite-hybrid-moe": (
         "granitehybrid",
         "GraniteMoeHybridForCausalLM",
@@ -897,6 +1190,36 @@ def test_decoders_that_embed_may_read_both_ways(name: str, tmp_path: Path) -> No
     ids = torch.tensor([checkpoint.tokenizer.encode("the house by the sea").ids])
     vector = expected_output(checkpoint.model, checkpoint.pooler, {"input_ids": ids})
     np.testing.assert_allclose(vector[:6], BOTH_WAYS[name], atol=1e-6)
+
+
+def test_parts_of_latent_attention_that_do_not_fit(tmp_path: Path) -> None:
+    def refused(why: str, name: str, shape: tuple[int, ...] | None) -> None:
+        def damaged(key: str, values: Any, config: Any) -> Any:
+            for part, rows in as_deepseek(key, values, config):
+                if not part.startswith("blk.1.attn_") or not part.endswith(name):
+                    yield part, rows
+                elif shape is not None:
+                    yield part, np.ones(shape, np.float32)
+
+        _, model_class, settings, fill, _ = MODELS["deepseek3"]
+        model = make_model(model_class, **settings)
+
+        def metadata(writer: Writer) -> None:
+            byte_level(writer)
+            fill(writer, model.config)
+
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.gguf"
+        write_gguf(path, "deepseek2", model, metadata, damaged)
+        restored = tmp_path / f"{path.name}.restored"
+        restored.mkdir()
+        with pytest.raises(ExportError, match=why):
+            convert([path], restored)
+
+    refused("attn_k_b.weight of .* needs a matrix of values of its width", "v_b.weight", None)
+    refused("attn_k_b.weight of .* needs a matrix of values of its", "v_b.weight", (4, 16, 16))
+    refused(r"attn_k_b.weight of .* has the shape \(3, 32, 16\)", "k_b.weight", (3, 32, 16))
+    refused(r"attn_k_b.weight of .* has the shape \(128, 16\)", "k_b.weight", (128, 16))
+    refused("attn_k_b.weight of .* has the shape", "k_b.weight", (4, 32, 24))
 
 
 def test_a_scaling_without_a_type_is_linear(tmp_path: Path) -> None:

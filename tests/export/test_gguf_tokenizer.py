@@ -1,5 +1,6 @@
 """Tokenizers of GGUF files read texts as those that the files were made from."""
 
+import importlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -189,6 +190,49 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         assert found.backend.decode(pieces) == original.decode(pieces)
 
 
+@pytest.mark.parametrize("begins", [True, False, None])
+def test_gemma4(begins: bool | None, tmp_path: Path) -> None:
+    """Merges of the file over whole texts, bytes for what no piece has, always a first token."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.train_from_iterator([SAMPLE], trainers.BpeTrainer(vocab_size=600, show_progress=False))
+    special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+    ended = [*special, "<turn|>", "<|tool_response>"]
+    tokens = [*ended, *(f"<0x{each:02X}>" for each in range(256))]
+    tokens += [each for each, _ in sorted(trained.get_vocab().items(), key=lambda pair: pair[1])]
+    merges = [tuple(each) for each in json.loads(trained.to_str())["model"]["merges"]]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    original = Tokenizer(model)
+    original.normalizer = normalizers.Replace(" ", "▁")
+    original.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    stages = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    original.decoder = decoders.Sequence(stages)
+    original.add_special_tokens([AddedToken(each, normalized=False) for each in ended])
+    kinds = [CONTROL] * 3 + [UNKNOWN, CONTROL, USER_DEFINED] + [6] * 256
+
+    def fill(writer: Writer) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-1000.0] * len(tokens))
+        writer.add_token_types(kinds + [NORMAL] * (len(tokens) - len(kinds)))
+        writer.add_token_merges([" ".join(each) for each in merges])
+        writer.add_add_space_prefix(False)
+        for add, index in ((writer.add_pad_token_id, 0), (writer.add_eos_token_id, 1)):
+            add(index)
+        writer.add_bos_token_id(2)
+        if begins is not None:
+            writer.add_add_bos_token(begins)
+
+    found = read(tmp_path / "model.gguf", fill)
+    assert_alike(found, lambda text: original.encode(text).ids)
+    assert found.backend.encode("a").ids[0] == 2
+    assert sorted(found.ends) == [1, 4, 5]
+    for text in TEXTS:
+        ids = original.encode(text, add_special_tokens=False).ids
+        assert found.backend.decode(ids) == original.decode(ids)
+
+
 @pytest.mark.parametrize("cased", [True, False])
 def test_word_pieces(cased: bool, tmp_path: Path) -> None:
     """Without an entry for it, a vocabulary with capital letters is one that keeps them."""
@@ -273,6 +317,19 @@ def test_splits_are_those_of_transformers(pre: str) -> None:
     )
     for text in TEXTS:
         assert mine.pre_tokenize_str(text) == other.pre_tokenize_str(text), text
+
+
+def test_kimi_splits_between_scripts_and_capitals() -> None:
+    """Its classes of letters have intersections, which other engines of expressions lack."""
+    (expression,) = SPLITS["kimi-k2"].expressions
+    split = pre_tokenizers.Split(Regex(expression), "isolated")
+    parts = [part for part, _ in split.pre_tokenize_str("HTTPServer's 世界abc 12345 //x")]
+    assert parts == ["HTTPServer's", " ", "世界", "abc", " ", "123", "45", " //", "x"]
+    regex: Any = importlib.import_module("regex")  # transformers needs it; it has no types
+    theirs_too = regex.compile(expression, regex.V1)
+    for text in TEXTS:
+        found = [part for part, _ in split.pre_tokenize_str(text)]
+        assert found == [each.group() for each in theirs_too.finditer(text)], text
 
 
 def test_every_split_keeps_every_character() -> None:

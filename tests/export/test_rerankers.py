@@ -1,25 +1,37 @@
-"""Rerankers that are causal language models, against sentence-transformers and torch."""
+"""Rerankers that are causal language models, against sentence-transformers and torch.
+
+Those that are written directly have the bits of a trace.
+"""
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import numpy as np
 import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 
+from maskdial_export.checkpoint.reranking import QWEN, read_template
 from maskdial_export.checkpoint.source import find
+from maskdial_export.errors import ExportError, QualityError
 from maskdial_export.export import export
 from maskdial_export.model import load_checkpoint
-from maskdial_export.tracing.reranking import QWEN, read_template
+from maskdial_export.quantize.gate import Gate
+from maskdial_export.route import export_any_way
+from tests.export.gguf_files import byte_level, make_model, write_gguf
+from tests.export.test_direct import run_blocked
+from tests.export.test_direct_encoders import ANY_LOSS, assert_alike, direct, traced
+from tests.export.test_gguf_models import MODELS
 
 TOLERANCE = 1e-5
 LONGEST = 512
@@ -280,3 +292,105 @@ def test_capped_logits_make_no_classifier(
     (source / "chat_template.jinja").write_text(TEMPLATE)
     add_json(source / "config.json", classifier_from_token=["n", "y"], final_logit_softcapping=0.01)
     assert_refused(source, "the logits of Gemma2ForCausalLM are not the product of hidden states")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_written_directly_they_have_the_bits_of_a_trace(
+    precision: str, cross_encoder: Path, language_model: Path, tmp_path: Path
+) -> None:
+    gate = Gate() if precision == "fp32" else ANY_LOSS
+    vllm = {"classifier_from_token": ["no", "yes"], "tie_word_embeddings": False}
+    named = changed(language_model, tmp_path / "source", TEMPLATE, **vllm)
+    weights = load_file(named / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    save_file(weights | {"lm_head.weight": table.flip(0)}, named / "model.safetensors")
+    cases = {"saved": (cross_encoder, "auto"), "card": (language_model, "rerank")}
+    for name, (source, task) in (cases | {"named": (named, "auto")}).items():
+        written = direct(source, tmp_path / name, precision, gate=gate, task=task)
+        assert (written.task, written.parity.reference) == ("rerank", "numpy")
+        traced(source, tmp_path / f"{name}-traced", precision, task=task)
+        assert_alike(tmp_path / name, tmp_path / f"{name}-traced")
+
+
+@pytest.mark.parametrize("kind", ["gemma", "llama", "qwen2"])
+def test_other_families(
+    kind: str,
+    new_checkpoint: Callable[[str], Path],
+    add_json: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """bge-reranker-v2-gemma answers with a single token, and mxbai-rerank-v2 is a Qwen 2."""
+    source = new_checkpoint(kind)
+    (source / "chat_template.jinja").write_text(TEMPLATE)
+    add_json(source / "config.json", classifier_from_token=["a", "b"])
+    written = direct(source, tmp_path / "direct")
+    assert written.pair_template is not None
+    traced(source, tmp_path / "traced", "fp32")
+    assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_no_torch_is_needed(cross_encoder: Path, tmp_path: Path) -> None:
+    done = run_blocked("export", cross_encoder, tmp_path / "bundle", "--precision", "fp32")
+    assert done.returncode == 0, done.stderr
+    assert "written directly from the file, without torch" in done.stderr
+
+
+def write_ranker(path: Path, model: Any, labels: Sequence[str], template: str) -> Path:
+    """As llama.cpp's converter writes Qwen3-Reranker: two rows of its output layer, yes first."""
+    _, _, _, fill, _ = MODELS["qwen3"]
+    rows = model.lm_head.weight.detach().numpy()[[YES, NO]]
+
+    def metadata(writer: Any) -> None:
+        byte_level(writer)
+        fill(writer, model.config)
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(labels)
+        writer.add_tensor("cls.output.weight", rows)
+        writer.add_chat_template([{"name": "rerank", "template": template}])
+
+    def without_head(name: str, values: Any, _config: Any) -> Iterator[tuple[str, Any]]:
+        if name != "lm_head.weight":
+            yield name, values
+
+    return write_gguf(path, "qwen3", model, metadata, without_head)
+
+
+@pytest.mark.parametrize("template", [CARD, "q: {query} d: {document}<|end|>"])
+def test_gguf_files_rank(template: str, tmp_path: Path, serve: Callable[..., str]) -> None:
+    settings = MODELS["qwen3"][2] | {"max_position_embeddings": LONGEST}
+    model = make_model("Qwen3ForCausalLM", **settings)
+    path = write_ranker(tmp_path / "ranker.gguf", model, ["yes", "no"], template)
+    written = direct(path, tmp_path / "bundle")
+    assert (written.task, written.labels) == ("rerank", ())
+    assert written.pair_template is not None
+    assert (written.pair_template == QWEN) == (template == CARD)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer.json"))
+    expected = []
+    for document in DOCUMENTS[:3]:
+        text = template.replace("{query}", QUERY).replace("{document}", document)
+        ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
+        with torch.no_grad():
+            expected.append(float(model(ids).logits[0, -1, [YES, NO]].softmax(-1)[0]))
+    ranks = rerank(serve(ranker=tmp_path / "bundle"), query=QUERY, texts=DOCUMENTS[:3])
+    np.testing.assert_allclose(scores(ranks), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("labels", [["yes"], ["yes", "yes"], ["yes", "no", "perhaps"]])
+def test_gguf_files_that_do_not_say_what_a_match_is(labels: list[str], tmp_path: Path) -> None:
+    model = make_model("Qwen3ForCausalLM", **MODELS["qwen3"][2])
+    path, listed = write_ranker(tmp_path / "ranker.gguf", model, labels, CARD), ", ".join(labels)
+    with pytest.raises(ExportError, match=f"ranks by 2 rows and the labels {listed};"):
+        direct(path, tmp_path / "bundle")
+    path = write_ranker(tmp_path / "ranker.gguf", model, ["yes", "no"], CARD)
+    with pytest.raises(ExportError, match="cannot be traced"):
+        export(str(path), tmp_path / "bundle")
+
+
+def test_a_gguf_file_whose_int8_loses_too_much_becomes_fp32(tmp_path: Path) -> None:
+    """The tracer, which could leave layers as they are, does not know such files."""
+    model = make_model("Qwen3ForCausalLM", **MODELS["qwen3"][2])
+    path = write_ranker(tmp_path / "ranker.gguf", model, ["yes", "no"], CARD)
+    nothing = Gate(max_loss=0.0)
+    with pytest.raises(QualityError, match="the maximum is"):
+        export_any_way(str(path), tmp_path / "bundle", precision="int8", gate=nothing)
+    assert export_any_way(str(path), tmp_path / "bundle", gate=nothing).precision == "fp32"

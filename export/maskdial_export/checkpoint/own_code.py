@@ -19,6 +19,10 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     "deepseek_v3": frozenset(
         {"modeling_deepseek.DeepseekV3Model", "modeling_deepseek.DeepseekV3ForCausalLM"}
     ),
+    "minicpm3": frozenset(
+        {"modeling_minicpm.MiniCPM3Model", "modeling_minicpm.MiniCPM3ForCausalLM"}
+    ),
+    "nemotron_h": frozenset({"modeling_nemotron_h.NemotronHForCausalLM"}),
     "phi": frozenset({"modeling_phi.PhiForCausalLM"}),
     "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
 }

@@ -21,6 +21,7 @@ from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.onnx_files import find_graphs
 from maskdial_export.checkpoint.own_code import own_code
+from maskdial_export.checkpoint.reranking import is_reranker
 from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
 
@@ -231,7 +232,7 @@ def _module_task(path: Path, config: Mapping[str, Any]) -> str:
         return "embed-hybrid"
     modules = path / MODULES
     listed = modules.read_text(encoding="utf-8", errors="replace") if modules.is_file() else ""
-    if "LogitScore" in listed or "classifier_from_token" in config:
+    if is_reranker(path, config):
         return "rerank"
     kind = read_json(path / SENTENCE_CONFIG).get("model_type")
     is_colbert = kind in ("ColBERT", "MultiVectorEncoder") or "HF_ColBERT" in (

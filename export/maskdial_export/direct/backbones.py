@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from maskdial.bundle.manifest import TaskName
+from maskdial_export.checkpoint.reranking import TOKENS
 from maskdial_export.direct import encoders, families
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Attends, Decoder
 from maskdial_export.direct.encoder import Dense, Head, OnePass, Shapes
 from maskdial_export.direct.encoders import Family, read_labels
 
-_BASE, _SCORE = "model", "score"
+_BASE, SCORE = "model", "score"
 _TASKS: Mapping[str, TaskName] = {
     "Model": "embed",
     "ForSequenceClassification": "classify",
@@ -19,13 +20,18 @@ _TASKS: Mapping[str, TaskName] = {
 }
 # Of training, and of what other classes read
 _HARMLESS = ("num_labels", "problem_type", "classifier_dropout", "sentence_transformers")
+_OF_RERANKERS = (TOKENS, "is_original_qwen3_reranker")  # what vLLM reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone(OnePass):
-    """A decoder without its output layer."""
+    """A decoder without its output layer.
+
+    ``output`` is the module of that layer, of whose rows a reranker has some.
+    """
 
     decoder: Decoder
+    output: str
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -81,21 +87,27 @@ def tokenizer_family(values: Mapping[str, Any]) -> Family:
     return Family("", _BASE, lambda *_: NotImplemented, {}, ids, special=())
 
 
-def read_backbone(values: Mapping[str, Any], *, limit: int | None, pools: bool) -> Backbone:
+def ranks(values: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a decoder that may be a reranker, whichever its head."""
+    family = families.family_of(values)
+    named = {None, "ForCausalLM", "ForSequenceClassification"}
+    return family is not None and family.embeds and _kind(values, family.prefix) in named
+
+
+def read_backbone(values: Mapping[str, Any], *, limit: int | None, task: TaskName) -> Backbone:
     """The decoder that a configuration describes, with its head; one that embeds has none yet.
 
     Args:
         values: config.json.
         limit: tokens of a text; None for as many as it has positions for, at most `LONGEST`.
-        pools: whether a module behind it pools its hidden states.
+        task: what it is for.
 
     Raises:
         NotDirectError: an entry is not known.
     """
     family = families.family_of(values)
     assert family is not None, "it is known"
-    task = _task_of(values, pools=pools)
-    config = Config(values, harmless=_HARMLESS)
+    config = Config(values, harmless=(*_HARMLESS, *(_OF_RERANKERS if task == "rerank" else ())))
     reads_ahead = not config.flag("is_causal", True)
     decoder = family.read(config, family.architecture, limit)
     head = _head(config, values, task, decoder.hidden_size)
@@ -103,6 +115,8 @@ def read_backbone(values: Mapping[str, Any], *, limit: int | None, pools: bool) 
     pad = values.get("pad_token_id")
     if (pad is not None and (type(pad) is not int or pad < 0)) or (pad is None and head.labels):
         config.refuse("pad_token_id")
+    if task == "rerank":
+        _check_logits(config, decoder)
     if reads_ahead:
         if any(isinstance(each, Attends) and each.window is not None for each in decoder.layers):
             config.refuse("is_causal")
@@ -112,9 +126,11 @@ def read_backbone(values: Mapping[str, Any], *, limit: int | None, pools: bool) 
     names = decoder.names
     modules = (names.table, names.layers, names.last_norm)
     table, layers, last_norm = (f"{base}{each.removeprefix(f'{_BASE}.')}" for each in modules)
-    rest = next(rest for rest, each in _TASKS.items() if each == task)
+    architecture = family.architecture
+    if task != "rerank":
+        architecture = family.prefix + next(rest for rest, each in _TASKS.items() if each == task)
     return Backbone(
-        architecture=family.prefix + rest,
+        architecture=architecture,
         base=base,
         words=table,
         vocab_size=decoder.vocab_size,
@@ -123,6 +139,7 @@ def read_backbone(values: Mapping[str, Any], *, limit: int | None, pools: bool) 
         pad=pad or 0,
         head=head,
         reads_left=not decoder.reads_ahead,
+        output=table if decoder.tied else "lm_head",
         decoder=replace(
             decoder,
             tied=True,  # there is no output layer
@@ -141,12 +158,21 @@ def _kind(values: Mapping[str, Any], prefix: str) -> str:
 def _head(config: Config, values: Mapping[str, Any], task: TaskName, width: int) -> Head:
     if task == "embed":
         return Head("embed", (), ())
+    if task == "rerank":
+        return Head(task, ("last",), (Dense(SCORE, width, 1, has_bias=False),))
     labels = read_labels(config, values)
     if task == "token-classify":
         has_bias = config.flag("token_classification_bias", True)
-        return Head(task, (), (Dense(_SCORE, width, len(labels), has_bias),), labels)
-    score = Dense(_SCORE, width, len(labels), has_bias=False)
+        return Head(task, (), (Dense(SCORE, width, len(labels), has_bias),), labels)
+    score = Dense(SCORE, width, len(labels), has_bias=False)
     return Head(task, ("last",), (score,), labels, values.get("problem_type"))
+
+
+def _check_logits(config: Config, decoder: Decoder) -> None:
+    """Refuses logits that are more than a product of hidden states and weights."""
+    if decoder.logits_softcap is not None:
+        config.refuse("final_logit_softcapping")
+    assert decoder.logits_scale is None, "no family that embeds scales its logits"
 
 
 def _check_layers(config: Config, decoder: Decoder) -> None:

@@ -14,10 +14,12 @@ from maskdial_export.checkpoint.hub import provenance as provenance_of
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.onnx_files import find_graphs
 from maskdial_export.checkpoint.own_code import own_code
+from maskdial_export.checkpoint.reranking import is_reranker
 from maskdial_export.checkpoint.sentence import MODULES
-from maskdial_export.direct.backbones import one_pass_task
+from maskdial_export.direct.backbones import one_pass_task, ranks
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.encoder_head import pools
+from maskdial_export.direct.fp8 import read_fp8
 from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
@@ -42,6 +44,7 @@ class DirectCheckpoint:
         provenance: for the manifest.
         bits: how many the integers of its matrices have, each at most.
         part: what of it is exported, if it also reads images.
+        is_in_fp8: whether its matrices are floats of 8 bits.
     """
 
     name: str
@@ -54,6 +57,7 @@ class DirectCheckpoint:
     part: TextPart | None = None
     family: Family = "causal"
     task: TaskName = "generate"
+    is_in_fp8: bool = False
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -65,6 +69,13 @@ class DirectCheckpoint:
             return self
         weights, table = self.weights, f"{decoder.names.table}.weight"
         base, _, rest = table.partition(".")
+        if decoder.stored_base is not None:
+            stored = f"{decoder.stored_base}."
+            weights = weights.renamed(
+                lambda name: (
+                    f"{base}.{name.removeprefix(stored)}" if name.startswith(stored) else name
+                )
+            )
         if rest in weights.shapes():  # of a class without the output layer
             weights = weights.renamed(lambda name: f"{base}.{name}")
         views = find_views(decoder, weights.shapes())
@@ -97,13 +108,16 @@ class GraphsOnlyError(NotDirectError):
         self.graphs = graphs
 
 
-def open_checkpoint(source: str, revision: str | None, restored: Path) -> DirectCheckpoint:
+def open_checkpoint(
+    source: str, revision: str | None, restored: Path, task: str = "auto"
+) -> DirectCheckpoint:
     """Finds a checkpoint, and downloads it if ``source`` is a Hub id.
 
     Args:
         source: a GGUF file, a checkpoint folder, or a Hub id.
         revision: of the Hub id.
         restored: an empty folder for the small files of a GGUF file.
+        task: what it is to do; auto for what it says.
 
     Raises:
         NotDirectError: it is of a kind that is not known.
@@ -116,9 +130,29 @@ def open_checkpoint(source: str, revision: str | None, restored: Path) -> Direct
         kind = "file" if parts else "folder"
         raise ExportError(f"--revision applies to Hub ids, and the source is a local {kind}")
     if parts:
-        return _open_gguf(source, parts, restored)
+        return _with_task(_open_gguf(source, parts, restored), task)
     folder = path if path.is_dir() else download(source, revision, allow_pickle=False)
-    return _open_folder(source, folder)
+    return _with_task(_open_folder(source, folder), task)
+
+
+def _with_task(found: DirectCheckpoint, asked: str) -> DirectCheckpoint:
+    """The checkpoint with its task.
+
+    Raises:
+        NotDirectError: it is not known, or not the one that is asked for.
+    """
+    config, pooled = found.config, pools(found)
+    says = asked == "rerank" or (asked == "auto" and is_reranker(found.path, config))
+    if says and not pooled and ranks(config):
+        return replace(found, family="masked", task="rerank")
+    own = one_pass_task(config, pools=pooled)
+    if (found.path / MODULES).exists() and (own is None or found.part is not None):
+        raise NotDirectError(f"{MODULES} of {found.name} is not known to the direct path")
+    if asked not in ("auto", own or "generate"):
+        raise NotDirectError(
+            f"the direct path exports it for {own or 'generate'}, and --task asks for {asked}"
+        )
+    return found if own is None else replace(found, family="masked", task=own)
 
 
 def _open_gguf(source: str, parts: list[Path], restored: Path) -> DirectCheckpoint:
@@ -165,10 +199,14 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
             )
         others = f", but {pickles[0].name}, a pickle" if pickles else ""
         raise NotDirectError(f"{source} has no weights in safetensors{others}")
-    weights, part = SafetensorsWeights(source, files), text_part(config)
+    weights, stored = SafetensorsWeights(source, files), read_fp8(config)
+    if stored is not None:
+        weights = weights.in_fp8(stored)
+        config = {key: each for key, each in config.items() if key != "quantization_config"}
+    part = text_part(config)
     if part is not None:
         weights, config = text_weights(weights, part), dict(part.config)
-    found = DirectCheckpoint(
+    return DirectCheckpoint(
         source,
         folder,
         config,
@@ -176,8 +214,5 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         (folder / _CONFIG, *files),
         provenance,
         part=part,
+        is_in_fp8=stored is not None,
     )
-    known = part is None and one_pass_task(config, pools=pools(found)) is not None
-    if (folder / MODULES).exists() and not known:
-        raise NotDirectError(f"{MODULES} of {source} is not known to the direct path")
-    return found

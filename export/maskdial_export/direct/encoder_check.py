@@ -246,7 +246,7 @@ def _evaluation(
         return TokenClassify(*text)
     if head.task == "question-answering":
         return QuestionAnswering(*text)
-    if len(head.labels) == 1:
+    if head.task == "rerank" or len(head.labels) == 1:
         return Order(*text)
     if head.problem_type == "multi_label_classification":
         return ClassifyAll(*text)

@@ -45,6 +45,7 @@ from maskdial_export.direct.products import (
     RowProducts,
 )
 from maskdial_export.direct.quality import limit_of
+from maskdial_export.direct.reranker import find_padding, read_prompt, with_score
 from maskdial_export.direct.room import check_disk, check_memory, num_bytes
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
 from maskdial_export.direct.views import View
@@ -92,14 +93,13 @@ def write_encoder(
     config, pooled = checkpoint.config, pools(checkpoint)
     sends: bool | None = False
     encoder: OnePass
-    if knows(config, pools=pooled):
-        encoder, family = read_backbone(config, limit=limit, pools=pooled), tokenizer_family(config)
+    if checkpoint.task == "rerank" or knows(config, pools=pooled):
+        encoder = read_backbone(config, limit=limit, task=checkpoint.task)
+        family = tokenizer_family(config)
     else:
         family, sends = family_of(config), sends_types(checkpoint)
         encoder = read_encoder(config, sends_types=sends, limit=limit, pools=pooled)
-    checkpoint = replace(checkpoint, family="masked", task=encoder.head.task)
     encoder, weights = _with_head(checkpoint, encoder, family)
-    check_one_pass_weights(encoder, weights)
     _check_room(checkpoint.name, encoder, folder, rounds=precision != "fp32")
     sample = read_sample(gate.text)
     tokenizer, tokenization = load_tokenizer(checkpoint, encoder.vocab_size, sample, family.special)
@@ -118,9 +118,17 @@ def write_encoder(
     lower_case(checkpoint, tokenizer)
     ids = SimpleNamespace(**{**family.ids, **config})
     tokens = special_tokens(checkpoint, ids, tokenizer)
+    template, stated = None, {}
+    if checkpoint.task == "rerank":
+        assert isinstance(encoder, Backbone), "a decoder ranks"
+        pad = find_padding(checkpoint, tokens)
+        template = read_prompt(checkpoint, tokenizer, pad)
+        weights = with_score(checkpoint, encoder, tokenizer)
+        encoder, stated = replace(encoder, pad=pad), {"pad_token_id": pad}
+    check_one_pass_weights(encoder, weights)
     texts = read_files(checkpoint, tokenizer)
     max_length = _max_length(checkpoint, encoder, limit)
-    reference = EncoderReference(checkpoint, weights)
+    reference = EncoderReference(checkpoint, weights, **stated)
     most = limit_of(gate, keeps_integers=bool(checkpoint.bits))
     check = EncoderCheck(encoder, reference, tokenizer, tokens, max_length, sample, most)
     path, names = folder / GRAPH, [GRAPH, f"{GRAPH}.data"]
@@ -160,6 +168,7 @@ def write_encoder(
         "special_tokens": tokens,
         "tokenization": tokenization,
         "labels": head.labels,
+        "pair_template": template,
         "problem_type": head.problem_type,
         "embedding": head.embedding,
         "parity": parity,
@@ -230,7 +239,7 @@ def _renamed(weights: Weights, family: Family) -> Weights:
 def _max_length(checkpoint: DirectCheckpoint, encoder: OnePass, limit: int | None) -> int:
     """Tokens of a text. Raises: ExportError: there are fewer positions than the limit."""
     longest, task = encoder.max_length, encoder.head.task
-    if task == "embed" or (task == "classify" and is_cross_encoder(checkpoint)):
+    if task in ("embed", "rerank") or (task == "classify" and is_cross_encoder(checkpoint)):
         longest = longest_text(checkpoint, longest)
     if limit is not None and limit > longest:
         raise ExportError(

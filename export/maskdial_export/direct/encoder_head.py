@@ -98,10 +98,11 @@ def check_no_modules(checkpoint: Files) -> None:
     """Refuses what stands behind a model with a head: the tracer may read it as another one.
 
     Raises:
-        NotDirectError: there is a module beside the model itself.
+        NotDirectError: there is a module beside the model itself, and a reranker's.
     """
+    known = ("Transformer", "Dropout", *(["LogitScore"] if checkpoint.task == "rerank" else []))
     for kind, _ in module_folders(checkpoint):
-        if kind not in ("Transformer", "Dropout"):
+        if kind not in known:
             raise NotDirectError(f"the module {kind} behind a head is not known to the direct path")
 
 

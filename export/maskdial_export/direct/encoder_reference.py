@@ -40,12 +40,13 @@ _ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
 class EncoderReference:
     """The encoder, with its head, that a checkpoint's files describe."""
 
-    def __init__(self, files: Any, weights: Weights) -> None:
-        """``files``: the checkpoint, with ``path`` and ``read_json``."""
+    def __init__(self, files: Any, weights: Weights, **stated: Any) -> None:
+        """``files``: the checkpoint, with ``path`` and ``read_json``; ``stated``: entries of
+        config.json in place of the file's, such as of a model with another head."""
         self._files = files
         self._weights = weights
         self._names = weights.shapes()
-        config = files.read_json("config.json")
+        config = files.read_json("config.json") | stated
         self._config: Mapping[str, Any] = config
         self._kind = str(config["model_type"])
         self._class = str(config["architectures"][0])
@@ -69,9 +70,11 @@ class EncoderReference:
         kind = self._class.rpartition("For")[2]
         if self._decoder is not None:
             logits = self._linear(hidden, "score")
+            if kind == "TokenClassification":
+                return logits
             words = np.flatnonzero(ids != self._config["pad_token_id"])
             last: Floats = logits[words[-1] if len(words) else 0]
-            return last if kind == "SequenceClassification" else logits
+            return last
         if kind == "MaskedLM":
             return self._words(hidden)
         if kind == "SequenceClassification":

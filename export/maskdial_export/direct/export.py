@@ -25,13 +25,11 @@ from maskdial_export.checkpoint.files import (
 from maskdial_export.checkpoint.sample import read_sample
 from maskdial_export.checks.next_tokens import NextTokens
 from maskdial_export.destination import new_folder
-from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.check import check_graph
 from maskdial_export.direct.checkpoint import DirectCheckpoint, open_checkpoint
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.encoder_export import write_encoder
-from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.families import read_decoder, token_ids
 from maskdial_export.direct.graph import GraphWriter
 from maskdial_export.direct.layer_norm_reference import make_reference
@@ -97,8 +95,7 @@ def export_direct(
         tempfile.TemporaryDirectory(prefix=".gguf.", dir=folder) as restored,
     ):
         try:
-            checkpoint = open_checkpoint(source, revision, Path(restored))
-            _check_task(checkpoint, task)
+            checkpoint = open_checkpoint(source, revision, Path(restored), task)
             gate = gate or Gate()
             return _write(
                 checkpoint,
@@ -116,13 +113,6 @@ def export_direct(
             raise ExportError(f"cannot export {source} to {dest}: {io_reason(error)}") from error
 
 
-def _check_task(checkpoint: DirectCheckpoint, asked: str) -> None:
-    """Refuses a task that is not that of the checkpoint's class."""
-    own = one_pass_task(checkpoint.config, pools=pools(checkpoint)) or "generate"
-    if asked not in ("auto", own):
-        raise NotDirectError(f"the direct path exports it for {own}, and --task asks for {asked}")
-
-
 def _write(
     checkpoint: DirectCheckpoint,
     folder: Path,
@@ -135,11 +125,13 @@ def _write(
     complete: bool,
 ) -> Manifest:
     """Writes the bundle of a checkpoint of either kind."""
-    if one_pass_task(checkpoint.config, pools=pools(checkpoint)) is not None:
+    if checkpoint.family == "masked":
         described = write_encoder(checkpoint, folder, precision, gate, limit, tolerance, console)
     else:
         decoder = read_decoder(checkpoint.name, checkpoint.config, limit)
         checkpoint = checkpoint.arranged(decoder)
+        # A trace makes no draft of layers in fp8 either
+        complete = complete and not checkpoint.is_in_fp8
         if check_weights(decoder, checkpoint.weights, complete=complete):
             finding(console, "layers that predict further tokens are left out; --trace has them")
         chosen = _precision(checkpoint, precision, gate)

@@ -10,7 +10,17 @@ from typing import Any
 
 from maskdial_export.direct.config import Config
 from maskdial_export.direct.decoder import Decoder, NotDirectError
-from maskdial_export.direct.describe import gemma, hybrids, layer_norms, mixtures, plain
+from maskdial_export.direct.describe import (
+    gemma,
+    gemma3n,
+    gemma4,
+    hybrids,
+    latent,
+    layer_norms,
+    mambas,
+    mixtures,
+    plain,
+)
 from maskdial_export.errors import ExportError
 
 
@@ -92,24 +102,33 @@ def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2}
+_ZERO_IDS = {"bos_token_id": 0, "eos_token_id": 1}
 _GEMMA_IDS = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 _GLM_IDS: Mapping[str, Any] = {
     "pad_token_id": 151329,
     "eos_token_id": [151329, 151336, 151338],
 }
+_YOUTU_IDS = {"bos_token_id": 128000, "eos_token_id": 128001}
 _OLMO_IDS = {"pad_token_id": 1, "eos_token_id": 50279}
 _LFM_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _COHERE_IDS = {"pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 255001}
 _GPT_IDS = {"bos_token_id": 50256, "eos_token_id": 50256}
 _FAMILIES: Mapping[str, Family] = {
+    "bamba": Family("BambaForCausalLM", mambas.bamba, _LFM_IDS),
     "cohere": Family("CohereForCausalLM", layer_norms.cohere, _COHERE_IDS),
     "cohere2": Family("Cohere2ForCausalLM", layer_norms.cohere2, _COHERE_IDS),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", latent.deepseek_v2, _LLAMA_IDS),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", latent.deepseek_v3, _ZERO_IDS),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
-    "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS),
+    "falcon_h1": Family("FalconH1ForCausalLM", mambas.falcon_h1, _LFM_IDS),
+    "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS, embeds=True),
     "gemma2": Family("Gemma2ForCausalLM", gemma.gemma2, _GEMMA_IDS, embeds=True),
+    "gemma3n_text": Family("Gemma3nForCausalLM", gemma3n.gemma3n, _GEMMA_IDS),
+    "gemma4_text": Family("Gemma4ForCausalLM", gemma4.gemma4, _GEMMA_IDS),
     "gemma3_text": Family("Gemma3ForCausalLM", gemma.gemma3, _GEMMA_IDS, embeds=True),
     "glm4": Family("Glm4ForCausalLM", plain.glm4, _GLM_IDS),
     "glm4_moe": Family("Glm4MoeForCausalLM", mixtures.glm4_moe),
+    "glm4_moe_lite": Family("Glm4MoeLiteForCausalLM", latent.glm4_moe_lite, _ZERO_IDS),
     "gpt2": Family("GPT2LMHeadModel", layer_norms.gpt2, _GPT_IDS),
     "gpt_oss": Family("GptOssForCausalLM", mixtures.gpt_oss),
     "granite": Family("GraniteForCausalLM", plain.granite, _LLAMA_IDS),
@@ -118,6 +137,7 @@ _FAMILIES: Mapping[str, Family] = {
     "lfm2": Family("Lfm2ForCausalLM", hybrids.lfm2, _LFM_IDS),
     "lfm2_moe": Family("Lfm2MoeForCausalLM", hybrids.lfm2_moe, _LFM_IDS),
     "llama": Family("LlamaForCausalLM", plain.llama, _LLAMA_IDS, embeds=True),
+    "minicpm3": Family("MiniCPM3ForCausalLM", latent.minicpm3, _LLAMA_IDS),
     "ministral3": Family(
         "Ministral3ForCausalLM",
         plain.ministral3,
@@ -125,6 +145,7 @@ _FAMILIES: Mapping[str, Family] = {
     ),
     "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS, embeds=True),
     "mixtral": Family("MixtralForCausalLM", mixtures.mixtral, _LLAMA_IDS),
+    "nemotron_h": Family("NemotronHForCausalLM", mambas.nemotron_h, _LFM_IDS),
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),
     "olmo3": Family("Olmo3ForCausalLM", plain.olmo3, _OLMO_IDS),
     "olmoe": Family("OlmoeForCausalLM", mixtures.olmoe, _OLMO_IDS),
@@ -152,4 +173,5 @@ _FAMILIES: Mapping[str, Family] = {
         plain.smollm3,
         {"pad_token_id": 128004, "bos_token_id": 128000, "eos_token_id": 128001},
     ),
+    "youtu": Family("YoutuForCausalLM", latent.youtu, _YOUTU_IDS),
 }

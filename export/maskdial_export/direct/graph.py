@@ -13,12 +13,25 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from maskdial_export.direct.altup_graph import AltUpWriter
 from maskdial_export.direct.data import DataFile
-from maskdial_export.direct.decoder import Attends, Decoder, Floats, Rotary
+from maskdial_export.direct.decoder import (
+    Attends,
+    Beside,
+    Decoder,
+    Feeds,
+    Floats,
+    Rotary,
+    SharingAttends,
+)
+from maskdial_export.direct.latent_graph import LatentWriter
 from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import IR_VERSION, OPSET, Nodes
 from maskdial_export.direct.products import Products
+from maskdial_export.direct.recurrent import Recurrent
 from maskdial_export.direct.recurrent_graph import RecurrentWriter
+from maskdial_export.direct.sharing_graph import SharingWriter
+from maskdial_export.direct.streams import LayerInputs
 from maskdial_export.direct.weights import Weights
 
 _WHOLE = 2**63 - 1  # as the end of a slice
@@ -53,8 +66,20 @@ class GraphWriter:
             self._mixture = MixtureWriter(
                 decoder.experts, decoder.hidden_size, products, nodes, self._vector
             )
+        self._latent = None
+        if decoder.latent is not None:
+            self._latent = LatentWriter(
+                decoder.latent, decoder.num_heads, products, nodes, self._vector
+            )
         self._recurrent = RecurrentWriter(decoder, weights, products, nodes, self._keep)
+        self._sharing = SharingWriter(decoder, products, nodes, self._vector, self._rotary_tables)
+        self._altup = None
+        if decoder.altup is not None:
+            self._altup = AltUpWriter(
+                decoder.altup, decoder.hidden_size, products, nodes, self._vector, self._norm
+            )
         self._attending = 0
+        self._layer_inputs = ""
 
     def write(self) -> onnx.ModelProto:
         """The graph, whose initializers are in the weight file."""
@@ -64,6 +89,9 @@ class GraphWriter:
         tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
         rows = nodes.add("Reshape", ["rows", minus], allowzero=0)
         chosen = nodes.add("Gather", [tokens, rows], axis=0, modules="model")
+        if decoder.hidden_divisor is not None:
+            divisor = nodes.number("hidden.divisor", decoder.hidden_divisor)
+            chosen = nodes.add("Div", [chosen, divisor])
         self._write_head(chosen)
         return self._finish()
 
@@ -74,45 +102,150 @@ class GraphWriter:
         if decoder.embedding_scale is not None:
             scale = nodes.number("embedding.scale", decoder.embedding_scale)
             self._stream = nodes.add("Mul", [self._stream, scale])
+        if decoder.layer_inputs is not None:
+            self._layer_inputs = self._sharing.layer_inputs(decoder.layer_inputs, self._stream)
         if decoder.positions is not None:
             module = decoder.positions.module
             inputs = [self._vector(f"{module}.weight"), "position_ids"]
             rows = nodes.add("Gather", inputs, axis=0, modules=module)
             self._stream = nodes.add("Add", [rows, self._stream])
+        streams = None if self._altup is None else self._altup.begin(self._stream)
         for index in range(len(decoder.layers)):
-            self._write_layer(index)
+            if self._altup is None or streams is None:
+                self._write_layer(index)
+            else:
+                streams = self._write_streams(index, self._altup, streams)
+        if self._altup is not None and streams is not None:
+            self._stream = self._altup.end(streams)
         return self._normalized(decoder.names.last_norm)
 
     def _write_layer(self, index: int) -> None:
         decoder, norms = self._decoder, self._decoder.norms
-        layer, biases = decoder.layer(index), decoder.biases
+        layer = decoder.layer(index)
         source = self._normalized(_within(layer, norms.before_attention))
         kind = decoder.layers[index]
-        if isinstance(kind, Attends):
-            attended = self._attend(layer, kind, source)
-            output = f"{layer}.{decoder.names.attention_output}"
-            self._add(attended, output, biases.attention_output)
-        else:
-            self._branch, self._bias = self._recurrent.write(layer, kind, source)
+        if isinstance(kind, Feeds):
+            self._feed(index, source)
+            return
+        self._mix(layer, kind, source)
         self._settle(_within(layer, norms.after_attention))
-        aside, mixed = None, None
+        if decoder.alternates:
+            return
+        aside = None
         if decoder.parallel is None:
             source = self._normalized(_within(layer, norms.before_mlp))
         elif decoder.parallel == "in_turn":
             self._normalized(None)
         else:
             aside = self._taken()
-        if self._mixture is not None and decoder.is_mixed(index):
-            mixed = self._mixture.write(layer, source, self._full_shape(decoder.hidden_size))
-            self._branch, self._bias = mixed, None
-        if decoder.has_mlp(index):
-            self._add(self._mlp(layer, source), f"{layer}.{decoder.names.down}", biases.mlp)
-            if mixed is not None:
-                assert self._branch is not None, "an MLP was computed"
-                self._branch = self._nodes.add("Add", [mixed, self._branch])
+        self._feed(index, source)
         if aside is not None:
             self._branch = self._nodes.add("Add", [aside, self._taken()])
         self._settle(_within(layer, norms.after_mlp))
+        self._end(layer, index)
+
+    def _mix(self, layer: str, kind: Attends | Recurrent | Beside, source: str) -> None:
+        """Begins a sum: what a layer adds of other tokens."""
+        if isinstance(kind, Attends):
+            self._add_attention(layer, kind, source)
+            return
+        recurrent = kind.recurrent if isinstance(kind, Beside) else kind
+        if isinstance(kind, Beside):
+            # ONNX Runtime makes a factor a product's own only of what it knows the shape of
+            self._nodes.widths[source] = self._decoder.hidden_size
+        self._branch, self._bias = self._recurrent.write(layer, recurrent, source)
+        if isinstance(kind, Beside):
+            first = self._taken()
+            self._add_attention(layer, kind.attends, source)
+            self._branch = self._nodes.add("Add", [first, self._taken()])
+
+    def _add_attention(self, layer: str, kind: Attends, source: str) -> None:
+        decoder, scales = self._decoder, self._decoder.multipliers
+        source = self._nodes.scaled(source, "attention.in", scales.attention_in)
+        output = f"{layer}.{decoder.names.attention_output}"
+        attended = self._attend(layer, kind, source)
+        self._add(attended, output, decoder.biases.attention_output)
+        self._scale("attention.out", scales.attention_out)
+
+    def _scale(self, name: str, factor: float | None) -> None:
+        """Multiplies what is about to be added."""
+        if factor is not None:
+            self._branch = self._nodes.scaled(self._taken(), name, factor)
+
+    def _feed(self, index: int, source: str) -> None:
+        """Begins a sum: what a layer's MLP and its experts add."""
+        decoder, layer, mixed = self._decoder, self._decoder.layer(index), None
+        if self._mixture is not None and decoder.is_mixed(index):
+            mixed = self._mixed(self._mixture, layer, source)
+            self._branch, self._bias = mixed, None
+        if decoder.has_mlp(index):
+            down = f"{layer}.{decoder.names.down}"
+            self._add(self._mlp(layer, source, index), down, decoder.biases.mlp)
+            self._scale("mlp.out", decoder.multipliers.mlp_out)
+            if mixed is not None:
+                assert self._branch is not None, "an MLP was computed"
+                assert decoder.experts is not None, "they were mixed"
+                if decoder.experts.norms is not None:
+                    self._branch = self._norm(
+                        self._branch, f"{layer}.{decoder.experts.norms.beside}"
+                    )
+                self._branch = self._nodes.add("Add", [mixed, self._branch])
+
+    def _write_streams(self, index: int, altup: AltUpWriter, streams: str) -> str:
+        """A layer of a decoder with several streams; returns them behind it."""
+        decoder, norms = self._decoder, self._decoder.norms
+        layer, kind, inputs = decoder.layer(index), decoder.layers[index], decoder.layer_inputs
+        assert isinstance(kind, Attends), "no layer is recurrent"
+        assert inputs is not None, "all layers have them"
+        predictions = altup.predict(layer, streams)
+        self._stream = altup.active(predictions)
+        source = self._normalized(_within(layer, norms.before_attention))
+        beside = altup.beside(layer, source)
+        attended = self._attend(layer, kind, source)
+        output = f"{layer}.{decoder.names.attention_output}"
+        self._add(attended, output, decoder.biases.attention_output)
+        self._settle(_within(layer, norms.after_attention))
+        self._stream = altup.joined(self._normalized(None), beside)
+        source = self._normalized(_within(layer, norms.before_mlp))
+        self._add(self._mlp(layer, source, index), f"{layer}.{decoder.names.down}", False)
+        self._settle(_within(layer, norms.after_mlp))
+        corrected = altup.correct(layer, predictions, self._normalized(None))
+        first = altup.scaled(layer, altup.active(corrected))
+        own = self._gated_input(layer, index, inputs, first)
+        added = self._norm(
+            self._products.project(own, [f"{layer}.{inputs.output}"]),
+            f"{layer}.{inputs.output_norm}",
+        )
+        return altup.add_to_others(corrected, added)
+
+    def _gated_input(self, layer: str, index: int, inputs: LayerInputs, source: str) -> str:
+        """A layer's own input, gated by the stream."""
+        gate = self._activated(self._products.project(source, [f"{layer}.{inputs.gate}"]))
+        own = self._sharing.input_of(self._layer_inputs, index)
+        return self._nodes.add("Mul", [gate, own])
+
+    def _mixed(self, mixture: MixtureWriter, layer: str, source: str) -> str:
+        """What experts give, of what the MLP reads or of what they read beside it."""
+        experts, shape = self._decoder.experts, self._full_shape(self._decoder.hidden_size)
+        if experts is None or experts.norms is None:
+            return mixture.write(layer, source, shape)
+        routed = None
+        if experts.router.scale is not None:
+            routed = self._sharing.routed(layer, self._stream, experts.router.scale)
+        read = self._norm(self._stream, f"{layer}.{experts.norms.before}")
+        mixed = mixture.write(layer, read, shape, routed)
+        return self._norm(mixed, f"{layer}.{experts.norms.after}")
+
+    def _end(self, layer: str, index: int) -> None:
+        """What a layer adds of its own input, and the factor of its result."""
+        decoder, nodes, inputs = self._decoder, self._nodes, self._decoder.layer_inputs
+        if inputs is not None:
+            gated = self._gated_input(layer, index, inputs, self._normalized(None))
+            self._branch = self._products.project(gated, [f"{layer}.{inputs.output}"])
+            self._settle(f"{layer}.{inputs.output_norm}")
+        if decoder.layer_scalar is not None:
+            factor = self._vector(f"{layer}.{decoder.layer_scalar}")
+            self._stream = nodes.add("Mul", [self._normalized(None), factor])
 
     def _add(self, source: str, module: str, has_bias: bool) -> None:
         """Begins a sum: what a sublayer's last product adds to the stream."""
@@ -200,9 +333,10 @@ class GraphWriter:
         if decoder.reads_ahead:
             return self._attend_both_ways(layer, kind, source)
         self._attending += 1
+        own = kind if isinstance(kind, SharingAttends) else None
         attributes: dict[str, Any] = {
             "num_heads": decoder.num_heads,
-            "kv_num_heads": decoder.num_kv_heads,
+            "kv_num_heads": decoder.num_kv_heads if own is None else own.num_kv_heads,
             "scale": decoder.attention_scale,
         }
         if kind.window is not None:
@@ -210,7 +344,7 @@ class GraphWriter:
         if decoder.attention_softcap is not None:
             attributes["softcap"] = decoder.attention_softcap
         tables: list[str] = []
-        if kind.rotary is not None:
+        if kind.rotary is not None and self._latent is None and own is None:
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(kind.rotary.interleaved)}
             tables += self._rotary_tables(kind.rotary)
         if decoder.sinks:
@@ -219,11 +353,20 @@ class GraphWriter:
         past = [f"past_key.{index}", f"past_value.{index}"]
         if self._window is not None:
             past = ["", ""]
-        *queries, gate = self._queries(layer, source)
+        if self._latent is not None:
+            assert kind.rotary is not None, "a part of each key turns"
+            turns = self._rotary_tables(kind.rotary)
+            queries, gate = [*self._latent.parts(f"{layer}.self_attn", source, turns)], ""
+        elif own is not None:
+            queries, gate = [*self._sharing.queries(layer, own, source)], ""
+        else:
+            *queries, gate = self._queries(layer, source)
         inputs = [*queries, *past, "seqlens_k", "total_sequence_length", *tables]
         output = f"{layer}.self_attn.output"
         outputs = [output, f"present_key.{index}", f"present_value.{index}"]
         nodes.add_all("GroupQueryAttention", inputs, outputs, **attributes)
+        if self._latent is not None:
+            return self._latent.narrowed(output)
         if not gate:
             return output
         return nodes.add("Mul", [output, nodes.add("Sigmoid", [gate])])
@@ -257,7 +400,7 @@ class GraphWriter:
         """
         decoder, nodes = self._decoder, self._nodes
         has_bias = decoder.biases.query_key_value
-        attention = f"{layer}.self_attn"
+        attention = f"{layer}.{decoder.names.attention}"
         if decoder.inputs_first:
             packed = self._gemm(source, f"{layer}.{decoder.names.query_key_value}")
             return packed, "", "", ""
@@ -284,6 +427,10 @@ class GraphWriter:
         if decoder.gated_attention:
             parts[0], gate = self._split_gates(parts[0])
         names = decoder.names
+        if decoder.multipliers.key is not None:  # as heads, or it would become the product's own
+            heads = nodes.split_heads(parts[1], decoder.head_dim)
+            heads = nodes.scaled(heads, "key.scale", decoder.multipliers.key)
+            parts[1] = nodes.join_heads(heads)
         if decoder.head_norms is not None:
             parts[0] = self._head_norm(parts[0], f"{layer}.{names.query_norm}")
             parts[1] = self._head_norm(parts[1], f"{layer}.{names.key_norm}")
@@ -347,7 +494,8 @@ class GraphWriter:
         """Those of all layers that turn alike."""
         if id(rotary) not in self._tables:
             number = len(self._tables)
-            arrays = rotary.tables(self._decoder.max_length)
+            tables = rotary.tables(self._decoder.max_length)
+            arrays = [each[:, : rotary.num_turning] for each in tables]
             names = [f"rotary.{number}.{kind}" for kind in ("cos", "sin")]
             cos, sin = (
                 self._nodes.keep(self._data.write(name, array))
@@ -356,7 +504,7 @@ class GraphWriter:
             self._tables[id(rotary)] = cos, sin
         return self._tables[id(rotary)]
 
-    def _mlp(self, layer: str, source: str) -> str:
+    def _mlp(self, layer: str, source: str, index: int) -> str:
         nodes, decoder = self._nodes, self._decoder
 
         def project(name: str) -> str:
@@ -376,7 +524,12 @@ class GraphWriter:
             gate, up = f"{both}.gate", f"{both}.up"
             nodes.add_all("Split", [both], [gate, up], axis=2, num_outputs=2)
             return nodes.add("Mul", [up, self._activated(gate)])
-        gate = self._activated(project(names.gate))
+        gate = nodes.scaled(project(names.gate), "mlp.gate", decoder.multipliers.gate)
+        altup = decoder.altup
+        most = None if altup is None else altup.cutoffs[index]
+        if self._altup is not None and most is not None:
+            gate = self._altup.cut_off(gate, most)
+        gate = self._activated(gate)
         return nodes.add("Mul", [gate, project(names.up)])
 
     def _activated(self, source: str) -> str:
@@ -384,6 +537,8 @@ class GraphWriter:
             return self._nodes.add("Gelu", [source], approximate="tanh")
         if self._decoder.activation == "gelu_new":
             return self._nodes.gelu_new(source)
+        if self._decoder.activation == "relu2":
+            return self._nodes.relu2(source)
         return self._nodes.silu(source)
 
     def _write_head(self, source: str) -> None:
@@ -414,14 +569,16 @@ class GraphWriter:
             info("total_sequence_length", TensorProto.INT32, []),
             info("rows", integers, ["num_rows"]),
         ]
-        if decoder.positions is not None:
+        shares = any(isinstance(each, SharingAttends) for each in decoder.layers)
+        takes_positions = decoder.positions is not None or decoder.latent is not None
+        if takes_positions or shares:
             inputs.insert(1, info("position_ids", integers, ["batch", "length"]))
         outputs = [info("logits", floats, ["num_rows", decoder.vocab_size])]
         layout = decoder.layout
         if layout.states:
             inputs.append(info("lengths", TensorProto.INT32, ["batch"]))
-        shape = ["batch", decoder.num_kv_heads, "room", decoder.head_dim]
-        for index in range(len(layout.layers)):
+        for index, heads in enumerate(layout.layers):
+            shape = ["batch", heads.num_heads, "room", heads.head_dim]
             for kind in ("key", "value"):
                 inputs.append(info(f"past_{kind}.{index}", floats, shape))
                 outputs.append(info(f"present_{kind}.{index}", floats, shape))

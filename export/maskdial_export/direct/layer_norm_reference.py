@@ -5,19 +5,21 @@ rotation. As that, it is written from transformers' modeling files and not from 
 """
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from maskdial_export.checkpoint.blocks import StoredBlocks
+from maskdial_export.direct.gemma4_reference import Gemma3nReference, Gemma4Reference
+from maskdial_export.direct.latent_reference import LATENT, LatentReference
+from maskdial_export.direct.mamba_reference import MAMBAS, MambaReference
 from maskdial_export.direct.recurrent_reference import silu
 from maskdial_export.direct.reference import Floats, Reference
+from maskdial_export.direct.renamed import RenamedWeights, Renaming
 from maskdial_export.direct.weights import Weights
 
 # Their modules -> those of Llama
-_NAMES: Mapping[str, tuple[tuple[str, str], ...]] = {
+_NAMES: Mapping[str, Renaming] = {
     "gpt2": (
         (r"transformer\.wte", "model.embed_tokens"),
         (r"transformer\.wpe", "model.embed_positions"),
@@ -52,6 +54,14 @@ _EPSILONS = ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 
 def make_reference(config: Mapping[str, Any], weights: Weights) -> Reference:
     """The decoder that a configuration describes."""
+    if config["model_type"] in LATENT:
+        return LatentReference(config, weights)
+    if config["model_type"] in MAMBAS:
+        return MambaReference(config, weights)
+    if config["model_type"] == "gemma4_text":
+        return Gemma4Reference(config, weights)
+    if config["model_type"] == "gemma3n_text":
+        return Gemma3nReference(config, weights)
     kind = LayerNormReference if config["model_type"] in _NAMES else Reference
     return kind(config, weights)
 
@@ -67,7 +77,7 @@ class LayerNormReference(Reference):
         stated = [config[key] for key in _EPSILONS if key in config]
         found["rms_norm_eps"] = stated[0] if stated else 1e-5
         found.setdefault("tie_word_embeddings", kind != "phi")
-        super().__init__(found, _Renamed(weights, kind))
+        super().__init__(found, RenamedWeights(weights, _NAMES[kind]))
 
     def logits(self, hidden: Floats) -> Floats:
         found = super().logits(hidden)
@@ -122,31 +132,3 @@ class LayerNormReference(Reference):
 
     def _turns(self, index: int) -> bool:
         return self._kind != "gpt2" and (self._kind != "cohere2" or self._slides(index))
-
-
-class _Renamed:
-    """A checkpoint's weights by the names that Llama has for them."""
-
-    def __init__(self, weights: Weights, kind: str) -> None:
-        self.name = weights.name
-        self._weights = weights
-        self._theirs = {_renamed(name, kind): name for name in weights.shapes()}
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = self._weights.shapes()
-        return {ours: shapes[theirs] for ours, theirs in self._theirs.items()}
-
-    def values(self, name: str, rows: slice | None = None) -> Floats:
-        return self._weights.values(self._theirs[name], rows)
-
-    def bits(self, name: str) -> int | None:
-        return self._weights.bits(self._theirs[name])
-
-    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
-        return self._weights.blocks(self._theirs[name], rows)
-
-
-def _renamed(name: str, kind: str) -> str:
-    for theirs, ours in _NAMES[kind]:
-        name = re.sub(theirs, ours, name)
-    return name

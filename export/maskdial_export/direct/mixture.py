@@ -7,8 +7,9 @@ operators are those of `maskdial_export.tracing.experts`.
 from collections.abc import Callable
 
 import numpy as np
+from onnx import TensorProto
 
-from maskdial_export.direct.experts import Experts
+from maskdial_export.direct.experts import Experts, Groups
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.products import Products
 
@@ -31,20 +32,23 @@ class MixtureWriter:
         self._hidden_size = hidden_size
         self._vector = vector
 
-    def write(self, layer: str, source: str, full_shape: str) -> str:
+    def write(self, layer: str, source: str, full_shape: str, routed: str | None = None) -> str:
         """What a layer adds to the stream; (batch, length, hidden_size), as ``source``.
 
-        ``full_shape``: the name of that shape.
+        ``full_shape``: the name of that shape. ``routed``: what the router reads, if that is
+        something else.
         """
         experts, nodes = self._experts, self._nodes
         flat = nodes.constant("flat", np.array([-1, self._hidden_size]))
         tokens = nodes.add("Reshape", [source, flat], allowzero=1)
-        shares = self._shares(layer, tokens)
+        if routed is not None:
+            routed = nodes.add("Reshape", [routed, flat], allowzero=1)
+        shares = self._shares(layer, routed or tokens)
         shape = nodes.add("Shape", [tokens], start=0)
         total = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         for expert in range(experts.count):
             total = self._add_expert(total, layer, expert, tokens, shares)
-        shared, module = experts.shared, f"{layer}.{experts.module}"
+        shared, module = experts.shared, experts.within(layer)
         if shared is not None and shared.gate is not None:
             common = self._mlp(tokens, f"{module}.{shared.module}", self._project)
             gate = self._project(tokens, f"{module}.{shared.gate}")
@@ -59,9 +63,9 @@ class MixtureWriter:
     def _shares(self, layer: str, tokens: str) -> str:
         """The experts' weights for the tokens, (num_experts, num_tokens); 0 if not chosen."""
         experts, nodes, router = self._experts, self._nodes, self._experts.router
-        module = f"{layer}.{experts.module}"
+        module = experts.within(layer)
         bias = self._vector(f"{module}.{router.module}.bias") if router.has_bias else None
-        scores = self._project(tokens, f"{layer}.{experts.graph_module}.{router.module}", bias)
+        scores = self._project(tokens, f"{experts.within_graph(layer)}.{router.module}", bias)
         if router.scores == "softmax":
             scores = nodes.add("Softmax", [scores], axis=-1)
         elif router.scores == "sigmoid":
@@ -75,6 +79,9 @@ class MixtureWriter:
             if router.least_sum is not None:
                 total = nodes.add("Add", [total, nodes.number("shares.least", router.least_sum)])
             best = nodes.add("Div", [best, total])
+        if router.expert_scale is not None:
+            scale = self._vector(f"{module}.{router.expert_scale}")
+            best = nodes.add("Mul", [best, nodes.add("Gather", [scale, chosen], axis=0)])
         if router.factor is not None:
             best = nodes.add("Mul", [best, nodes.number("shares.factor", router.factor)])
         shape = nodes.add("Shape", [scores], start=0)
@@ -84,20 +91,49 @@ class MixtureWriter:
 
     def _best(self, name: str, module: str, scores: str) -> tuple[str, str]:
         """The largest scores of each token, and whose they are."""
-        experts, nodes = self._experts, self._nodes
-        count = nodes.constant(f"experts.{experts.chosen}", np.array([experts.chosen]))
-        best, chosen = f"{name}.shares", f"{name}.chosen"
-        correction, source = experts.router.correction, scores
+        nodes, router = self._nodes, self._experts.router
+        correction, source = router.correction, scores
         if correction is not None:
             source = nodes.add("Add", [scores, self._vector(f"{module}.{correction}")])
-        nodes.add_all("TopK", [source, count], [best, chosen], axis=-1, largest=1, sorted=1)
+        if router.groups is not None:
+            source = self._within_groups(name, router.groups, source)
+        best, chosen = self._top(source, self._experts.chosen, name, is_sorted=router.is_sorted)
         if correction is None:
             return best, chosen
         return nodes.add("GatherElements", [scores, chosen], axis=1), chosen
 
+    def _within_groups(self, name: str, groups: Groups, scores: str) -> str:
+        """The scores of the experts of a token's groups; those of others are replaced."""
+        nodes, size = self._nodes, self._experts.count // groups.count
+        shape = nodes.constant("groups.apart", np.array([-1, groups.count, size]))
+        apart = nodes.add("Reshape", [scores, shape])
+        best, _ = self._top(apart, groups.best, f"{name}.within")
+        axis = nodes.constant("minus_one", np.array([-1]))
+        ranks = nodes.add("ReduceSum", [best, axis], keepdims=0)
+        _, chosen = self._top(ranks, groups.chosen, f"{name}.groups")
+        zeros = nodes.add("Mul", [ranks, nodes.number("zero", 0.0)])
+        ones = nodes.add("Expand", [nodes.number("one", 1.0), nodes.add("Shape", [chosen])])
+        marks = nodes.add("ScatterElements", [zeros, chosen, ones], axis=1)
+        marks = nodes.add("Unsqueeze", [nodes.add("Cast", [marks], to=TensorProto.BOOL), axis])
+        otherwise = nodes.number("groups.otherwise", groups.otherwise)
+        masked = nodes.add("Where", [marks, apart, otherwise])
+        flat = nodes.constant("groups.joined", np.array([-1, self._experts.count]))
+        return nodes.add("Reshape", [masked, flat])
+
+    def _top(
+        self, scores: str, count: int, name: str, *, is_sorted: bool = True
+    ) -> tuple[str, str]:
+        """The largest of each row, and their places."""
+        number = self._nodes.constant(f"experts.{count}", np.array([count]))
+        best, places = f"{name}.shares", f"{name}.chosen"
+        self._nodes.add_all(
+            "TopK", [scores, number], [best, places], axis=-1, largest=1, sorted=int(is_sorted)
+        )
+        return best, places
+
     def _add_expert(self, total: str, layer: str, expert: int, tokens: str, shares: str) -> str:
         nodes, experts = self._nodes, self._experts
-        name = f"{layer}.{experts.graph_module}.experts"
+        name = f"{experts.within_graph(layer)}.experts"
         index = nodes.constant(f"expert.{expert}", np.array(expert))
         share = nodes.add("Gather", [shares, index], axis=0)
         places = nodes.add("Transpose", [nodes.add("NonZero", [share])], perm=[1, 0])
@@ -108,18 +144,21 @@ class MixtureWriter:
         first, second = (f"{name}.products.{expert}.{part}" for part in (0, 1))
         biases: tuple[str | None, str | None] = None, None
         if experts.has_biases:
-            one = f"{layer}.{experts.module}.experts.{expert}"
+            one = f"{experts.within(layer)}.experts.{expert}"
             gate_up = [f"{one}.{each}.bias" for each in experts.names[:2]]
             biases = self._vector(*gate_up), self._vector(f"{one}.{experts.names[2]}.bias")
         both = self._project(hidden, first, biases[0])
-        gate, up = f"{first}.gate", f"{first}.up"
-        nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
-        result = self._project(self._gated(gate, up), second, biases[1])
+        inner = self._gated(first, both) if experts.is_gated else nodes.relu2(both)
+        result = self._project(inner, second, biases[1])
         weighted = nodes.add("Mul", [result, weight])
         return nodes.add("ScatterND", [total, places, weighted], reduction="add")
 
-    def _gated(self, gate: str, up: str) -> str:
+    def _gated(self, module: str, both: str) -> str:
         nodes, clamp = self._nodes, self._experts.clamp
+        gate, up = f"{module}.gate", f"{module}.up"
+        nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
+        if self._experts.activation == "gelu_tanh":
+            return nodes.add("Mul", [nodes.add("Gelu", [gate], approximate="tanh"), up])
         if clamp is None:
             return nodes.add("Mul", [self._nodes.silu(gate), up])
         most, least = (
@@ -133,6 +172,9 @@ class MixtureWriter:
         return nodes.add("Mul", [nodes.add("Add", [up, nodes.number("one", 1.0)]), gate])
 
     def _mlp(self, source: str, name: str, project: Callable[[str, str], str]) -> str:
+        if not self._experts.is_gated:
+            inner = self._nodes.relu2(project(source, f"{name}.up_proj"))
+            return project(inner, f"{name}.down_proj")
         gate = self._nodes.silu(project(source, f"{name}.gate_proj"))
         inner = self._nodes.add("Mul", [gate, project(source, f"{name}.up_proj")])
         return project(inner, f"{name}.down_proj")

@@ -57,15 +57,35 @@ class MixtureReference:
         for correction in ("expert_bias", "gate.e_score_correction_bias"):
             if f"{name}.{correction}" in self._names:
                 ranked = scores + self._weights.values(f"{name}.{correction}")
+        if self._in_groups():
+            ranked = self._within_groups(ranked)
         count = int(config.get("num_experts_per_tok") or 2)
         best = np.argsort(-ranked, axis=-1, kind="stable")[:, :count]
         shares = np.take_along_axis(scores, best, axis=-1)
         if kind in _CHOOSE_FIRST:
             return best, _softmax(shares)
-        if config.get("norm_topk_prob", kind in _NORMALIZES):
+        if kind != "deepseek_v2" and config.get("norm_topk_prob", kind in _NORMALIZES):
             least = np.float32(_SIGMOIDS.get(kind, 0))
             shares = shares / (shares.sum(axis=-1, keepdims=True) + least)
         return best, shares * np.float32(config.get("routed_scaling_factor", 1.0))
+
+    def _in_groups(self) -> bool:
+        if self._kind == "deepseek_v2":
+            return bool(self._config.get("topk_method") == "group_limited_greedy")
+        return self._kind in ("deepseek_v3", "glm4_moe_lite", "nemotron_h")
+
+    def _within_groups(self, ranked: Floats) -> Floats:
+        """Without the experts of groups whose best, or two best, are lower than others'."""
+        count, chosen = int(self._config["n_group"]), int(self._config["topk_group"])
+        apart = ranked.reshape(len(ranked), count, -1)
+        most = 1 if self._kind == "deepseek_v2" else 2
+        ranks = np.sort(apart, axis=-1)[..., -most:].sum(axis=-1)
+        best = np.argsort(-ranks, axis=-1, kind="stable")[:, :chosen]
+        masked = np.full_like(apart, -np.inf)
+        np.put_along_axis(
+            masked, best[..., None], np.take_along_axis(apart, best[..., None], axis=1), axis=1
+        )
+        return masked.reshape(ranked.shape)
 
     def _expert(self, name: str, values: Floats) -> Floats:
         if self._kind != "gpt_oss":
@@ -79,6 +99,8 @@ class MixtureReference:
 
     def _gated_mlp(self, name: str, values: Floats, named: tuple[str, str, str]) -> Floats:
         gate, up, down = (f"{name}.{each}" for each in named)
+        if f"{gate}.weight" not in self._names:  # Nemotron's
+            return self._linear(np.square(np.maximum(self._linear(values, up), 0)), down)
         return self._linear(silu(self._linear(values, gate)) * self._linear(values, up), down)
 
     def _linear(self, values: Floats, name: str) -> Floats:
@@ -89,7 +111,10 @@ class MixtureReference:
 
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_SIGMOIDS = {"glm4_moe": 1e-20, "lfm2_moe": 1e-6}
+_SIGMOIDS = {
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"), 1e-20),
+    "lfm2_moe": 1e-6,
+}
 """Families whose weights are sigmoids, and what is added to their sum."""
 _BLOCKS = {
     "granitemoe": "block_sparse_moe",
@@ -103,7 +128,10 @@ _GATES = {
 }
 _NUMBERED = ("lfm2_moe", "mixtral")
 _CHOOSE_FIRST = ("gpt_oss", "granitemoe", "granitemoehybrid")
-_NORMALIZES = ("glm4_moe", "lfm2_moe", "mixtral", "qwen3_5_moe_text", "qwen3_next")
+_NORMALIZES = (
+    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2_moe", "mixtral", "nemotron_h"),
+    *("qwen3_5_moe_text", "qwen3_next"),
+)
 
 
 def _softmax(scores: Floats) -> Floats:

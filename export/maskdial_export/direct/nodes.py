@@ -93,6 +93,14 @@ class Nodes:
         shape = self.once("Concat", dims, "join_heads", axis=0)
         return self.add("Reshape", [heads, shape], allowzero=1)
 
+    def scaled(self, source: str, name: str, factor: float | None) -> str:
+        """A value times a number, which has a name; None: as it is."""
+        return source if factor is None else self.add("Mul", [source, self.number(name, factor)])
+
+    def relu2(self, source: str) -> str:
+        """The square of what is positive."""
+        return self.add("Pow", [self.add("Relu", [source]), self.number("two", 2.0)])
+
     def silu(self, source: str) -> str:
         """A value times its sigmoid."""
         return self.add("Mul", [source, self.add("Sigmoid", [source])])

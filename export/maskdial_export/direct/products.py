@@ -7,7 +7,7 @@ graph; the server knows its matrices by them.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -70,8 +70,8 @@ class Products(Protocol):
         """The product of vectors (num_vectors, columns) with its bias, an initializer."""
         ...
 
-    def look_up(self) -> str:
-        """The rows of the embedding table."""
+    def look_up(self, table: str | None = None, ids: str | None = None) -> str:
+        """The rows of the embedding table, or of another module's and of other ids."""
         ...
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
@@ -93,9 +93,10 @@ class FloatProducts:
             "MatMul", [source, self._columns(modules)], modules=",".join(modules)
         )
 
-    def look_up(self) -> str:
-        ids, table = self._modules.ids, self._modules.table
-        return self._nodes.add("Gather", [self._table(), ids], axis=0, modules=table)
+    def look_up(self, table: str | None = None, ids: str | None = None) -> str:
+        table = table or self._modules.table
+        inputs = [self._rows(table), ids or self._modules.ids]
+        return self._nodes.add("Gather", inputs, axis=0, modules=table)
 
     def project_vectors(self, source: str, module: str, bias: str | None) -> str:
         inputs = [source, self._rows(module), *([] if bias is None else [bias])]
@@ -237,12 +238,17 @@ class BlockProducts:
             return self._floats.project_vectors(source, module, bias)
         return _plus(self._nodes, self.project(source, [module]), bias)
 
-    def look_up(self) -> str:
-        head = self._head() if self._modules.tied else None
-        if head is None or head.zero is None or head.num_inputs % head.block_size:
-            self.by_row.add(f"{self._modules.table}.weight")
-            return look_up_rows(self._modules, self._weights, self._nodes, self._data)
-        return self._look_up_blocks(head)
+    def look_up(self, table: str | None = None, ids: str | None = None) -> str:
+        modules = replace(self._modules, ids=ids or self._modules.ids)
+        if table is None:
+            table, matrix = self._modules.table, self._head() if self._modules.tied else None
+        else:  # as wide as all layers together, so that rows have many scales
+            matrix = self._write([table], [f"{table}.weight"])
+        if matrix is None or matrix.zero is None or matrix.num_inputs % matrix.block_size:
+            self.by_row.add(f"{table}.weight")
+            modules = replace(modules, table=table)
+            return look_up_rows(modules, self._weights, self._nodes, self._data)
+        return self._look_up_blocks(matrix, table, modules.ids)
 
     def head(self, source: str, factor: float | None, output: str | None) -> str:
         if factor is None:
@@ -362,11 +368,11 @@ class BlockProducts:
             self._nodes.keep(self._data.write(name, members[: matrix.num_inputs]))
         return name
 
-    def _look_up_blocks(self, matrix: _Matrix) -> str:
-        """Rows of the output layer's matrix."""
+    def _look_up_blocks(self, matrix: _Matrix, table: str, ids: str) -> str:
+        """Rows of a matrix, such as the output layer's."""
         nodes = self._nodes
         last = nodes.constant("lookup.last", np.array([3]))
-        rows = nodes.add("Gather", [matrix.integers, self._modules.ids])
+        rows = nodes.add("Gather", [matrix.integers, ids])
         if matrix.bits == 4:  # the lower half of a byte is the first one
             mask = nodes.constant("lookup.mask", np.array(15, np.uint8))
             four = nodes.constant("lookup.four", np.array(4, np.uint8))
@@ -381,14 +387,14 @@ class BlockProducts:
         if matrix.zero:
             zero = nodes.number(f"lookup.zero{matrix.zero:.0f}", matrix.zero)
             rows = nodes.add("Sub", [rows, zero])
-        scale = nodes.add("Gather", [f"{matrix.name}.scale", self._modules.ids])
+        scale = nodes.add("Gather", [f"{matrix.name}.scale", ids])
         rows = nodes.add("Mul", [rows, nodes.add("Unsqueeze", [scale, last])])
         if matrix.has_minima:
-            minima = nodes.add("Gather", [f"{matrix.name}.minimum", self._modules.ids], axis=1)
+            minima = nodes.add("Gather", [f"{matrix.name}.minimum", ids], axis=1)
             minima = nodes.add("Transpose", [minima], perm=[1, 2, 0])
             rows = nodes.add("Sub", [rows, nodes.add("Unsqueeze", [minima, last])])
-        shape = nodes.constant("lookup.row", np.array([0, 0, matrix.num_inputs]))
-        table, ids = self._modules.table, self._modules.ids
+        name = "lookup.row" if table == self._modules.table else f"lookup.row.{table}"
+        shape = nodes.constant(name, np.array([0, 0, matrix.num_inputs]))
         return nodes.add(
             "Reshape",
             [rows, shape],
@@ -430,7 +436,9 @@ class RowProducts:
             return self._floats.project_vectors(source, module, bias)
         return _plus(self._nodes, self.project(source, [module]), bias)
 
-    def look_up(self) -> str:
+    def look_up(self, table: str | None = None, ids: str | None = None) -> str:
+        assert table is None, "no encoder has another table of its tokens"
+        assert ids is None, "nor other ids"
         largest = self._largest if self._modules.tied else _LARGEST
         return look_up_rows(self._modules, self._weights, self._nodes, self._data, largest)
 

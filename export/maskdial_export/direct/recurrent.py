@@ -112,6 +112,10 @@ class Mamba:
         has_bias: whether the products have one.
         limits: of the steps in time.
         norm_groups: parts of a row that the norm at the end takes by themselves; None: no norm.
+        norm_is_written: whether that norm is written out, and no operator.
+        scale_in: what it reads is multiplied by.
+        scales: what the first product is multiplied by: its gates, values, keys, queries, steps.
+        scale_out: what it gives is multiplied by.
     """
 
     module: str
@@ -124,6 +128,10 @@ class Mamba:
     has_bias: bool
     limits: tuple[float, float]
     norm_groups: int | None
+    norm_is_written: bool = True
+    scale_in: float | None = None
+    scales: tuple[float, ...] | None = None
+    scale_out: float | None = None
 
     @property
     def width(self) -> int:

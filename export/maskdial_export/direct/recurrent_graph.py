@@ -122,7 +122,13 @@ class RecurrentWriter:
 
     def _mamba(self, layer: str, kind: Mamba, source: str) -> tuple[str, str | None]:
         nodes, module = self._nodes, f"{layer}.{kind.module}"
+        source = nodes.scaled(source, "mamba.in", kind.scale_in)
         product = self._product(source, f"{module}.in_proj", has_bias=kind.has_bias)
+        if kind.scales is not None:
+            shared = kind.groups * kind.state_size
+            sizes = [kind.width, kind.width, shared, shared, kind.heads]
+            columns = np.repeat(np.array(kind.scales, np.float32), sizes)
+            product = nodes.add("Mul", [product, self._keep("mamba.scales", columns)])
         gate, joined, steps = self._split(product, [kind.width, kind.channels, kind.heads], 2)
         bias = f"{module}.conv1d.bias" if kind.has_conv_bias else None
         mixed = self._nodes.silu(
@@ -151,13 +157,28 @@ class RecurrentWriter:
         total = nodes.add("Add", [self._nodes.split_heads(output, kind.head_size), kept])
         gated = nodes.add("Mul", [self._nodes.join_heads(total), self._nodes.silu(gate)])
         if kind.norm_groups is not None:
-            gated = self._group_norm(gated, module, kind.width // kind.norm_groups)
-        return self._last(gated, f"{module}.out_proj", has_bias=kind.has_bias)
+            gated = self._group_norm(gated, module, kind, kind.norm_groups)
+        if kind.scale_out is None:
+            return self._last(gated, f"{module}.out_proj", has_bias=kind.has_bias)
+        product = self._product(gated, f"{module}.out_proj", has_bias=kind.has_bias)
+        return nodes.scaled(product, "mamba.out", kind.scale_out), None
 
-    def _group_norm(self, source: str, module: str, size: int) -> str:
-        """An RMS norm of parts of a row, as transformers writes it out."""
+    def _group_norm(self, source: str, module: str, kind: Mamba, groups: int) -> str:
+        """An RMS norm of parts of a row."""
+        size = kind.width // groups
         nodes = self._nodes
         parts = self._nodes.split_heads(source, size)
+        if not kind.norm_is_written:
+            weight = self._weights.values(f"{module}.norm.weight").reshape(-1, size)
+            inputs = [parts, self._keep(f"{module}.norm.weight", weight)]
+            normed = nodes.add(
+                "SimplifiedLayerNormalization",
+                inputs,
+                axis=-1,
+                epsilon=self._decoder.epsilon,
+                stash_type=1,
+            )
+            return nodes.join_heads(normed)
         axis = nodes.constant("minus_one", np.array([-1]))
         squares = nodes.add("Pow", [parts, nodes.number("two", 2.0)])
         mean = nodes.add("ReduceMean", [squares, axis], keepdims=1)

@@ -28,13 +28,18 @@ class RecurrentReference:
         """Whether a layer is recurrent."""
         return any(f"{layer}.{end}" in self._names for end in _MARKS)
 
-    def compute(self, layer: str, values: Floats, ends: NDArray[np.int64]) -> Floats:
-        """What a layer adds: (num_tokens, hidden_size), of texts that end before ``ends``."""
+    def compute(
+        self, layer: str, values: Floats, ends: NDArray[np.int64], scales: Floats | None = None
+    ) -> Floats:
+        """What a layer adds: (num_tokens, hidden_size), of texts that end before ``ends``.
+
+        ``scales``: what the columns of Mamba's first product are multiplied by.
+        """
         if f"{layer}.conv.in_proj.weight" in self._names:
             return self._short_convolution(f"{layer}.conv", values, ends)
         if f"{layer}.linear_attn.A_log" in self._names:
             return self._delta_net(f"{layer}.linear_attn", values, ends)
-        return self._mamba(f"{layer}.mamba", values, ends)
+        return self._mamba(f"{layer}.mamba", values, ends, scales)
 
     def _short_convolution(self, name: str, values: Floats, ends: NDArray[np.int64]) -> Floats:
         first, second, inner = np.split(self._linear(values, f"{name}.in_proj"), 3, axis=-1)
@@ -85,15 +90,17 @@ class RecurrentReference:
         gated = normed * silu(gate.reshape(count, heads, size))
         return self._linear(gated.reshape(count, -1), f"{name}.out_proj")
 
-    def _mamba(self, name: str, values: Floats, ends: NDArray[np.int64]) -> Floats:
+    def _mamba(
+        self, name: str, values: Floats, ends: NDArray[np.int64], scales: Floats | None
+    ) -> Floats:
         config, count = self._config, len(values)
         heads = len(self._weights.values(f"{name}.D"))
         groups = int(config.get("mamba_n_groups", 1))
         width = self._names[f"{name}.out_proj.weight"][1]
         channels = self._names[f"{name}.conv1d.weight"][0]
-        gate, joined, step = np.split(
-            self._linear(values, f"{name}.in_proj"), [width, width + channels], axis=-1
-        )
+        product = self._linear(values, f"{name}.in_proj")
+        product = product if scales is None else product * scales
+        gate, joined, step = np.split(product, [width, width + channels], axis=-1)
         mixed = silu(self._convolved(joined, f"{name}.conv1d", ends))
         inner, key, query = np.split(mixed, [width, (width + channels) // 2], axis=-1)
         inner = inner.reshape(count, heads, -1)

@@ -65,8 +65,7 @@ class Reference:
             states = states + np.concatenate([learned[: len(text)] for text in texts])
         if self._is_gemma:
             states = states * np.float32(math.sqrt(self._hidden_size))
-        if self._is_granite:
-            states = states * np.float32(config.get("embedding_multiplier", 1.0))
+        states = states * np.float32(self._times("embedding"))
         for index in range(int(config["num_hidden_layers"])):
             states = self._layer(index, states)
         last = "embedding_norm" if self._kind in _LFM2 else "norm"
@@ -106,12 +105,16 @@ class Reference:
             states = residual + self._norm(states, f"{prefix}.post_attention_layernorm")
             inner = self._mlp(prefix, self._norm(states, f"{prefix}.pre_feedforward_layernorm"))
             return states + self._norm(inner, f"{prefix}.post_feedforward_layernorm")
-        times = np.float32(1)
-        if self._is_granite:
-            times = np.float32(self._config.get("residual_multiplier", 1.0))
+        times = np.float32(self._times("residual"))
         states = residual + states * times
         inner = self._feed(prefix, self._norm(states, f"{prefix}.{second}"))
         return states + inner * times
+
+    def _times(self, what: str) -> float:
+        """What embeddings, or what a layer adds, are multiplied by."""
+        if not self._is_granite:
+            return 1.0
+        return float(self._config.get(f"{what}_multiplier", 1.0))
 
     def _norm(self, values: Floats, name: str) -> Floats:
         weight = self._weights.values(f"{name}.weight")
@@ -280,6 +283,10 @@ class Reference:
         interval = int(self._config.get("no_rope_layer_interval") or 4)
         return bool((index + 1) % interval) if listed is None else bool(listed[index])
 
+    def _pairs_neighbors(self) -> bool:
+        """Whether columns side by side turn together, and not those of two halves."""
+        return self._kind in ("cohere", "cohere2", "glm4")
+
     def _rope(self, slides: bool) -> dict[str, Any]:
         config = self._config
         found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -293,7 +300,7 @@ class Reference:
         if self._kind == "olmo3" and slides and not config.get("rope_parameters"):
             found = {}
         part = 0.25 if self._kind in _QWEN_HYBRIDS else 1.0
-        part = 0.5 if self._kind in ("glm4", "glm4_moe", "phi") else part
+        part = 0.5 if self._kind in ("bamba", "glm4", "glm4_moe", "phi") else part
         return {
             "rope_theta": config.get("rope_theta") or _THETAS.get(self._kind, 1e4),
             "partial_rotary_factor": config.get("partial_rotary_factor") or part,
@@ -330,7 +337,7 @@ class Reference:
         cos, sin = (
             (times * each).astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles))
         )
-        if self._kind in ("cohere", "cohere2", "glm4"):  # neighbors are pairs
+        if self._pairs_neighbors():
             first, second = heads[..., :size:2], heads[..., 1:size:2]
             pairs = [first * cos - second * sin, second * cos + first * sin]
             turned = np.stack(pairs, axis=-1).reshape(*heads.shape[:-1], size)
@@ -349,7 +356,7 @@ class Reference:
 _ROW_NORMS = ("olmo2", "olmo3", "olmoe")
 _LFM2 = ("lfm2", "lfm2_moe")
 _QWEN_HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-_TIED = ("smollm3", *_LFM2)
+_TIED = ("minicpm3", "smollm3", "youtu", *_LFM2)
 _THETAS = {
     **dict.fromkeys(("gemma3_text", "mixtral", *_LFM2), 1e6),
     "gpt_oss": 150_000.0,

@@ -57,20 +57,30 @@ def read_rotary(
 
 
 def rotary(
-    rope: Config, config: Config, head_dim: int, theta: float, partial: float = 1.0
+    rope: Config,
+    config: Config,
+    head_dim: int,
+    theta: float,
+    partial: float = 1.0,
+    *,
+    proportional: bool = False,
 ) -> Rotary:
-    """The rotation that one object describes; ``theta`` and ``partial`` where it says neither."""
+    """The rotation that one object describes; ``theta`` and ``partial`` where it says neither.
+
+    ``proportional``: whether the family knows that kind, of columns half a head apart.
+    """
     theta = rope.real("rope_theta", theta)
     partial = rope.real("partial_rotary_factor", partial)
-    size = int(head_dim * partial)
+    kinds = ["default", "dynamic", "linear", "llama3", "longrope", "yarn"]
+    kinds += ["proportional"] if proportional else []
+    key = "rope_type" if "rope_type" in rope else "type"
+    kind = rope.one_of(key, kinds, "default")
+    size = head_dim if kind == "proportional" else int(head_dim * partial)
     if size % (2 * _PAIRS) or head_dim % _HEAD or not 0 < size <= head_dim:
         raise NotDirectError(
             f"heads of {head_dim} columns, of which {size} turn with the position, are not known "
             "to the direct path"
         )
-    kinds = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
-    key = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.one_of(key, kinds, "default")
     rope.take("type")  # transformers 4 may state both
     for key in ("mrope_section", "mrope_interleaved"):  # the three positions of a text are one
         rope.take(key)
@@ -86,6 +96,9 @@ def rotary(
     if kind == "dynamic":
         rope.real("factor")  # of longer texts
     frequencies = np.float32(1) / powers
+    if kind == "proportional":
+        frequencies[int(partial * head_dim // 2) :] = 0
+        frequencies /= np.float32(rope.real("factor", 1.0))
     if kind == "linear":
         frequencies /= np.float32(rope.real("factor"))
     if kind == "llama3":
@@ -115,7 +128,7 @@ def _yarn(rope: Config, powers: Floats, theta: float) -> tuple[Floats, float]:
     factor = rope.real("factor")
     first = rope.count("original_max_position_embeddings")
     turns = [rope.real(name, usual) for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0))]
-    if not (factor > 0 and theta > 1 and turns[0] > turns[1] > 0):
+    if not (factor > 0 and theta > 1 and turns[0] >= turns[1] > 0):
         rope.refuse("factor")
     size = 2 * len(powers)
     places = [

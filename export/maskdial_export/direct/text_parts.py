@@ -1,4 +1,4 @@
-"""The text part of a model that also reads images: its configuration, and its weights' names.
+"""The text part of a model that also reads images or sound: configuration, and weights' names.
 
 On text alone such a model computes what its text part computes; the tracer compares both. Towers
 are left out.
@@ -13,18 +13,22 @@ from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.direct.weights import SafetensorsWeights
 
 _ROLES = ("pad_token_id", "bos_token_id", "eos_token_id")
-_MEDIA = re.compile(r"(image|video|vision)\w*_token_(id|index)|(bo[iv]|eo[iv])_token_(id|index)")
+_MEDIA = re.compile(
+    r"(audio|image|video|vision)\w*_token_(id|index)|(bo[aiv]|eo[aiv])_token_(id|index)"
+)
 # What else a wrapper says and its text part does not need
 _IGNORED = frozenset(
     {
         *("architectures", "dtype", "initializer_range", "model_type", "text_config"),
         *("tie_word_embeddings", "torch_dtype", "transformers_version", "vision_config"),
         *("mm_tokens_per_image", "spatial_merge_size", "vision_feature_layer", "use_cache"),
+        *("audio_config", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image"),
         *("multimodal_projector_bias", "projector_hidden_act", "language_model_only"),
         *_ROLES,
     }
 )
 _VISION = ("model.vision_tower", "model.multi_modal_projector")
+_TOWERS = ("model.vision_tower", "model.embed_vision", "model.audio_tower", "model.embed_audio")
 _QWEN_VISION = ("model.visual",)
 
 
@@ -34,7 +38,7 @@ class Wrapper:
 
     Attributes:
         architecture: transformers' class.
-        left_out: the paths of its modules that text does without.
+        left_out: the paths of its modules that text does without; some lack those of sound.
         kinds: the ``model_type`` of its text part, and that of the family that it is.
         defaults: what its text part says where its configuration says nothing.
         always: entries of the text part that the whole model has, whatever the file says.
@@ -98,7 +102,9 @@ def text_part(config: Mapping[str, Any]) -> TextPart | None:
         for key, value in config.items()
         if _MEDIA.fullmatch(key) and type(value) is int and 0 <= value < size
     }
-    return TextPart(wrapper.architecture, found, wrapper.left_out, tuple(sorted(media)))
+    hears = config.get("audio_config") is not None
+    left_out = tuple(path for path in wrapper.left_out if hears or "audio" not in path)
+    return TextPart(wrapper.architecture, found, left_out, tuple(sorted(media)))
 
 
 def architectures() -> frozenset[str]:
@@ -141,6 +147,15 @@ _WRAPPERS: Mapping[str, Wrapper] = {
         {"gemma3_text": "gemma3_text"},
         _GEMMA3,
         always={"final_logit_softcapping": None},
+        tied=True,
+    ),
+    "gemma3n": Wrapper(
+        "Gemma3nForConditionalGeneration", _TOWERS, {"gemma3n_text": "gemma3n_text"}, tied=True
+    ),
+    "gemma4": Wrapper(
+        "Gemma4ForConditionalGeneration",
+        _TOWERS,
+        {"gemma4_text": "gemma4_text"},
         tied=True,
     ),
     "mistral3": Wrapper(

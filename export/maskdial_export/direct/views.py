@@ -65,8 +65,8 @@ def find_views(decoder: Decoder, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     """The weights of a decoder that a checkpoint of these tensors holds as parts of others."""
     found: dict[str, View] = {}
     for index in range(len(decoder.layers)):
-        if decoder.experts is not None and decoder.is_mixed(index):
-            name = f"{decoder.layer(index)}.{decoder.experts.module}"
+        if decoder.experts is not None and decoder.is_mixed(index) and decoder.experts.is_gated:
+            name = decoder.experts.within(decoder.layer(index))
             found |= _of_experts(decoder.experts, name, shapes)
         if decoder.inputs_first:
             matrices = (f"{decoder.layer(index)}.{each}.weight" for each in _of_layer(decoder))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.blocks import StoredBlocks
 from maskdial_export.checkpoint.gguf.weights import Weight
+from maskdial_export.direct import fp8
 from maskdial_export.direct.decoder import Decoder, Floats, NotDirectError
 from maskdial_export.direct.encoder import OnePass
 from maskdial_export.direct.views import MXFP4_BYTES, View, unpacked
@@ -37,6 +38,7 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype("<u2"),
     "BF16": np.dtype("<u2"),
     "U8": np.dtype("u1"),  # of integers in blocks
+    fp8.DTYPE: np.dtype("u1"),
 }
 _MXFP4_BITS = 5
 
@@ -122,7 +124,8 @@ class GGUFWeights:
 
 
 class JoinedWeights:
-    """Weights of several checkpoints, whose names get the prefix that they stand by."""
+    """Weights of several checkpoints, whose names get the prefix that they stand by; of two with
+    one name, the later is there."""
 
     def __init__(self, name: str, parts: Mapping[str, Weights]) -> None:
         self.name = name
@@ -144,6 +147,26 @@ class JoinedWeights:
     def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
         part, key = self._places[name]
         return part.blocks(key, rows)
+
+
+class HeldWeights:
+    """Weights that were computed, in memory."""
+
+    def __init__(self, name: str, weights: Mapping[str, Floats]) -> None:
+        self.name = name
+        self._weights = weights
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: each.shape for name, each in self._weights.items()}
+
+    def values(self, name: str, rows: slice | None = None) -> Floats:
+        return self._weights[name] if rows is None else self._weights[name][rows]
+
+    def bits(self, name: str) -> int | None:
+        return None
+
+    def blocks(self, name: str, rows: slice | None = None) -> StoredBlocks | None:
+        return None
 
 
 class RoundedWeights:
@@ -209,6 +232,7 @@ class SafetensorsWeights:
         self._tensors: dict[str, _Stored] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._views: dict[str, View] = {}
+        self._fp8: fp8.Fp8 | None = None
         for file in files:
             for key, stored in _read_header(file):
                 if key in self._tensors:
@@ -218,10 +242,20 @@ class SafetensorsWeights:
     def renamed(self, rename: Callable[[str], str | None]) -> "SafetensorsWeights":
         """These weights by other names, without those for which there is none."""
         found = SafetensorsWeights(self.name, [])
+        found._fp8 = self._fp8
         for key, stored in self._tensors.items():
             name = rename(key)
             if name is not None:
                 found._tensors[name], found._shapes[name] = stored, stored.shape
+        return found if self._fp8 is None else found.in_fp8(self._fp8)
+
+    def in_fp8(self, kind: fp8.Fp8) -> "SafetensorsWeights":
+        """These weights, of which matrices of float8 have factors beside them."""
+        found = SafetensorsWeights(self.name, [])
+        found._tensors, found._fp8 = self._tensors, kind
+        found._shapes = {
+            name: shape for name, shape in self._shapes.items() if not fp8.is_beside(name)
+        }
         return found
 
     def with_views(self, views: Mapping[str, View]) -> "SafetensorsWeights":
@@ -231,7 +265,7 @@ class SafetensorsWeights:
             ExportError: a tensor has another shape than its parts say.
         """
         found = SafetensorsWeights(self.name, [])
-        found._tensors, found._views = self._tensors, dict(views)
+        found._tensors, found._views, found._fp8 = self._tensors, dict(views), self._fp8
         sources = {source for view in views.values() for source in view.sources}
         found._shapes = {name: shape for name, shape in self._shapes.items() if name not in sources}
         for name, view in views.items():
@@ -260,8 +294,12 @@ class SafetensorsWeights:
         if view is not None and view.is_packed:
             return self._blocks(view, rows).dequantize()
         stored = self._tensors[name if view is None else view.name]
-        if stored.dtype == "U8":
-            raise NotDirectError(f"{name} of {self.name} is of the type U8, which is not known")
+        if stored.dtype == fp8.DTYPE and view is None and self._fp8 is not None:
+            return self._restored(name, stored, rows)
+        if stored.dtype in ("U8", fp8.DTYPE):
+            raise NotDirectError(
+                f"{name} of {self.name} is of the type {stored.dtype}, which is not known"
+            )
         part = stored.array() if view is None else view.of(stored.array())
         part = part if rows is None else part[rows]
         if stored.dtype == "BF16":
@@ -270,6 +308,16 @@ class SafetensorsWeights:
         if stored.dtype == "F16":
             return np.ascontiguousarray(part).view(np.float16).astype(np.float32)
         return part.astype(np.float32, copy=False)
+
+    def _restored(self, name: str, stored: "_Stored", rows: slice | None) -> Floats:
+        """Rows of a matrix of float8."""
+        factors = fp8.factor_of(name)
+        if factors not in self._tensors or self._fp8 is None:
+            raise ExportError(f"{name} of {self.name} is damaged: it has no {factors}")
+        codes = stored.array() if rows is None else stored.array()[rows]
+        first = 0 if rows is None else rows.start or 0
+        what = f"{name} of {self.name}"
+        return self._fp8.restore(what, codes, self.values(factors), first)
 
     def bits(self, name: str) -> int | None:
         view = self._views.get(name)
@@ -354,6 +402,7 @@ def check_weights(decoder: Decoder, weights: Weights, *, complete: bool) -> bool
         NotDirectError: there are others beside them.
     """
     found = _others(decoder.shapes(), weights)
+    found = [name for name in found if not name.startswith(decoder.unused)]
     others = [name for name in found if not name.startswith(decoder.further)]
     if complete and len(others) < len(found):
         raise NotDirectError(

@@ -15,11 +15,13 @@ Value = TypeVar("Value", bound=np.generic)
 
 _EXPERT = re.compile(r"(.*)\.\w+\.experts\.products\.(\d+)\.([01])")
 _EXPERTS = {
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-    "block_sparse_moe": ("w1", "w3", "w2"),  # of Mixtral
-    "feed_forward": ("w1", "w3", "w2"),  # of LFM2
+    "mlp": (("gate_proj", "up_proj"), ("down_proj",)),
+    "block_sparse_moe": (("w1", "w3"), ("w2",)),  # of Mixtral
+    "feed_forward": (("w1", "w3"), ("w2",)),  # of LFM2
+    "mixer": (("up_proj",), ("down_proj",)),  # of Nemotron-H
 }
-"""By the part of a layer that has experts: what an expert's matrices are called there."""
+"""By the part of a layer that has experts: what the matrices of an expert's two products are called
+there."""
 _SIZES = (16, 32)
 """The blocks of 8-bit integers, of which the kernels have products. Those of 4-bit integers are any
 multiple of the second."""
@@ -68,9 +70,8 @@ class StoredIntegers:
         if found is None:
             return [module] if module in self._matrices else []
         layer, expert, part = found.groups()
-        for block, (gate, up, down) in _EXPERTS.items():
-            names = (down,) if part == "1" else (gate, up)
-            sources = [f"{layer}.{block}.experts.{expert}.{name}" for name in names]
+        for block, names in _EXPERTS.items():
+            sources = [f"{layer}.{block}.experts.{expert}.{name}" for name in names[int(part)]]
             if all(name in self._matrices for name in sources):
                 return sources
         return []

@@ -149,7 +149,13 @@ def _correctly_rounded() -> Iterator[None]:
     def rounded(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda angles: function(angles.double()).to(angles.dtype)
 
+    polar = torch.polar
+
+    def rounded_polar(lengths: Tensor, angles: Tensor) -> Tensor:
+        return polar(lengths.double(), angles.double()).to(torch.complex64)
+
     with (
+        mock.patch.object(torch, "polar", rounded_polar),
         mock.patch.object(Tensor, "cos", rounded(Tensor.cos)),
         mock.patch.object(Tensor, "sin", rounded(Tensor.sin)),
     ):

@@ -7,7 +7,16 @@ caps and scales of Gemma, and all encoders.
 
 from collections.abc import Callable, Mapping
 
-from maskdial_export.checkpoint.gguf import decoders, encoders, gemma, hybrids
+from maskdial_export.checkpoint.gguf import (
+    decoders,
+    encoders,
+    gemma,
+    gemma3n,
+    gemma4,
+    hybrids,
+    latent,
+    mambas,
+)
 from maskdial_export.checkpoint.gguf.common import check_unread
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
@@ -37,12 +46,16 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "bert": encoders.bert,
     "cohere2": decoders.cohere2,
     "command-r": decoders.command_r,
+    "deepseek2": latent.deepseek2,
     "eurobert": encoders.eurobert,
     "exaone4": decoders.exaone4,
+    "falcon-h1": mambas.falcon_h1,
     "gemma": gemma.gemma,
     "gemma-embedding": gemma.embedding_gemma,
     "gemma2": gemma.gemma2,
     "gemma3": gemma.gemma3,
+    "gemma3n": gemma3n.gemma3n,
+    "gemma4": gemma4.gemma4,
     "gpt2": decoders.gpt2,
     "glm4": decoders.glm4,
     "glm4moe": decoders.glm4_moe,
@@ -53,8 +66,11 @@ _READERS: Mapping[str, Callable[[Settings], Model]] = {
     "lfm2": hybrids.lfm2,
     "lfm2moe": hybrids.lfm2_moe,
     "llama": decoders.llama,
+    "minicpm3": latent.minicpm3,
     "mistral3": decoders.mistral3,
     "modern-bert": encoders.modernbert,
+    "nemotron_h": mambas.nemotron_h,
+    "nemotron_h_moe": mambas.nemotron_h,
     "nomic-bert": encoders.nomic_bert,
     "olmo2": decoders.olmo2,
     "olmoe": decoders.olmoe,

@@ -135,7 +135,8 @@ def read_rope(settings: Settings, theta: float = 10_000.0) -> Config:
     return rope
 
 
-def _factors(settings: Settings, name: str) -> list[float]:
+def read_factors(settings: Settings, name: str) -> list[float]:
+    """A vector. Raises: ExportError: there is none of that name."""
     tensor = settings.file.tensors.get(name)
     if tensor is None:
         raise ExportError(f"{settings.file.path} has no tensor {name}")
@@ -143,13 +144,14 @@ def _factors(settings: Settings, name: str) -> list[float]:
 
 
 def longrope(settings: Settings) -> Config:
-    positions = settings.number(".rope.scaling.original_context_length")
+    length = settings.number(".context_length")
+    positions = settings.number(".rope.scaling.original_context_length", length)
     rope: Config = {
         "rope_type": "longrope",
-        "short_factor": _factors(settings, "rope_factors_short.weight"),
-        "long_factor": _factors(settings, "rope_factors_long.weight"),
+        "short_factor": read_factors(settings, "rope_factors_short.weight"),
+        "long_factor": read_factors(settings, "rope_factors_long.weight"),
         "original_max_position_embeddings": positions,
-        "factor": settings.number(".context_length") / max(positions, 1),
+        "factor": length / max(positions, 1),
     }
     if settings.find(".rope.scaling.attn_factor") is not None:
         rope["attention_factor"] = settings.real(".rope.scaling.attn_factor")
@@ -158,7 +160,7 @@ def longrope(settings: Settings) -> Config:
 
 def _llama3(settings: Settings, theta: float) -> Config:
     """The scaling of Llama 3, of which the file has only the divisors of the frequencies."""
-    found = np.array(_factors(settings, "rope_freqs.weight"), np.float32)
+    found = np.array(read_factors(settings, "rope_freqs.weight"), np.float32)
     if np.all(found == 1):
         return {}
     size = 2 * len(found)
@@ -228,11 +230,31 @@ def read_pooling(settings: Settings) -> str | None:
     if kind == _RANK or any(name.startswith("cls.") for name in settings.file.tensors):
         raise ExportError(
             f"{settings.file.path} is a reranker or classifier of {settings.architecture!r}, and "
-            "only RoBERTa's are supported as GGUF; export the checkpoint that it was made from"
+            "only RoBERTa's and Qwen3-Reranker are supported as GGUF; export the checkpoint that "
+            "it was made from"
         )
     if kind not in (0, *_POOLINGS):
         raise ExportError(f"{settings.file.path} pools in the way {kind}, which does not exist")
     return _POOLINGS.get(kind)
+
+
+def ranks_by_rows(settings: Settings) -> Config | None:
+    """What says that a file is a reranker of two rows of its output layer; None if it is none.
+
+    Raises:
+        ExportError: its labels are not two.
+    """
+    head = settings.file.tensors.get("cls.output.weight")
+    if head is None or settings.number(".pooling_type", 0) != _RANK:
+        return None
+    labels = settings.texts(".classifier.output_labels")
+    if len(labels) != 2 or len(set(labels)) != 2 or head.shape[0] != 2:
+        raise ExportError(
+            f"{settings.file.path} ranks by {head.shape[0]} rows and the labels "
+            f"{', '.join(map(str, labels))[:100]}; a match and none, two different ones, are known"
+        )
+    # llama.cpp takes the first one's share as the score
+    return {"id2label": {"0": labels[0], "1": labels[1]}, "classifier_from_token": labels[::-1]}
 
 
 def check_ranks(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from maskdial_export.checkpoint.gguf.contents import Contents, read_contents, write_settings
 from maskdial_export.checkpoint.gguf.restored import write_pooling, write_weights
 from maskdial_export.checkpoint.gguf.weights import count_kinds
-from maskdial_export.errors import ExportError, first_line
+from maskdial_export.errors import ExportError, UntraceableError, first_line
 from maskdial_export.phase import finding
 
 _MAX_SURPLUS = 2**20  # parameters of the model that the file may lack
@@ -21,12 +21,13 @@ def convert(parts: Sequence[Path], folder: Path, console: Console | None = None)
     """Writes a checkpoint of float32 weights into an empty folder.
 
     Raises:
+        UntraceableError: transformers' class does not have the weights as they are here.
         ExportError: a file is damaged, or its model or its tokenizer is not supported.
         OSError: a file cannot be read or written.
     """
     contents = read_contents(parts)
     if not contents.model.traceable:
-        raise ExportError(
+        raise UntraceableError(
             f"a GGUF file of {contents.settings.architecture} is written directly, and cannot be "
             "traced; leave out the options that need a trace, or export the checkpoint that "
             f"{contents.file.path} was made from"

@@ -12,6 +12,7 @@ from maskdial_export.checkpoint.gguf.common import (
     head_dim,
     longrope,
     num_heads,
+    ranks_by_rows,
     read_rope,
     shared,
     width,
@@ -36,6 +37,15 @@ QWEN_EXPERTS: Mapping[str, str] = {
     "blk.{}.ffn_up_shexp": "layers.{}.mlp.shared_expert.up_proj",
     "blk.{}.ffn_down_shexp": "layers.{}.mlp.shared_expert.down_proj",
 }
+
+GLM_EXPERTS: Mapping[str, str] = {
+    **QWEN_EXPERTS,
+    **{
+        f"blk.{{}}.ffn_{part}_shexp": f"layers.{{}}.mlp.shared_experts.{part}_proj"
+        for part in ("gate", "up", "down")
+    },
+}
+CORRECTION = {"blk.{}.exp_probs_b.bias": "layers.{}.mlp.gate.e_score_correction_bias"}
 
 
 def llama(settings: Settings) -> Model:
@@ -124,8 +134,14 @@ def qwen3(settings: Settings) -> Model:
         rms_norm_eps=settings.real(RMS),
         rope_parameters=read_rope(settings),
     )
+    names, ranks = {**DECODER, **QK_NORMS}, ranks_by_rows(settings)
+    if ranks is not None:
+        names = {key: f"model.{name}" for key, name in names.items() if key != "output"}
+        names["cls.output"] = "score"
+        head = "Qwen3ForSequenceClassification"
+        return Model(head, config | ranks, names, prefix="", traceable=False)
     architecture, prefix, pooling = embedding(settings, "Qwen3", config)
-    return Model(architecture, config, {**DECODER, **QK_NORMS}, prefix, pooling=pooling)
+    return Model(architecture, config, names, prefix, pooling=pooling)
 
 
 def qwen3_vl(settings: Settings) -> Model:
@@ -470,15 +486,10 @@ def glm4_moe(settings: Settings) -> Model:
     names = {
         **DECODER,
         **QK_NORMS,
-        **QWEN_EXPERTS,
+        **GLM_EXPERTS,
         "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
-        **{
-            f"blk.{{}}.ffn_{part}_shexp": f"layers.{{}}.mlp.shared_experts.{part}_proj"
-            for part in ("gate", "up", "down")
-        },
     }
-    correction = {"blk.{}.exp_probs_b.bias": "layers.{}.mlp.gate.e_score_correction_bias"}
-    return Model("Glm4MoeForCausalLM", config, names, parameters=correction)
+    return Model("Glm4MoeForCausalLM", config, names, parameters=CORRECTION)
 
 
 def exaone4(settings: Settings) -> Model:

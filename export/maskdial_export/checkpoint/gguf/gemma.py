@@ -18,7 +18,7 @@ from maskdial_export.checkpoint.gguf.common import (
 from maskdial_export.checkpoint.gguf.model import Model
 from maskdial_export.checkpoint.gguf.settings import Settings
 
-_GEMMA_NORMS: Mapping[str, str] = {
+GEMMA_NORMS: Mapping[str, str] = {
     "blk.{}.post_attention_norm": "layers.{}.post_attention_layernorm",
     "blk.{}.ffn_norm": "layers.{}.pre_feedforward_layernorm",
     "blk.{}.post_ffw_norm": "layers.{}.post_feedforward_layernorm",
@@ -62,7 +62,7 @@ def gemma2(settings: Settings) -> Model:
         attn_logit_softcapping=settings.real(".attn_logit_softcapping", 50.0),
         final_logit_softcapping=settings.real(".final_logit_softcapping", 30.0),
     )
-    return Model("Gemma2ForCausalLM", config, {**DECODER, **_GEMMA_NORMS}, shifted=True)
+    return Model("Gemma2ForCausalLM", config, {**DECODER, **GEMMA_NORMS}, shifted=True)
 
 
 def gemma3(settings: Settings, **config: Any) -> Model:
@@ -98,7 +98,7 @@ def gemma3(settings: Settings, **config: Any) -> Model:
         final_logit_softcapping=softcapping or None,
         **config,
     )
-    names = {**DECODER, **QK_NORMS, **_GEMMA_NORMS}
+    names = {**DECODER, **QK_NORMS, **GEMMA_NORMS}
     return Model("Gemma3ForCausalLM", config, names, shifted=True)
 
 

@@ -13,6 +13,7 @@ from maskdial_export.checkpoint.gguf.common import (
     width,
 )
 from maskdial_export.checkpoint.gguf.decoders import QWEN_EXPERTS
+from maskdial_export.checkpoint.gguf.mambas import mamba_heads, mamba_names, mamba_vectors
 from maskdial_export.checkpoint.gguf.model import Config, Model, PackedHeads, ValueHeads
 from maskdial_export.checkpoint.gguf.settings import Settings
 from maskdial_export.errors import ExportError
@@ -194,9 +195,9 @@ def granite_hybrid(settings: Settings) -> Model:
     if not heads or max(heads) < 1 or min(heads) > 0:
         raise ExportError(f"{settings.file.path} does not say which layers attend")
     experts = settings.number(".expert_count", 0)
-    steps, inner = settings.number(".ssm.time_step_rank"), settings.number(".ssm.inner_size")
-    embedding = settings.number(".embedding_length")
-    if not steps or inner % steps or inner % embedding:
+    steps, size = mamba_heads(settings)
+    inner, embedding = steps * size, settings.number(".embedding_length")
+    if not embedding or inner % embedding:
         raise ExportError(f"{settings.file.path} has {steps} heads of {inner} columns in all")
     config = shared(
         settings,
@@ -214,7 +215,7 @@ def granite_hybrid(settings: Settings) -> Model:
         ),
         rope_parameters=read_rope(settings),
         mamba_n_heads=steps,
-        mamba_d_head=inner // steps,
+        mamba_d_head=size,
         mamba_expand=inner // embedding,
         mamba_n_groups=settings.number(".ssm.group_count"),
         mamba_d_state=settings.number(".ssm.state_size"),
@@ -234,9 +235,7 @@ def granite_hybrid(settings: Settings) -> Model:
         "blk.{}.ffn_gate_exps": "layers.{}.block_sparse_moe.experts.*.gate_proj",
         "blk.{}.ffn_up_exps": "layers.{}.block_sparse_moe.experts.*.up_proj",
         "blk.{}.ffn_down_exps": "layers.{}.block_sparse_moe.experts.*.down_proj",
-        "blk.{}.ssm_in": "layers.{}.mamba.in_proj",
-        "blk.{}.ssm_conv1d": "layers.{}.mamba.conv1d",
-        "blk.{}.ssm_out": "layers.{}.mamba.out_proj",
+        **mamba_names("mamba"),
     }
     return Model(
         "GraniteMoeHybridForCausalLM",
@@ -244,12 +243,7 @@ def granite_hybrid(settings: Settings) -> Model:
         names,
         permuted=True,
         squeezed=frozenset({"blk.{}.ssm_conv1d"}),
-        parameters={
-            "blk.{}.ssm_a": "layers.{}.mamba.A_log",
-            "blk.{}.ssm_d": "layers.{}.mamba.D",
-            "blk.{}.ssm_dt.bias": "layers.{}.mamba.dt_bias",
-            "blk.{}.ssm_norm.weight": "layers.{}.mamba.norm.weight",
-        },
+        parameters=mamba_vectors("mamba"),
         joined={gate: (up,)},
         traceable=not experts,
     )

@@ -27,6 +27,9 @@ _GPT4O = (
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
 _TEKKEN = _GPT4O.replace(f"{_ENDINGS}?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+_KIMI = r"[\p{Han}]+|" + _GPT4O.replace(_UPPER, rf"[{_UPPER}&&[^\p{{Han}}]]").replace(
+    _LOWER, rf"[{_LOWER}&&[^\p{{Han}}]]"
+).replace(r"[\r\n/]*", r"[\r\n]*")
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -103,6 +106,7 @@ _GROUPS = (
         "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
         Split((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK3)),
     ),
+    _alike("kimi-k2", Split((_KIMI,))),
     _alike(
         "falcon",
         Split((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),

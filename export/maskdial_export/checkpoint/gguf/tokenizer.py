@@ -2,7 +2,8 @@
 
 The file holds tokens with their kinds, and merges or scores; all else is a matter of
 ``tokenizer.ggml.model``: ``gpt2`` is byte-level BPE, split as ``tokenizer.ggml.pre`` says;
-``llama`` sentencepiece's BPE, whose merges follow from the scores; ``bert`` WordPiece, with a mark
+``llama`` sentencepiece's BPE, whose merges follow from the scores; ``gemma4`` the same with its
+merges; ``bert`` WordPiece, with a mark
 before words in place of one before their other parts; ``t5`` sentencepiece's unigram model.
 """
 
@@ -42,6 +43,7 @@ _ENDS = (
     "<|return|>",
     "<|call|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|endoftext|>",
     "<|eom_id|>",
     "<EOT>",
@@ -49,6 +51,9 @@ _ENDS = (
     "<end_of_utterance>",
     "<｜end▁of▁sentence｜>",
 )
+_SEEN_END = "<|tool_response>"  # such a one that llama.cpp's converter marks as text
+_GEMMA4 = "gemma4"
+"""A kind of tokenizer: llama.cpp begins its texts with the first token, whatever a file says."""
 # What long tokens cost grows with their squares; the longest of models have some 200 characters
 _MAX_TOKEN = 1_000
 _MAX_CHARACTERS = 2**23
@@ -178,7 +183,7 @@ def _ends(vocabulary: _Vocabulary, settings: Settings, roles: Mapping[str, int])
     found = [
         index
         for index, token in enumerate(vocabulary.tokens)
-        if token in _ENDS and vocabulary.kinds[index] == _CONTROL
+        if (token in _ENDS and vocabulary.kinds[index] == _CONTROL) or token == _SEEN_END
     ]
     harmony = {vocabulary.tokens[index] for index in found} >= {"<|return|>", "<|call|>", "<|end|>"}
     if harmony:  # there it ends a message, not the reply
@@ -199,7 +204,8 @@ def _finish(
 ) -> ReadTokenizer:
     """Adds the special tokens, and those at the start and the end of each text."""
     backend.add_tokens(vocabulary.added(settings, roles.get("mask") if double else None))
-    begins = settings.flag("tokenizer.ggml.add_bos_token", begins)
+    if settings.text("tokenizer.ggml.model") != _GEMMA4:
+        begins = settings.flag("tokenizer.ggml.add_bos_token", begins)
     ends = settings.flag("tokenizer.ggml.add_eos_token", ends)
     first = roles.get("cls" if has_types else "bos", roles.get("cls", roles.get("bos")))
     last = roles.get("sep" if has_types else "eos", roles.get("sep", roles.get("eos")))
@@ -234,12 +240,7 @@ def _byte_level(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
             f"{settings.file.path} names {named}, so it is not known how texts are split; "
             "export the checkpoint that it was made from, or convert that with a current llama.cpp"
         )
-    merges = []
-    for merge in settings.texts("tokenizer.ggml.merges"):
-        place = merge.find(" ", 1)
-        if place == -1:
-            raise ExportError(f"the merge {merge!r} of {settings.file.path} has no two parts")
-        merges.append((merge[:place], merge[place + 1 :]))
+    merges = _stored_merges(settings)
     backend = Tokenizer(models.BPE(vocabulary.used(), merges, ignore_merges=split.ignores_merges))
     stages = [
         pre_tokenizers.Split(Regex(expression), "isolated") for expression in split.expressions
@@ -259,19 +260,55 @@ def _byte_level(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
     )
 
 
-def _sentencepiece(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
-    if vocabulary.scores is None:
-        raise ExportError(f"{settings.file.path} has no tokenizer.ggml.scores")
-    pieces = {
+def _stored_merges(settings: Settings) -> list[tuple[str, str]]:
+    merges = []
+    for merge in settings.texts("tokenizer.ggml.merges"):
+        place = merge.find(" ", 1)
+        if place == -1:
+            raise ExportError(f"the merge {merge!r} of {settings.file.path} has no two parts")
+        merges.append((merge[:place], merge[place + 1 :]))
+    return merges
+
+
+def _pieces(vocabulary: _Vocabulary) -> dict[str, int]:
+    """Ids of the tokens that texts are made of."""
+    return {
         token: index
         for index, token in enumerate(vocabulary.tokens)
         if vocabulary.kinds[index] not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE)
     }
+
+
+def _gemma4(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
+    return _of_pieces(settings, vocabulary, _stored_merges(settings), prefix=False, roles={})
+
+
+def _sentencepiece(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
+    if vocabulary.scores is None:
+        raise ExportError(f"{settings.file.path} has no tokenizer.ggml.scores")
+    pieces = _pieces(vocabulary)
     scores = {token: vocabulary.scores[index] for token, index in pieces.items()}
-    merges = _merges(pieces, scores)
     prefix = settings.flag("tokenizer.ggml.add_space_prefix", True)
+    merges = _merges(pieces, scores)
+    return _of_pieces(settings, vocabulary, merges, prefix=prefix, roles=_SENTENCEPIECE)
+
+
+def _of_pieces(
+    settings: Settings,
+    vocabulary: _Vocabulary,
+    merges: Sequence[tuple[str, str]],
+    *,
+    prefix: bool,
+    roles: Mapping[str, int],
+) -> ReadTokenizer:
+    """BPE of characters, with bytes for those that it lacks.
+
+    ``prefix``: whether a space stands before texts. ``roles``: the special tokens of files that
+    name none.
+    """
+    pieces = _pieces(vocabulary)
     vocabulary = _with_symbols(settings, vocabulary, pieces, merges, prefix)
-    roles = _roles(settings, vocabulary, _SENTENCEPIECE)
+    roles = _roles(settings, vocabulary, roles)
     unknown = roles.get("unk")
     backend = Tokenizer(
         models.BPE(
@@ -406,4 +443,5 @@ _BUILDERS: Mapping[str, Callable[[Settings, _Vocabulary], ReadTokenizer]] = {
     "llama": _sentencepiece,
     "bert": _wordpiece,
     "t5": _unigram,
+    _GEMMA4: _gemma4,
 }

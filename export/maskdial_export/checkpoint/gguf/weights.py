@@ -29,9 +29,12 @@ from maskdial_export.session import block_kernels
 Rows = slice | NDArray[np.int64]
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
-_EXPERTS = re.compile(r"_exps$")
+_EXPERTS = re.compile(r"_exps$|^altup_(unembd_)?proj$")  # several matrices in one tensor
 _QUERY, _KEY, _VALUE = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
 _GATES = "blk.{}.attn_gate"
+_PRODUCT, _KEY_PRODUCT, _VALUE_PRODUCT = (
+    f"blk.{{}}.attn_{name}_b" for name in ("kv", "k", "v")
+)  # of latent attention
 _JOINED, _JOINED_EXPERTS = "blk.{}.attn_qkv", "blk.{}.ffn_gate_up_exps"
 _AT_ONCE = 2**17
 """Values that are restored at once: their intermediate results stay in the processor's cache."""
@@ -45,13 +48,25 @@ _READ_ELSEWHERE = re.compile(r"(rope_freqs|rope_factors_(long|short)|dense_[23])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a tensor, of which the last dimension is that of the columns; None is all."""
+    """Rows of a tensor, of which the last dimension is that of the columns; None is all.
+
+    With ``turned``, these of their columns are the rows.
+    """
 
     tensor: StoredTensor
     rows: Rows | None = None
+    turned: slice | None = None
 
     @property
     def num_rows(self) -> int:
+        return self._num_source_rows if self.turned is None else _size(self.turned)
+
+    @property
+    def num_columns(self) -> int:
+        return self.tensor.shape[-1] if self.turned is None else self._num_source_rows
+
+    @property
+    def _num_source_rows(self) -> int:
         if self.rows is None:
             return self.tensor.num_rows
         if isinstance(self.rows, slice):
@@ -60,6 +75,9 @@ class Piece:
 
     def part(self, start: int, stop: int) -> "Piece":
         """Some of these rows."""
+        if self.turned is not None:
+            offset = self.turned.start
+            return replace(self, turned=slice(offset + start, offset + stop))
         if self.rows is None:
             return replace(self, rows=slice(start, stop))
         if isinstance(self.rows, slice):
@@ -69,6 +87,10 @@ class Piece:
 
     def stored(self) -> StoredTensor:
         """A tensor of these rows alone."""
+        if self.turned is not None:
+            values = read_values(replace(self, turned=None).stored())[:, self.turned]
+            turned = np.ascontiguousarray(values.T)
+            return self.tensor.with_rows(turned.view(np.uint8), "F32")
         if self.rows is None:
             return self.tensor
         if self.tensor.is_vector:
@@ -107,7 +129,9 @@ class Weight:
     def bits(self) -> int | None:
         """The most that an integer of a piece has; None if a piece has no integers."""
         kinds = {piece.tensor.type.name for piece in self.pieces}
-        return max(BITS[kind] for kind in kinds) if kinds <= BITS.keys() else None
+        if not kinds <= BITS.keys() or any(piece.turned for piece in self.pieces):
+            return None
+        return max(BITS[kind] for kind in kinds)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,7 +139,7 @@ class Weight:
         num_rows = self.padding + sum(piece.num_rows for piece in self.pieces)
         if self.is_vector:
             return (num_rows,)
-        columns = self.pieces[0].tensor.shape[-1]
+        columns = self.pieces[0].num_columns
         if self.squeezed:
             return (num_rows, 1, columns)
         return (columns, num_rows) if self.transposed else (num_rows, columns)
@@ -229,6 +253,10 @@ def dequantized(rows: NDArray[np.uint8], of: TensorType) -> Floats:
     return found.reshape(len(rows), -1)
 
 
+def _size(part: slice) -> int:
+    return int(part.stop) - int(part.start)
+
+
 def _threads() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -274,6 +302,9 @@ class _Matching:
                 yield self._pack(index, tensor)
             elif self._model.packed_heads is not None and key == _GATES:
                 continue  # of the matrix above
+            elif key in (_KEY_PRODUCT, _VALUE_PRODUCT) and _PRODUCT in names:
+                if key == _KEY_PRODUCT:
+                    yield self._of_heads(index, tensor)
             elif key in self._model.joined:
                 yield self._join(index, suffix, key, *self._model.joined[key])
             elif any(key in others for others in self._model.joined.values()):
@@ -444,6 +475,23 @@ class _Matching:
             ):
                 pieces.append(Piece(source, slice(start, start + size)))
         return Weight(self._name(_JOINED, layer, "weight"), tuple(pieces), is_vector=False)
+
+    def _of_heads(self, layer: str, keys: StoredTensor) -> Weight:
+        """Rows of keys and of values of one head after the other; those of keys are turned."""
+        values = self._file.tensors.get(f"{_VALUE_PRODUCT.format(layer)}.weight")
+        if len(keys.shape) != 3 or keys.shape[0] != self._heads:
+            self._wrong_shape(keys)
+        if values is None or (values.shape[0], values.shape[-1]) != keys.shape[:2]:
+            raise ExportError(
+                f"{keys.name} of {self._file.path} needs a matrix of values of its width beside it"
+            )
+        rank, size = keys.shape[1:]
+        value_size, pieces = values.num_rows // self._heads, []
+        for head in range(self._heads):
+            turned, rows = slice(head * rank, (head + 1) * rank), slice(0, size)
+            pieces.append(Piece(keys, turned, rows))
+            pieces.append(Piece(values, slice(head * value_size, (head + 1) * value_size)))
+        return Weight(self._name(_PRODUCT, layer, "weight"), tuple(pieces), is_vector=False)
 
     def _join(self, layer: str, suffix: str, *keys: str, whole: str | None = None) -> Weight:
         """Tensors one below the other, by the name of ``whole``, or of the first one."""

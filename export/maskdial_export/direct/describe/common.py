@@ -22,6 +22,7 @@ ACTIVATIONS: Mapping[str | None, Activation] = {
     "gelu": "gelu_tanh",  # of the first Gemma
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 
 

@@ -9,6 +9,7 @@ from maskdial_export.direct.decoder import (
     Decoder,
     Layer,
     Norms,
+    Rotary,
 )
 from maskdial_export.direct.describe.common import (
     FULL,
@@ -69,17 +70,7 @@ def gemma3(config: Config, architecture: str, limit: int | None) -> Decoder:
     if type(period) is not int or period < 1:
         config.refuse("sliding_window_pattern")
     sliding = windows(config, window, lambda index: (index + 1) % period != 0)
-    rope = config.part("rope_parameters")
-    if rope is not None and ("rope_theta" in config or "rope_scaling" in config):
-        config.refuse("rope_parameters")
-    theta, local = config.real("rope_theta", 1e6), config.real("rope_local_base_freq", 1e4)
-    if rope is None:
-        whole, near = config.part("rope_scaling") or Config({}), Config({})
-    else:
-        whole, near = rope.part(FULL) or Config({}), rope.part(SLIDING) or Config({})
-        rope.finish()
-    far = rotary(whole, config, size, theta)
-    close = rotary(near, config, size, local)
+    far, close = two_rotations(config, size)
     layers = tuple(Attends(close, window) if each else Attends(far) for each in sliding)
     return _later_gemma(
         config,
@@ -92,6 +83,20 @@ def gemma3(config: Config, architecture: str, limit: int | None) -> Decoder:
         head_norms="transposed",
         reads_ahead=ahead,
     )
+
+
+def two_rotations(config: Config, size: int) -> tuple[Rotary, Rotary]:
+    """How layers turn that see all, and those with a window."""
+    rope = config.part("rope_parameters")
+    if rope is not None and ("rope_theta" in config or "rope_scaling" in config):
+        config.refuse("rope_parameters")
+    theta, local = config.real("rope_theta", 1e6), config.real("rope_local_base_freq", 1e4)
+    if rope is None:
+        whole, near = config.part("rope_scaling") or Config({}), Config({})
+    else:
+        whole, near = rope.part(FULL) or Config({}), rope.part(SLIDING) or Config({})
+        rope.finish()
+    return rotary(whole, config, size, theta), rotary(near, config, size, local)
 
 
 def _later_gemma(

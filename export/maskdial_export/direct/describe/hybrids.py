@@ -205,7 +205,8 @@ def granite_hybrid(config: Config, architecture: str, limit: int | None) -> Deco
     for key in ("init_method", "logits_to_keep"):  # of training, and of a call
         config.take(key)
     kinds = _kinds(config, ("attention", "mamba", FULL, "linear_attention"), ["mamba"] * count)
-    attends, mamba = Attends(rotation), _mamba(config, "mamba")
+    inner = config.count("mamba_expand", 2) * config.count("hidden_size")
+    attends, mamba = Attends(rotation), read_mamba(config, inner)
     attention = config.flag("attention_bias", False)
     return decoder_of(
         config,
@@ -222,9 +223,9 @@ def granite_hybrid(config: Config, architecture: str, limit: int | None) -> Deco
     )
 
 
-def _mamba(config: Config, module: str) -> Mamba:
+def read_mamba(config: Config, inner: int) -> Mamba:
+    """``inner``: columns of all heads."""
     heads = config.count("mamba_n_heads", 128)
-    inner = config.count("mamba_expand", 2) * config.count("hidden_size")
     if config.take("mamba_d_head", "auto") == "auto":
         size = inner // heads
     else:
@@ -234,7 +235,7 @@ def _mamba(config: Config, module: str) -> Mamba:
         config.refuse("mamba_n_groups")
     config.take("mamba_chunk_size")
     return Mamba(
-        module=module,
+        module="mamba",
         heads=heads,
         head_size=size,
         groups=groups,
@@ -242,12 +243,12 @@ def _mamba(config: Config, module: str) -> Mamba:
         taps=config.count("mamba_d_conv", 4),
         has_conv_bias=config.flag("mamba_conv_bias", True),
         has_bias=config.flag("mamba_proj_bias", False),
-        limits=_limits(config),
+        limits=read_limits(config),
         norm_groups=groups,
     )
 
 
-def _limits(config: Config) -> tuple[float, float]:
+def read_limits(config: Config) -> tuple[float, float]:
     """The least and the largest step; JSON has no infinity, so transformers writes an object."""
     infinite = {"__float__": "Infinity"}
     limits = config.take("time_step_limit", [0.0, infinite])

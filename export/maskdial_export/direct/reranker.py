@@ -1,0 +1,67 @@
+"""A causal language model as a reranker: one score, of the rows of its output layer that answer."""
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from maskdial.bundle.manifest import PairTemplate, SpecialTokens
+from maskdial_export.checkpoint.reranking import TOKENS, answers, last_tokens, read_template
+from maskdial_export.direct.backbones import SCORE, Backbone
+from maskdial_export.direct.checkpoint import DirectCheckpoint
+from maskdial_export.direct.decoder import Floats
+from maskdial_export.direct.weights import HeldWeights, JoinedWeights, Weights
+from maskdial_export.errors import ExportError
+
+
+def find_padding(checkpoint: DirectCheckpoint, tokens: SpecialTokens) -> int:
+    """The padding token, by which the last token of a text is found.
+
+    Raises:
+        ExportError: there is none.
+    """
+    given = checkpoint.config.get("pad_token_id")
+    pad = tokens.pad if given is None else given
+    if type(pad) is not int or pad < 0:
+        raise ExportError(
+            f"{checkpoint.name} finds the last token of a text by its padding, but names no "
+            "padding token; add a pad_token_id to config.json that texts do not end with"
+        )
+    return pad
+
+
+def read_prompt(checkpoint: DirectCheckpoint, tokenizer: Tokenizer, pad: int) -> PairTemplate:
+    """What the model reads.
+
+    Raises:
+        ExportError: nothing says it, or it ends with the padding token.
+    """
+    template = read_template(checkpoint)
+    last_tokens(checkpoint, template, tokenizer, pad)
+    return template
+
+
+def with_score(checkpoint: DirectCheckpoint, model: Backbone, tokenizer: Tokenizer) -> Weights:
+    """The weights, with those of the score: the logit of a match, less that of none.
+
+    Raises:
+        ExportError: nothing says how it answers, or the output layer is missing.
+    """
+    weights = checkpoint.weights
+    if f"{SCORE}.weight" in weights.shapes():  # of llama.cpp, which keeps two rows alone
+        module, labels = SCORE, checkpoint.config["id2label"]
+        places = {label: int(index) for index, label in labels.items()}
+        none, match = (places[label] for label in checkpoint.config[TOKENS])
+        tokens: tuple[int, int | None] = match, none
+    else:
+        module, tokens = model.output, answers(checkpoint, tokenizer)
+    name = f"{module}.weight"
+    count, width = weights.shapes().get(name, (0, 0))
+    wanted = [each for each in tokens if each is not None]
+    if width != model.hidden_size or not all(0 <= each < count for each in wanted):
+        raise ExportError(
+            f"{checkpoint.name} has no rows {' and '.join(map(str, wanted))} of "
+            f"{model.hidden_size:,} columns in {name}, by which it would answer"
+        )
+    rows: list[Floats] = [weights.values(name, slice(each, each + 1)) for each in wanted]
+    score: Floats = rows[0] if len(rows) == 1 else np.subtract(*rows)
+    held = HeldWeights(checkpoint.name, {"weight": score})
+    return JoinedWeights(checkpoint.name, {"": weights, f"{SCORE}.": held})
