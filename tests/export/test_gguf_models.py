@@ -1,6 +1,7 @@
 """GGUF files give the models that they were made from, and quantized ones their exact weights."""
 
 import copy
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -435,8 +436,9 @@ def gemma3n(writer: Writer, config: Any) -> None:
     writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
     writer.add_altup_active_idx(config.altup_active_idx)
     writer.add_altup_num_inputs(config.altup_num_inputs)
-    shares = torch.tensor(config.activation_sparsity_pattern)
-    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
+    shares, normal = config.activation_sparsity_pattern, statistics.NormalDist()
+    deviations = [normal.inv_cdf(each) if each else -np.inf for each in shares]
+    writer.add_activation_sparsity_scale(deviations)
     writer.add_rope_freq_base(1_000_000.0)
 
 
