@@ -174,6 +174,12 @@ def find(
         _refuse_folders(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
+    if config.get("model_type") == "nomic_bert" and config.get("num_experts"):
+        raise ExportError(
+            f"{source} is a Nomic BERT with {config['num_experts']} experts, which transformers' "
+            "NomicBert lacks, so it cannot be traced; without options for tracing it is written "
+            "directly"
+        )
     if task == "auto":
         task = _module_task(path, config)
     architecture, settled = settle(config, task)

@@ -18,6 +18,7 @@ from maskdial_export.checkpoint.sentence import MODULES
 from maskdial_export.direct.backbones import one_pass_task
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.encoder_head import pools
+from maskdial_export.direct.makers import without_code
 from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
@@ -147,8 +148,8 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     config = read_json(folder / _CONFIG)
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
-    if own_code(source, folder, config) is None:
-        config.pop("auto_map", None)
+    if own_code(source, folder, config, direct=True) is None:
+        config = without_code(config)
     beside = [name for name in _BESIDE if (folder / name).exists()]
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")

@@ -73,7 +73,7 @@ class Clamp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts, each a gated MLP, in place of some layers' MLP.
+    """A mixture of experts, each an MLP, in place of some layers' MLP.
 
     Attributes:
         count: how many there are.
@@ -84,6 +84,8 @@ class Experts:
         module: the module in the checkpoint that has them.
         graph_module: the same in transformers' class.
         names: an expert's matrices in the checkpoint: gate, up and down.
+        gated: whether an expert has the first of them; without it there is GELU between the others.
+        bias: what is added to the sum of all, by its name in the mixture; None: nothing.
         shared: an expert for every token; None: there is none.
         has_biases: whether the experts' matrices have them.
         clamp: how a gate multiplies; None: as SiLU.
@@ -104,19 +106,23 @@ class Experts:
     clamp: Clamp | None = None
     fused: Fused = Fused()
     beside: bool = False
+    gated: bool = True
+    bias: str | None = None
 
     def shapes(self, layer: str, hidden: int) -> Shapes:
         """The name and the shape of every weight of a layer's experts."""
         module, (gate, up, down) = f"{layer}.{self.module}", self.names
         router, found = self.router, Shapes()
         found[f"{module}.{router.module}.weight"] = (self.count, hidden)
+        if self.bias is not None:
+            found[f"{module}.{self.bias}"] = (hidden,)
         if router.has_bias:
             found[f"{module}.{router.module}.bias"] = (self.count,)
         if router.correction is not None:
             found[f"{module}.{router.correction}"] = (self.count,)
         for expert in range(self.count):
             one = f"{module}.experts.{expert}"
-            for name in (gate, up):
+            for name in (gate, up) if self.gated else (up,):
                 found[f"{one}.{name}.weight"] = (self.width, hidden)
             found[f"{one}.{down}.weight"] = (hidden, self.width)
             if self.has_biases:
@@ -139,6 +145,7 @@ class Experts:
         found: dict[str, tuple[str, ...]] = {f"{ours}.{router}": (f"{module}.{router}.weight",)}
         for expert in range(self.count):
             one, product = f"{module}.experts.{expert}", f"{ours}.experts.products.{expert}"
-            found[f"{product}.0"] = (f"{one}.{gate}.weight", f"{one}.{up}.weight")
+            first = (gate, up) if self.gated else (up,)
+            found[f"{product}.0"] = tuple(f"{one}.{name}.weight" for name in first)
             found[f"{product}.1"] = (f"{one}.{down}.weight",)
         return found

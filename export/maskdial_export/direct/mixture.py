@@ -44,6 +44,9 @@ class MixtureWriter:
         total = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         for expert in range(experts.count):
             total = self._add_expert(total, layer, expert, tokens, shares)
+        if experts.bias is not None:
+            bias = self._vector(f"{layer}.{experts.module}.{experts.bias}")
+            total = nodes.add("Add", [total, bias])
         shared, module = experts.shared, f"{layer}.{experts.module}"
         if shared is not None and shared.gate is not None:
             common = self._mlp(tokens, f"{module}.{shared.module}", self._project)
@@ -111,10 +114,14 @@ class MixtureWriter:
             one = f"{layer}.{experts.module}.experts.{expert}"
             gate_up = [f"{one}.{each}.bias" for each in experts.names[:2]]
             biases = self._vector(*gate_up), self._vector(f"{one}.{experts.names[2]}.bias")
-        both = self._project(hidden, first, biases[0])
-        gate, up = f"{first}.gate", f"{first}.up"
-        nodes.add_all("Split", [both], [gate, up], axis=1, num_outputs=2)
-        result = self._project(self._gated(gate, up), second, biases[1])
+        inner = self._project(hidden, first, biases[0])
+        if experts.gated:
+            gate, up = f"{first}.gate", f"{first}.up"
+            nodes.add_all("Split", [inner], [gate, up], axis=1, num_outputs=2)
+            inner = self._gated(gate, up)
+        else:
+            inner = nodes.add("Gelu", [inner], approximate="none")
+        result = self._project(inner, second, biases[1])
         weighted = nodes.add("Mul", [result, weight])
         return nodes.add("ScatterND", [total, places, weighted], reduction="add")
 
