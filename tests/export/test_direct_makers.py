@@ -3,12 +3,13 @@ is published, against torch modules that compute what that code does."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from maskdial_export.quantize.gate import Gate
 from maskdial_export.route import export_any_way
 from maskdial_export.session import Loaded, MaskedSession, kernels_here
 from tests.export.conftest import VOCABULARY, add_json, make_tokenizer, write_modules
+from tests.export.gguf_files import WORD_PIECES_SIZE, basics, word_pieces, write_gguf
 from tests.export.test_direct_encoders import ANY_LOSS, direct
 
 WIDTH, HEADS, INNER, SIZE = 48, 3, 64, 16
@@ -648,3 +650,67 @@ def test_code_of_others_is_not_passed_over(tmp_path: Path) -> None:
         direct(source, tmp_path / "bundle")
     with pytest.raises(ExportError, match="has no model type 'new'"):
         export_any_way(str(source), tmp_path / "bundle")
+
+
+def metadata(writer: gguf.GGUFWriter, config: SimpleNamespace) -> None:
+    word_pieces(writer)
+    basics(writer, config)
+    writer.add_causal_attention(False)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    if config.architecture == "nomic-bert-moe":
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(4)
+        writer.add_expert_used_count(2)
+
+
+def as_stacked(name: str, values: Any, _config: Any) -> Iterator[tuple[str, Any]]:
+    """The converter has three dimensions for experts, and no bias behind them."""
+    if name.endswith(("mlp.w1", "mlp.w2")):
+        stacked = values.reshape(4, INNER, WIDTH)
+        turned = stacked.swapaxes(1, 2) if name.endswith("w2") else stacked
+        yield f"{name}.weight", turned
+    elif not name.endswith("experts.bias"):
+        yield name, values
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("jina-en", "jina-bert-v2"), ("nomic-v2-moe", "nomic-bert-moe")]
+)
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+def test_gguf(name: str, architecture: str, kind: str | None, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    weights = load_file(make(name, tmp_path / "checkpoint") / WEIGHTS)
+    table = "embeddings.word_embeddings.weight"
+    weights[table] = torch.randn(WORD_PIECES_SIZE, WIDTH, generator=torch.manual_seed(1))
+    shape = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": 2}
+    config = SimpleNamespace(
+        architecture=architecture,
+        num_attention_heads=HEADS,
+        max_position_embeddings=96,
+        tie_word_embeddings=False,
+        **shape,
+    )
+    model = SimpleNamespace(config=config, state_dict=lambda: weights)
+    matrices = ("ffn_down", "ffn_down_exps")  # the others have too few columns for a block
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        architecture,
+        model,
+        lambda writer: metadata(writer, config),
+        as_stacked,
+        {} if kind is None else {f"{each}.weight": kind for each in matrices},
+    )
+    precision = None if kind else "fp32"
+    written = direct(path, tmp_path / "bundle", precision, gate=ANY_LOSS if kind else Gate())
+    assert written.precision == ("int8" if kind else "fp32")
+    ids = torch.arange(30) * 7 % (WORD_PIECES_SIZE - 5) + 5
+    session = MaskedSession(Loaded(tmp_path / "bundle" / GRAPH, kernels=kernels_here()))
+    found = session.run([ids.numpy()], [np.zeros_like(ids)])[0]
+    bias = "encoder.layers.1.mlp.experts.bias"
+    weights |= {bias: torch.zeros(WIDTH)} if bias in weights else {}
+    told = {**published.config, "layer_norm_epsilon": 1e-12}
+    states = published.forward(weights, told, ids)
+    expected = nn.functional.normalize(states.mean(dim=0), dim=0).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 if kind else 2e-5)

@@ -25,8 +25,10 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     ),
     "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
 }
-_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-_HEADS += "Model", "ForQuestionAnswering", "ForMultipleChoice"
+_HEADS = (
+    *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    *("ForQuestionAnswering", "ForMultipleChoice"),
+)
 # Those that transformers lacks, or has otherwise, and the direct path computes
 _DIRECT: Mapping[str, frozenset[str]] = {
     "bert": frozenset(f"modeling_bert.JinaBert{rest}" for rest in _HEADS),

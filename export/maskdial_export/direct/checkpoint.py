@@ -43,6 +43,7 @@ class DirectCheckpoint:
         provenance: for the manifest.
         bits: how many the integers of its matrices have, each at most.
         part: what of it is exported, if it also reads images.
+        traceable: whether the tracer takes it, too: it brings no code that only this path replaces.
     """
 
     name: str
@@ -55,6 +56,7 @@ class DirectCheckpoint:
     part: TextPart | None = None
     family: Family = "causal"
     task: TaskName = "generate"
+    traceable: bool = True
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -148,6 +150,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     config = read_json(folder / _CONFIG)
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
+    traceable = own_code(source, folder, config) is None
     if own_code(source, folder, config, direct=True) is None:
         config = without_code(config)
     beside = [name for name in _BESIDE if (folder / name).exists()]
@@ -177,6 +180,7 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         (folder / _CONFIG, *files),
         provenance,
         part=part,
+        traceable=traceable,
     )
     known = part is None and one_pass_task(config, pools=pools(found)) is not None
     if (folder / MODULES).exists() and not known:

@@ -127,12 +127,12 @@ def write_encoder(
         parity = check.parity(path, tolerance)
     quality, graph = None, None
     if precision != "fp32":
-        blocks = bool(checkpoint.bits) or (isinstance(encoder, Encoder) and encoder.has_experts)
+        mixed = isinstance(encoder, Encoder) and encoder.has_experts
+        blocks = mixed or bool(checkpoint.bits)
         forms = _forms(modules, blocks=blocks, bits=4 if precision == "int4" else 8)
+        traceable = checkpoint.traceable and family.traceable and not mixed
         with onnxruntime_errors():
-            lowered = _lower(
-                encoder, weights, forms, path, check, console, precision, family.traceable
-            )
+            lowered = _lower(encoder, weights, forms, path, check, console, precision, traceable)
         quality, graph = check.report(lowered), path
         if lowered.by_row and exact_here():
             onnx.save(kernel_check(), folder / KERNEL_CHECK)

@@ -80,7 +80,10 @@ class GGUFWeights:
         """These weights, with some rows of matrices in the place of those matrices."""
         sources = {view.name for view in views.values()}
         others = [each for name, each in self._weights.items() if name not in sources]
-        parts = [replace(self._part(each.name, each.rows), name=key) for key, each in views.items()]
+        parts = []
+        for key, each in views.items():
+            assert isinstance(each.rows, slice), "rows of a file's matrix lie together"
+            parts.append(replace(self._part(each.name, each.rows), name=key))
         return GGUFWeights(self.name, [*others, *parts])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
