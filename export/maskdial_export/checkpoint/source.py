@@ -21,6 +21,7 @@ from maskdial_export.checkpoint.hub import HYBRID_HEADS, download, provenance
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.onnx_files import find_graphs
 from maskdial_export.checkpoint.own_code import own_code
+from maskdial_export.checkpoint.router import Router, find_router
 from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
 
@@ -41,7 +42,8 @@ class Source:
     brings. ``own_code``: what the checkpoint brings to
     run that is not run. ``table`` is the folder of a table of static embeddings. ``finder`` is the
     folder of a GLiNER model whose encoder of labels this is; ``path`` has its tokenizer only.
-    ``gguf`` are the files that the folder was restored from.
+    ``gguf`` are the files that the folder was restored from. ``router`` has the whole checkpoint
+    whose documents' route this is, in the folder ``routed``.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Source:
     table: Path | None = None
     finder: Path | None = None
     gguf: tuple[Path, ...] = ()
+    router: Router | None = None
+    routed: Path | None = None
 
     @property
     def family(self) -> Family:
@@ -94,7 +98,7 @@ class Source:
     @property
     def provenance(self) -> str:
         """For the manifest: Hub id and commit, or a local name; and the adapter's name."""
-        path = self.gguf[0] if self.gguf else (self.finder or self.path).resolve()
+        path = self.gguf[0] if self.gguf else (self.routed or self.finder or self.path).resolve()
         local = self.gguf or Path(self.name).is_dir()
         name = provenance(path) if local else f"{self.name}@{path.name}"
         return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
@@ -115,6 +119,7 @@ class Source:
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
+        beside += [] if self.router is None else self.router.files
         folder = self.finder or self.path
         configs = (folder / name for name in ("config.json", GLINER_CONFIG))
         own = (*(each for each in configs if each.is_file()), *self.weight_files())
@@ -149,6 +154,10 @@ def find(
         path = download(source, revision, allow_pickle=allow_pickle)
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
+    router, whole = find_router(source, path), path
+    if router is not None:
+        assert restored is not None, "an adapter's base is no sparse encoder"
+        path = router.restore(path, restored)
     config = read_json(path / "config.json")
     table = _static_table(path, config)
     if table is not None:
@@ -190,6 +199,13 @@ def find(
             "such as attention in one direction only: pass --ignore-remote-code if it does not"
         )
     found = Source(source, path, architecture, settled, own_code=code, gguf=tuple(gguf))
+    if router is not None:
+        if settled != "embed-sparse":
+            raise ExportError(
+                f"{source} has weights of a query's tokens, and its documents' route is not that "
+                "of a sparse encoder, which is not supported"
+            )
+        found = replace(found, router=router, routed=whole)
     _check_weights(found, allow_pickle)
     return found
 
