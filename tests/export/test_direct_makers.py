@@ -45,7 +45,7 @@ def norm(
 
 
 def by_heads(values: torch.Tensor) -> torch.Tensor:
-    return values.unflatten(-1, (HEADS, SIZE)).transpose(0, 1)
+    return values.view(len(values), HEADS, SIZE).transpose(0, 1)
 
 
 def attend(
@@ -88,12 +88,12 @@ def gte(
         speeds = speeds_of(config["rope_theta"] * factor) / factor ** (2 / SIZE)
     for index in range(config["num_hidden_layers"]):
         layer = f"{base}encoder.layer.{index}"
-        parts = linear(weights, f"{layer}.attention.qkv_proj", states).split(WIDTH, dim=-1)
+        parts = linear(weights, f"{layer}.attention.qkv_proj", states).chunk(3, dim=-1)
         query, key, value = (by_heads(part) for part in parts)
         attended = attend(turn_halves(query, speeds), turn_halves(key, speeds), value)
         attended = linear(weights, f"{layer}.attention.o_proj", attended)
         states = norm(weights, f"{layer}.attn_ln", states + attended)
-        up, gate = linear(weights, f"{layer}.mlp.up_gate_proj", states).split(INNER, dim=-1)
+        up, gate = linear(weights, f"{layer}.mlp.up_gate_proj", states).chunk(2, dim=-1)
         inner = linear(weights, f"{layer}.mlp.down_proj", nn.functional.gelu(gate) * up)
         states = norm(weights, f"{layer}.mlp_ln", states + inner)
     return states
@@ -131,11 +131,11 @@ def jina(
         if of_code:
             attended = norm(weights, f"{layer}.layer_norm_1", states + attended)
             both = linear(weights, f"{layer}.mlp.up_gated_layer", attended)
-            up, gate = both.split(INNER, dim=-1)
+            up, gate = both.chunk(2, dim=-1)
             inside = linear(weights, f"{layer}.mlp.down_layer", up * nn.functional.gelu(gate))
             states = norm(weights, f"{layer}.layer_norm_2", attended + inside)
         else:
-            gate, up = linear(weights, f"{layer}.mlp.gated_layers", attended).split(INNER, dim=-1)
+            gate, up = linear(weights, f"{layer}.mlp.gated_layers", attended).chunk(2, dim=-1)
             inside = linear(weights, f"{layer}.mlp.wo", nn.functional.gelu(gate) * up)
             states = norm(weights, f"{layer}.mlp.layernorm", attended + inside)
     return states
@@ -148,7 +148,7 @@ def nomic(
     states = embedded(weights, "", ids, "emb_ln", eps)
     for index in range(config["n_layer"]):
         layer = f"encoder.layers.{index}"
-        parts = linear(weights, f"{layer}.attn.Wqkv", states).split(WIDTH, dim=-1)
+        parts = linear(weights, f"{layer}.attn.Wqkv", states).chunk(3, dim=-1)
         query, key, value = (by_heads(part) for part in parts)
         attended = attend(turn_halves(query, speeds), turn_halves(key, speeds), value)
         attended = linear(weights, f"{layer}.attn.out_proj", attended)
@@ -192,7 +192,7 @@ def neobert(
         """Of (length, heads, size): neighbors are one complex number."""
         angles = torch.outer(torch.arange(len(values)).float(), speeds_of(10_000.0))
         turns = torch.polar(torch.ones_like(angles), angles)[:, None]
-        pairs = torch.view_as_complex(values.unflatten(-1, (-1, 2)).contiguous())
+        pairs = torch.view_as_complex(values.reshape(*values.shape[:2], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(2)
 
     states = weights["model.encoder.weight"][ids]

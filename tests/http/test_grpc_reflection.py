@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +104,8 @@ def test_a_server_is_well_if_it_is_ready(status: int, said: int) -> None:
 
     asker: Any = SimpleNamespace(get=get)
     call: Any = SimpleNamespace(read_only=read_only, write=write)
-    asyncio.run(HealthService(asker, ()).methods[health.CHECK](call))
+    check_health: Any = HealthService(asker, ()).methods[health.CHECK]
+    asyncio.run(check_health(call))
     (answer,) = written
     assert health.SCHEMA.message("HealthCheckResponse").FromString(answer).status == said
 
@@ -169,10 +171,8 @@ def test_what_reflection_does_not_know(channel: grpc.Channel) -> None:
     assert [each.error_response.error_code for each in answers] == [5, 5, 5, 5, 5, 5, 0, 0]
     assert "inference.Nothing" in answers[0].error_response.error_message
     for metadata in ([], [("authorization", "Bearer other")]):
-        refused(
-            grpc.StatusCode.UNAUTHENTICATED,
-            lambda given=metadata: asked(channel, "v1", {"list_services": ""}, metadata=given),
-        )
+        ask = partial(asked, channel, "v1", {"list_services": ""}, metadata=metadata)
+        refused(grpc.StatusCode.UNAUTHENTICATED, ask)
 
 
 def test_reflection_tells_of_every_method_and_no_other() -> None:
