@@ -51,6 +51,7 @@ _NOMIC_USUAL: Mapping[str, Any] = {
     "rotary_emb_interleaved": False,
     "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
+    "use_rms_norm": False,
 }
 
 
@@ -119,9 +120,8 @@ def _nomic(values: Values) -> Values:
         return values
     config = Config(values)
     config.expect(**_NOMIC_USUAL)
-    for key in ("rotary_emb_scale_base", "rotary_scaling_factor"):
-        if key == "rotary_emb_scale_base" and config.take(key) is not None:
-            config.refuse(key)
+    if config.take("rotary_emb_scale_base") is not None:
+        config.refuse("rotary_emb_scale_base")
     silent = {*_NOMIC, *_NOMIC_USUAL, *_NOMIC_SILENT, "rotary_emb_scale_base"}
     found = {key: value for key, value in values.items() if key not in silent}
     found |= {ours: values[theirs] for theirs, ours in _NOMIC.items() if theirs in values}
@@ -184,7 +184,7 @@ def _eurobert(values: Values) -> Values:
     """EuroBERT's, which says nothing of the direction: it is a Llama that reads both ways."""
     silent = ("hidden_dropout", "mask_token", "pad_token")
     found = {key: value for key, value in values.items() if key not in silent}
-    if not str(values.get("architectures")).endswith("ForSequenceClassification']"):
+    if values.get("architectures") != ["EuroBertForSequenceClassification"]:
         found.pop("clf_pooling", None)
     return {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, **found, "is_causal": False}
 
