@@ -138,7 +138,8 @@ def find(
 ) -> Source:
     """Finds a checkpoint, downloads it if ``source`` is a Hub id, and determines its task.
 
-    A GGUF file is restored to a checkpoint in the empty folder ``restored``; None accepts none.
+    A GGUF file, or the documents' route of a Router, is restored to a checkpoint in the empty
+    folder ``restored``; None accepts neither.
 
     Raises:
         ExportError: there is no such checkpoint, or it is not supported.
@@ -156,7 +157,8 @@ def find(
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
     router, whole = find_router(source, path), path
     if router is not None:
-        assert restored is not None, "an adapter's base is no sparse encoder"
+        if restored is None:
+            raise ExportError(f"{source} has a Router, for which no adapter is exported")
         path = router.restore(path, restored)
     config = read_json(path / "config.json")
     table = _static_table(path, config)

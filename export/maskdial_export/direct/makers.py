@@ -26,14 +26,7 @@ _NOMIC = {
 }
 # Of training and of how it is computed, not of what
 _NOMIC_SILENT = (
-    *(
-        "attn_pdrop",
-        "embd_pdrop",
-        "resid_pdrop",
-        "moe_resid_pdrop",
-        "use_flash_attn",
-        "use_rms_norm",
-    ),
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "moe_resid_pdrop", "use_flash_attn"),
     *("fused_bias_fc", "fused_dropout_add_ln", "use_xentropy", "dense_seq_output", "moe_impl"),
     *("last_layer_subset", "pad_vocab_size_multiple", "router_aux_loss_coef", "ffn_div"),
     *("reorder_and_upcast_attn", "max_position_embeddings", "expert_dropout"),
