@@ -50,7 +50,7 @@ EMBEDDERS: Mapping[str, tuple[str, gguf.PoolingType | None, Callable[[Writer], o
     "qwen3": ("qwen3", LAST, ends),
     "llama-both": ("llama", MEAN, both_ways),
 }
-EUROBERT: Mapping[str, Any] = {
+EUROBERT: dict[str, Any] = {
     "eurobert": (
         "eurobert",
         "EuroBertModel",
