@@ -16,6 +16,7 @@ from maskdial_client._async.embed import (
     HybridEmbedding,
     RankedText,
     SparseEmbedding,
+    StoredVectors,
     TokenEmbeddings,
 )
 from maskdial_client._async.fill_mask import (
@@ -98,6 +99,7 @@ __all__ = [
     "ServerInfo",
     "SlowBodyError",
     "SparseEmbedding",
+    "StoredVectors",
     "StreamDetails",
     "StreamEndedError",
     "StreamEvent",

@@ -23,11 +23,13 @@ class QualityError(ExportError):
 
     Attributes:
         measured: what was found, in a few words.
+        traceable: whether the tracer knows the model, too, which can leave layers as they are.
     """
 
-    def __init__(self, message: str, measured: str) -> None:
+    def __init__(self, message: str, measured: str, *, traceable: bool = True) -> None:
         super().__init__(message)
         self.measured = measured
+        self.traceable = traceable
 
 
 class UntraceableError(ExportError):

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pydantic
 from rich.console import Console
 
-from maskdial.bundle.manifest import Manifest
+from maskdial.bundle.bundle import hash_files, write_manifest
+from maskdial.bundle.manifest import QUERY_WEIGHTS, Manifest
 from maskdial.extras import how_to_install
 from maskdial_export.checkpoint.adapter import check_adapter
 from maskdial_export.checkpoint.integers import stored_matrices
@@ -114,6 +116,7 @@ def export(
                 return _write_both(found, folder, settings)
             under = found if mask is None else found.under(mask)
             manifest = write_bundle(under, folder, settings).manifest
+            manifest = _with_queries(manifest, folder, under)
             return _with_tasks(manifest, read_tasks(under), folder, under, console)
         except pydantic.ValidationError as error:
             raise ExportError(f"{source} cannot be described: {first_line(error)}") from error
@@ -150,6 +153,17 @@ def _with_tasks(
             f"{source.name} brings adapters, which need peft ({error}): {how_to_install('adapter')}"
         ) from error
     return add_tasks(folder, manifest, found, source, console)
+
+
+def _with_queries(manifest: Manifest, folder: Path, source: Source) -> Manifest:
+    """Adds the weights of queries to a bundle that reads documents; returns its manifest."""
+    if source.router is None:
+        return manifest
+    np.save(folder / QUERY_WEIGHTS, source.router.weights(manifest.vocab_size))
+    files = manifest.files | hash_files(folder, (QUERY_WEIGHTS,))
+    whole = manifest.model_copy(update={"files": files})
+    write_manifest(folder, whole)
+    return whole
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def _export(
                 ) from error
             reason = f"as {error.message}"
         except QualityError as error:
-            if not _can_trace():
+            if not (error.traceable and _can_trace()):
                 raise
             lost = error
             reason = f"as {error.measured}, and the tracer can leave layers as they are"

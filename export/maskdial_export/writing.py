@@ -146,10 +146,10 @@ def write_bundle(source: Source, folder: Path, settings: Settings, packs: Packs 
             f"{source.architecture} has an encoder and a decoder, and {precision} is for GPUs, on "
             "which such models do not run; choose fp32, int8 or int4"
         )
-    if source.table is not None and precision != "fp32":
+    if source.table is not None and precision not in ("fp32", "int8"):
         raise ExportError(
-            f"{source.name} is a table of vectors, which no precision makes faster; export it in "
-            "fp32"
+            f"{source.name} is a table of vectors, which {precision} makes no faster; export it in "
+            "fp32, or in int8, which takes a quarter of the memory"
         )
     if source.task == "block-diffusion" and precision != "fp32":
         raise ExportError(

@@ -43,6 +43,7 @@ from maskdial_client import (
     RankedText,
     Redaction,
     Replacement,
+    StoredVectors,
     TextScore,
     TextToken,
 )
@@ -389,6 +390,19 @@ def test_embed_hybrid_and_embed_chunks(driver: Any, fake: Any) -> None:
     fake.answer([[1, 2], [3, 4]])
     chunks = [(0, 1), (2, 3)]
     assert driver.wait(client.embed_chunks("a b", chunks)) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_stored_documents_are_ranked_by_their_vectors(driver: Any, fake: Any) -> None:
+    client = driver.client(fake.url)
+    stored: StoredVectors = {"documents": [[[1.0, 0.5]], [[0.0, 1.0]]], "dtype": "float"}
+    fake.answer([{"index": 1, "score": 3.5}, {"index": 0, "score": 2.0}])
+    ranking = driver.wait(client.rerank("q", vectors=stored, truncate=True))
+    assert ranking == [RankedText(1, 3.5, None), RankedText(0, 2.0, None)]
+    assert fake.bodies == [{"query": "q", "vectors": stored, "truncate": True}]
+    assert RerankBody.model_validate(fake.bodies[0]).request()
+    fake.answer([{"index": 0, "score": 2.0}])
+    with pytest.raises(ProtocolError, match="1 results for 2 inputs"):
+        driver.wait(client.rerank("q", vectors=stored))
 
 
 def test_similarity_and_rerank_keep_the_order_of_the_reply(driver: Any, fake: Any) -> None:

@@ -91,6 +91,22 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "gte": ("GteForMaskedLM", SHAPE | {"num_attention_heads": 2}),
     "gte-embed": ("GteModel", SHAPE | {"num_attention_heads": 2}),
     "gte-tag": ("GteForTokenClassification", SMALL | {"num_attention_heads": 2}),
+    "eurobert": ("EuroBertForMaskedLM", GROUPED),
+    "eurobert-tied": (
+        "EuroBertForMaskedLM",
+        GROUPED | {"tie_word_embeddings": True, "mlp_bias": True, "attention_bias": True},
+    ),
+    "eurobert-embed": ("EuroBertModel", GROUPED),
+    "eurobert-classify": ("EuroBertForSequenceClassification", GROUPED | LABELS),
+    "eurobert-first": (
+        "EuroBertForSequenceClassification",
+        GROUPED | {"classifier_pooling": "bos"},
+    ),
+    "eurobert-mean": (
+        "EuroBertForSequenceClassification",
+        GROUPED | {"classifier_pooling": "mean"},
+    ),
+    "eurobert-tag": ("EuroBertForTokenClassification", GROUPED | LABELS),
     "deberta": ("DebertaV2ForMaskedLM", DEBERTA_V2),
     "deberta-embed": ("DebertaV2Model", DEBERTA_V2 | {"pos_att_type": "c2p|p2c"}),
     "deberta-classify": ("DebertaV2ForSequenceClassification", DEBERTA_V2 | LABELS),
@@ -113,7 +129,7 @@ ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
 }
 INT8 = (
     *("bert", "bert-embed", "bert-many", "albert", "modernbert", "distilbert-classify"),
-    *("nomic-embed", "gte", "deberta", "deberta-classify"),
+    *("nomic-embed", "gte", "deberta", "deberta-classify", "eurobert", "eurobert-classify"),
     *("mpnet-embed", "qwen3-embed", "gemma3-both", "mistral-embed", "gemma2-classify"),
 )
 
@@ -520,6 +536,8 @@ class _Edited:
         ("deberta", {"max_relative_positions": 9}),
         ("nomic", {"rope_parameters": {"rope_theta": 10.0}}),
         ("gte", {"hidden_act": "silu"}),
+        ("eurobert-classify", {"classifier_pooling": "bos"}),
+        ("eurobert", {"rms_norm_eps": 0.1}),
         ("gemma3-both", {"sliding_window": 12}),
         ("gemma3-both", {"use_bidirectional_attention": False}),
         ("qwen2-both", {"is_causal": True}),

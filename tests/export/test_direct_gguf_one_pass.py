@@ -10,15 +10,16 @@ import onnx
 import pytest
 
 from maskdial.bundle.manifest import GRAPH
-from maskdial_export.direct.decoder import NotDirectError
 from maskdial_export.errors import ExportError
 from tests.export.gguf_files import (
+    BYTE_LEVEL_SIZE,
     WORD_PIECES_SIZE,
     as_gemma,
     as_roberta,
     basics,
     byte_level,
     make_model,
+    plain,
     word_pieces,
     write_gguf,
 )
@@ -45,8 +46,18 @@ EMBEDDERS: Mapping[str, tuple[str, gguf.PoolingType | None, Callable[[Writer], o
     "roberta": ("roberta", CLS, lambda writer: writer.add_pad_token_id(1)),
     "nomic": ("nomic-bert", MEAN, lambda _: None),
     "modernbert": ("modernbert", CLS, lambda _: None),
+    "eurobert": ("eurobert", MEAN, both_ways),
     "qwen3": ("qwen3", LAST, ends),
     "llama-both": ("llama", MEAN, both_ways),
+}
+EUROBERT: dict[str, Any] = {
+    "eurobert": (
+        "eurobert",
+        "EuroBertModel",
+        ENCODER | {"vocab_size": BYTE_LEVEL_SIZE, "num_key_value_heads": 2, "head_dim": 16},
+        basics,
+        plain,
+    )
 }
 # The types of files, and what their bundles are
 TYPES = {"Q8_0": "int8", "Q4_0": "int4"}
@@ -55,7 +66,7 @@ TYPES = {"Q8_0": "int8", "Q4_0": "int4"}
 def write_embedder(name: str, path: Path, kind: str | None = None) -> Path:
     """A tiny file; with ``kind``, all matrices of its layers and its table are of that type."""
     model_name, pooling, further = EMBEDDERS[name]
-    architecture, model_class, settings, fill, rename = MODELS[model_name]
+    architecture, model_class, settings, fill, rename = (MODELS | EUROBERT)[model_name]
     model = make_model(model_class, **settings)
     vocabulary = word_pieces if settings["vocab_size"] == WORD_PIECES_SIZE else byte_level
 
@@ -196,17 +207,4 @@ def test_classifiers_that_are_refused(
 ) -> None:
     path = write_ranker(tmp_path / "model.gguf", 1, further)
     with pytest.raises(ExportError, match=why):
-        direct(path, tmp_path / "bundle")
-
-
-def test_what_is_left_to_the_tracer(tmp_path: Path) -> None:
-    settings: Any = ENCODER | {"num_key_value_heads": 2, "head_dim": 16}
-    model = make_model("EuroBertModel", **settings)
-
-    def metadata(writer: Writer) -> None:
-        byte_level(writer)
-        basics(writer, model.config)
-
-    path = write_gguf(tmp_path / "model.gguf", "eurobert", model, metadata)
-    with pytest.raises(NotDirectError, match="EuroBertModel is not known to the direct path"):
         direct(path, tmp_path / "bundle")

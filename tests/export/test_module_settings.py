@@ -221,10 +221,10 @@ def test_a_multi_vector_encoder_is_one_without_a_mask(tmp_path: Path, add_json: 
 
 
 def test_a_model_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    kind = "sentence_transformers.base.modules.router.Router"
-    listed = [{"idx": 0, "name": "0", "path": "0_Router", "type": kind}]
+    kind = "sentence_transformers.base.modules.CLIPModel"
+    listed = [{"idx": 0, "name": "0", "path": "0_CLIPModel", "type": kind}]
     (tmp_path / "modules.json").write_text(json.dumps(listed))
     with pytest.raises(
-        ExportError, match=r"its first module in modules.json is a Router with file"
+        ExportError, match=r"its first module in modules.json is a CLIPModel with file"
     ):
         load(tmp_path)

@@ -139,6 +139,22 @@ def test_vectors_and_prompts_are_those_of_sentence_transformers(
     np.testing.assert_array_equal([each["embedding"] for each in data], vectors)
 
 
+@pytest.mark.parametrize("dimensions", [1, 13, 48])
+def test_leading_dimensions_are_those_of_sentence_transformers(
+    encoder: Path, url: str, dimensions: int
+) -> None:
+    """Matryoshka: cut by request here, by ``truncate_dim`` there, and of length 1 in both."""
+    reference = SentenceTransformer(str(encoder), device="cpu", truncate_dim=dimensions)
+    expected = reference.encode(TEXTS, prompt_name="query", normalize_embeddings=True)
+    with Client(url) as client:
+        vectors = np.array(client.embed(TEXTS, prompt_name="query", dimensions=dimensions))
+    assert vectors.shape == (4, dimensions)
+    np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
+    body = {"model": "dense", "input": TEXTS, "prompt_name": "query", "dimensions": dimensions}
+    data = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60).json()["data"]
+    np.testing.assert_array_equal([each["embedding"] for each in data], vectors)
+
+
 def test_an_instruction_stands_in_the_prompt_of_its_form(encoder: Path, url: str) -> None:
     reference = SentenceTransformer(str(encoder), device="cpu")
     prompt = "Instruct: find the bridge\nQuery: "

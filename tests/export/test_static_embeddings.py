@@ -103,12 +103,29 @@ def test_the_longest_text(tmp_path: Path) -> None:
     assert load_bundle("b", tmp_path / "b").manifest.max_length == 300
 
 
+@pytest.mark.parametrize("save", [save_table, save_model2vec])
+def test_int8_takes_a_quarter(
+    save: Callable[[Path], Path], tmp_path: Path, serve: Callable[..., str]
+) -> None:
+    """Rows of integers with one scale each, within the quality gate; only if that is asked for."""
+    folder = save(tmp_path / "table")
+    manifest = export(str(folder), tmp_path / "int8", precision="int8")
+    assert manifest.quality is not None
+    assert manifest.quality.loss < 1e-4
+    assert export(str(folder), tmp_path / "fp32", rounds=True).precision == "fp32"
+    sizes = [(tmp_path / name / "model.onnx.data").stat().st_size for name in ("int8", "fp32")]
+    assert sizes[0] < 0.35 * sizes[1]
+    url = serve(fp32=tmp_path / "fp32", int8=tmp_path / "int8")
+    found = [embed(url, name, TEXTS[:1], normalize=True) for name in ("fp32", "int8")]
+    assert (found[0] * found[1]).sum() > 0.999
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     folder = save_table(tmp_path / "table")
     with pytest.raises(ExportError, match="can only embed"):
         export(str(folder), tmp_path / "a", task="classify")
-    with pytest.raises(ExportError, match="no precision"):
-        export(str(folder), tmp_path / "a", precision="int8")
+    with pytest.raises(ExportError, match="which int4 makes no faster"):
+        export(str(folder), tmp_path / "a", precision="int4")
     short = save_model2vec(tmp_path / "short", mapping=torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ExportError, match="fewer than its tokenizer"):
         export(str(short), tmp_path / "a")

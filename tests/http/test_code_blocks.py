@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.blocks import Block, blocks, commands
+from tests.page.bundles import make_embedder
 
 ADDRESS = "http://127.0.0.1:8000"
 HERE = [each for each in blocks("sh", "python") if not each.place.startswith("README.md")]
@@ -40,11 +41,23 @@ def chat_server(start_server: Callable[..., Any], chat_bundle: Path) -> Iterator
     running.stop()
 
 
+@pytest.fixture(scope="module")
+def embedding_server(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """It has the model that documents call "embedder"."""
+    bundle = make_embedder(tmp_path_factory.mktemp("bundles") / "embedder")
+    running = start_server(models={"embedder": bundle})
+    yield running
+    running.stop()
+
+
 @pytest.fixture
 def address(block: Block, request: pytest.FixtureRequest) -> str:
     """Of a server with the models that a block names: that one, or the starters."""
-    if '"mine"' in block.code:
-        return str(request.getfixturevalue("chat_server").url)
+    for name, server in (("mine", "chat_server"), ("embedder", "embedding_server")):
+        if f'"{name}"' in block.code:
+            return str(request.getfixturevalue(server).url)
     return str(request.getfixturevalue("url"))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 from maskdial_client._async.caller import AsyncCaller
 from maskdial_client.call import TextOptions, flat_body, task_body, task_call
@@ -99,6 +99,18 @@ class RerankParameters(TextOptions, total=False):
     raw_scores: bool | None
     return_text: bool | None
     instruction: str | None
+
+
+class StoredVectors(TypedDict, total=False):
+    """Documents as `embed_all` gave them: vectors, or their bytes as base64.
+
+    ``dtype`` is what they consist of (float32 by default), ``scale`` what a step of int8 or uint8
+    is worth, if they are not those of the server.
+    """
+
+    documents: Required[list[TokenEmbeddings] | list[str]]
+    dtype: str | None
+    scale: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,15 +288,22 @@ class AsyncEmbed(AsyncCaller):
     async def rerank(
         self,
         query: str,
-        texts: list[str],
+        texts: list[str] | None = None,
         *,
+        vectors: StoredVectors | None = None,
         model: str | None = None,
         timeout: float | None = None,
         **parameters: Unpack[RerankParameters],
     ) -> list[RankedText]:
-        """The texts ranked by how well they answer the query, best first."""
-        body = flat_body({"query": query, "texts": texts}, model, parameters)
-        return await self._send(task_call("/rerank", texts, body, parse_ranked_text), timeout)
+        """The texts ranked by how well they answer the query, best first; or documents that were
+        stored as the ``vectors`` of their tokens, for late-interaction models.
+        """
+        given = {"texts": texts, "vectors": vectors}
+        documents = {name: value for name, value in given.items() if value is not None}
+        ranked = texts if vectors is None else vectors["documents"]
+        body = flat_body({"query": query, **documents}, model, parameters)
+        call = task_call("/rerank", ranked or [], body, parse_ranked_text)
+        return await self._send(call, timeout)
 
 
 def parse_embedding(entry: Sequence[Any]) -> Embedding:

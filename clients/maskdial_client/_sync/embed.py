@@ -16,6 +16,7 @@ from maskdial_client._async.embed import (
     RerankParameters,
     SimilarityParameters,
     SparseEmbedding,
+    StoredVectors,
     TokenEmbeddings,
     parse_embedding,
     parse_hybrid_embedding,
@@ -190,12 +191,19 @@ class Embed(Caller):
     def rerank(
         self,
         query: str,
-        texts: list[str],
+        texts: list[str] | None = None,
         *,
+        vectors: StoredVectors | None = None,
         model: str | None = None,
         timeout: float | None = None,
         **parameters: Unpack[RerankParameters],
     ) -> list[RankedText]:
-        """The texts ranked by how well they answer the query, best first."""
-        body = flat_body({"query": query, "texts": texts}, model, parameters)
-        return self._send(task_call("/rerank", texts, body, parse_ranked_text), timeout)
+        """The texts ranked by how well they answer the query, best first; or documents that were
+        stored as the ``vectors`` of their tokens, for late-interaction models.
+        """
+        given = {"texts": texts, "vectors": vectors}
+        documents = {name: value for name, value in given.items() if value is not None}
+        ranked = texts if vectors is None else vectors["documents"]
+        body = flat_body({"query": query, **documents}, model, parameters)
+        call = task_call("/rerank", ranked or [], body, parse_ranked_text)
+        return self._send(call, timeout)

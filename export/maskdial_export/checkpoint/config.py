@@ -14,19 +14,13 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
 
     Raises:
         ExportError: one of them is malformed, the mask is that of a prefix-LM or chosen by an
-            indexer, the model pools neighboring tokens, or transformers lacks its experts.
+            indexer, the model pools neighboring tokens.
     """
     if config.get("model_type") == "funnel":
         raise ExportError(
             f"{name} is a Funnel model, which pools neighboring tokens, padding among them, so a "
             "text's results would depend on the longest one of its batch; use an encoder without "
             "pooling, such as ELECTRA"
-        )
-    if config.get("model_type") == "nomic_bert" and config.get("num_experts"):
-        raise ExportError(
-            f"{name} is a Nomic BERT with {config['num_experts']} experts (num_experts in "
-            "config.json, as in nomic-embed-text-v2-moe); transformers' NomicBert has none, so "
-            "there is nothing to compare an export with"
         )
     text_config = config.get("text_config")
     for each in (config, text_config if isinstance(text_config, dict) else {}):

@@ -153,7 +153,7 @@ def read_decision(source: Source) -> tuple[Decision | None, str | None]:
     if source.task != "decide" and not says_so:
         return None, None
     for name in files:
-        check_link(source, source.path / name)
+        check_link(source.path, source.path / name)
     config = _settings(source)
     tokenizer_settings = source.read_json("tokenizer_config.json")
     control = tokenizer_settings.get("chat_control_tokens")

@@ -121,8 +121,8 @@ def read_files(source: Files, tokenizer: Tokenizer) -> dict[str, str]:
         ExportError: a file cannot be read, or is a link to something outside the checkpoint.
     """
     for name in _COPIED:
-        check_link(source, source.path / name)
-    check_link(source, source.path / ADDITIONAL_TEMPLATES)
+        check_link(source.path, source.path / name)
+    check_link(source.path, source.path / ADDITIONAL_TEMPLATES)
     texts = {TOKENIZER: tokenizer.to_str(pretty=False)}
     if source.task != "rerank":
         for name, template in chat_templates(source).items():
@@ -146,7 +146,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[str]:
     return list(texts)
 
 
-def check_link(source: Files, path: Path) -> None:
+def check_link(folder: Path, path: Path) -> None:
     """Refuses a link by which a checkpoint would bring a file of this machine into the bundle.
 
     In the Hub's cache every file is a link, from ``models--X/snapshots/COMMIT`` to
@@ -154,7 +154,7 @@ def check_link(source: Files, path: Path) -> None:
     """
     if not path.is_symlink():
         return
-    folder = source.path.resolve()
+    folder = folder.resolve()
     cache = Path(huggingface_hub.constants.HF_HUB_CACHE).resolve()
     repository = folder.parents[1] if folder.parent.name == "snapshots" else folder
     target = path.resolve()
@@ -204,7 +204,7 @@ def _template_files(source: Files) -> dict[str, str]:
         paths[_DEFAULT] = source.path / CHAT_TEMPLATE
     texts = {}
     for name, path in paths.items():
-        check_link(source, path)
+        check_link(source.path, path)
         try:
             texts[name] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

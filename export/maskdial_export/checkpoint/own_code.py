@@ -19,6 +19,10 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     "deepseek_v3": frozenset(
         {"modeling_deepseek.DeepseekV3Model", "modeling_deepseek.DeepseekV3ForCausalLM"}
     ),
+    "eurobert": frozenset(
+        f"modeling_eurobert.EuroBert{rest}"
+        for rest in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    ),
     "minicpm3": frozenset(
         {"modeling_minicpm.MiniCPM3Model", "modeling_minicpm.MiniCPM3ForCausalLM"}
     ),
@@ -26,20 +30,41 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     "phi": frozenset({"modeling_phi.PhiForCausalLM"}),
     "phi3": frozenset({"modeling_phi3.Phi3ForCausalLM"}),
 }
+_HEADS = (
+    *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    *("ForQuestionAnswering", "ForMultipleChoice"),
+)
+# Those that transformers lacks, or has otherwise, and the direct path computes
+_DIRECT: Mapping[str, frozenset[str]] = {
+    "bert": frozenset(f"modeling_bert.JinaBert{rest}" for rest in _HEADS),
+    "neobert": frozenset(
+        f"model.NeoBERT{rest}" for rest in ("", "LMHead", "ForSequenceClassification")
+    ),
+    "new": frozenset(f"modeling.New{rest}" for rest in _HEADS),
+    "nomic_bert": frozenset(
+        f"modeling_hf_nomic_bert.NomicBert{rest}" for rest in (*_HEADS, "ForPreTraining")
+    ),
+}
 
 
-def own_code(name: str, path: Path, config: Mapping[str, Any]) -> str | None:
-    """What a checkpoint brings in place of transformers' own classes; None if nothing.
+def own_code(
+    name: str, path: Path, config: Mapping[str, Any], *, direct: bool = False
+) -> str | None:
+    """What a checkpoint brings in place of the classes that are known; None if nothing.
 
     Args:
         name: of the checkpoint, for the sentence.
         path: its folder.
         config: config.json.
+        direct: whether those count that the direct path alone computes.
 
     Returns:
         A sentence that names the first class.
     """
-    ours = _TAKEN_OVER.get(str(config.get("model_type")), frozenset())
+    kind = str(config.get("model_type"))
+    ours = _TAKEN_OVER.get(kind, frozenset())
+    if direct:
+        ours |= _DIRECT.get(kind, frozenset())
     models = [
         each for each in _named_code(config, "AutoModel") if each.rpartition("--")[2] not in ours
     ]

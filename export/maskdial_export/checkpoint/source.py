@@ -22,6 +22,7 @@ from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.onnx_files import find_graphs
 from maskdial_export.checkpoint.own_code import own_code
 from maskdial_export.checkpoint.reranking import is_reranker
+from maskdial_export.checkpoint.router import Router, find_router
 from maskdial_export.checkpoint.sentence import MODULES, SENTENCE_CONFIG
 from maskdial_export.errors import ExportError
 
@@ -42,7 +43,8 @@ class Source:
     brings. ``own_code``: what the checkpoint brings to
     run that is not run. ``table`` is the folder of a table of static embeddings. ``finder`` is the
     folder of a GLiNER model whose encoder of labels this is; ``path`` has its tokenizer only.
-    ``gguf`` are the files that the folder was restored from.
+    ``gguf`` are the files that the folder was restored from. ``router`` has the whole checkpoint
+    whose documents' route this is, in the folder ``routed``.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Source:
     table: Path | None = None
     finder: Path | None = None
     gguf: tuple[Path, ...] = ()
+    router: Router | None = None
+    routed: Path | None = None
 
     @property
     def family(self) -> Family:
@@ -95,7 +99,7 @@ class Source:
     @property
     def provenance(self) -> str:
         """For the manifest: Hub id and commit, or a local name; and the adapter's name."""
-        path = self.gguf[0] if self.gguf else (self.finder or self.path).resolve()
+        path = self.gguf[0] if self.gguf else (self.routed or self.finder or self.path).resolve()
         local = self.gguf or Path(self.name).is_dir()
         name = provenance(path) if local else f"{self.name}@{path.name}"
         return name if self.adapter is None else f"{name} + {self.adapter.resolve().name}"
@@ -116,6 +120,7 @@ class Source:
         beside = [*self.path.glob("*/adapter_*")] if self.task == "decide" else []
         beside += [self.path / name for name in HYBRID_HEADS if self.task == "embed-hybrid"]
         beside += [] if self.adapter is None else self.adapter.glob("adapter_*")
+        beside += [] if self.router is None else self.router.files
         folder = self.finder or self.path
         configs = (folder / name for name in ("config.json", GLINER_CONFIG))
         own = (*(each for each in configs if each.is_file()), *self.weight_files())
@@ -134,7 +139,8 @@ def find(
 ) -> Source:
     """Finds a checkpoint, downloads it if ``source`` is a Hub id, and determines its task.
 
-    A GGUF file is restored to a checkpoint in the empty folder ``restored``; None accepts none.
+    A GGUF file, or the documents' route of a Router, is restored to a checkpoint in the empty
+    folder ``restored``; None accepts neither.
 
     Raises:
         ExportError: there is no such checkpoint, or it is not supported.
@@ -150,6 +156,11 @@ def find(
         path = download(source, revision, allow_pickle=allow_pickle)
     elif revision is not None:
         raise ExportError("--revision applies to Hub ids, and the source is a local folder")
+    router, whole = find_router(source, path), path
+    if router is not None:
+        if restored is None:
+            raise ExportError(f"{source} has a Router, for which no adapter is exported")
+        path = router.restore(path, restored)
     config = read_json(path / "config.json")
     table = _static_table(path, config)
     if table is not None:
@@ -175,6 +186,12 @@ def find(
         _refuse_folders(source, path)
         raise ExportError(f"{source} is not a Hugging Face checkpoint: it has no config.json")
     check_config(source, config)
+    if config.get("model_type") == "nomic_bert" and config.get("num_experts"):
+        raise ExportError(
+            f"{source} is a Nomic BERT with {config['num_experts']} experts, which transformers' "
+            "NomicBert lacks, so it cannot be traced; without options for tracing it is written "
+            "directly"
+        )
     if task == "auto":
         task = _module_task(path, config)
     architecture, settled = settle(config, task)
@@ -185,6 +202,13 @@ def find(
             "such as attention in one direction only: pass --ignore-remote-code if it does not"
         )
     found = Source(source, path, architecture, settled, own_code=code, gguf=tuple(gguf))
+    if router is not None:
+        if settled != "embed-sparse":
+            raise ExportError(
+                f"{source} has weights of a query's tokens, and its documents' route is not that "
+                "of a sparse encoder, which is not supported"
+            )
+        found = replace(found, router=router, routed=whole)
     _check_weights(found, allow_pickle)
     return found
 

@@ -38,7 +38,7 @@ class BackboneWriter(OnePassWriter):
         """A classifier's logits are computed for all tokens: the last one that is not the padding's
         is chosen of them, also where a text itself ends with such tokens."""
         head, nodes = self._model.head, self._nodes
-        if head.task not in ("classify", "rerank"):
+        if head.reads != ("last",) or head.task not in ("classify", "rerank"):
             super()._write_head(hidden)
             return
         (score,) = head.steps

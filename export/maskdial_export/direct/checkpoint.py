@@ -20,6 +20,7 @@ from maskdial_export.direct.backbones import one_pass_task, ranks
 from maskdial_export.direct.decoder import Decoder, NotDirectError
 from maskdial_export.direct.encoder_head import pools
 from maskdial_export.direct.fp8 import read_fp8
+from maskdial_export.direct.makers import without_code
 from maskdial_export.direct.text_parts import TextPart, text_part, text_weights
 from maskdial_export.direct.views import find_views
 from maskdial_export.direct.weights import GGUFWeights, SafetensorsWeights, Weights
@@ -45,6 +46,7 @@ class DirectCheckpoint:
         bits: how many the integers of its matrices have, each at most.
         part: what of it is exported, if it also reads images.
         is_in_fp8: whether its matrices are floats of 8 bits.
+        traceable: whether the tracer takes it, too: it brings no code that only this path replaces.
     """
 
     name: str
@@ -58,6 +60,7 @@ class DirectCheckpoint:
     family: Family = "causal"
     task: TaskName = "generate"
     is_in_fp8: bool = False
+    traceable: bool = True
 
     def read_json(self, file_name: str) -> dict[str, Any]:
         """A JSON object next to the weights; empty if the file is missing."""
@@ -181,8 +184,9 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
     config = read_json(folder / _CONFIG)
     if not config:
         raise NotDirectError(f"{source} has no {_CONFIG}")
-    if own_code(source, folder, config) is None:
-        config.pop("auto_map", None)
+    traceable = own_code(source, folder, config) is None
+    if own_code(source, folder, config, direct=True) is None:
+        config = without_code(config)
     beside = [name for name in _BESIDE if (folder / name).exists()]
     if beside:
         raise NotDirectError(f"{beside[0]} of {source} is not known to the direct path")
@@ -215,4 +219,5 @@ def _open_folder(source: str, folder: Path) -> DirectCheckpoint:
         provenance,
         part=part,
         is_in_fp8=stored is not None,
+        traceable=traceable,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from maskdial.bundle.manifest import Embedding, ProblemType, TaskName
 from maskdial_export.direct.decoder import Attends
+from maskdial_export.direct.experts import Experts
 
 Function = Literal["gelu", "gelu_new", "relu", "silu", "tanh", "sigmoid"]
 Shapes = dict[str, tuple[int, ...]]
@@ -45,18 +46,23 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The output layer over the vocabulary, whose weight is the embedding table.
+    """The output layer over the vocabulary.
 
-    ``bias`` is the name of its bias in the checkpoint; None: it has none.
+    ``bias`` is the name of its bias in the checkpoint; None: it has none. ``num_inputs`` are those
+    of its own weight; None: that is the embedding table.
     """
 
     module: str
     bias: str | None
     vocab_size: int
+    num_inputs: int | None = None
 
     def shapes(self) -> Shapes:
         """Its weights, by name."""
-        return {} if self.bias is None else {self.bias: (self.vocab_size,)}
+        found: Shapes = {} if self.bias is None else {self.bias: (self.vocab_size,)}
+        if self.num_inputs is not None:
+            found[f"{self.module}.weight"] = (self.vocab_size, self.num_inputs)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,7 @@ class Head:
         reads: how a text's tokens become one vector, several ways side by side; none: the head
             reads the tokens that are asked for.
         steps: what is computed of them, in order.
+        before: what is computed of every token first.
         labels: of a classifier.
         problem_type: of a text classifier.
         embedding: of a model that embeds.
@@ -102,6 +109,7 @@ class Head:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     embedding: Embedding | None = None
+    before: tuple[Dense, ...] = ()
 
     @property
     def is_of_tokens(self) -> bool:
@@ -120,6 +128,9 @@ class LayerNames:
         up: into the MLP: one module, or the gate and the other one.
         down: out of the MLP.
         mlp_norm: behind the MLP, or before it.
+        second_norm: behind one more sum of what the attention read and ``attention_norm`` gave;
+            None: there is none.
+        inner_norms: of all heads' queries, and of their keys; none: there are none.
     """
 
     attention: tuple[str, ...]
@@ -128,6 +139,8 @@ class LayerNames:
     up: tuple[str, ...]
     down: str
     mlp_norm: str
+    second_norm: str | None = None
+    inner_norms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +249,9 @@ class Encoder(OnePass):
         up_bias: whether those into the MLP have, if that is not as of the one out of it.
         relative: distances of tokens that count beside positions.
         disentangled: distances that are multiplied by queries and keys.
+        alibi: whether scores fall with the distance of two tokens, each head's by a slope of its
+            own (arXiv:2108.12409).
+        experts: those that some layers have in place of the MLP.
     """
 
     embedding_size: int
@@ -258,6 +274,8 @@ class Encoder(OnePass):
     norm_bias: bool = True
     relative: Relative | None = None
     disentangled: Disentangled | None = None
+    alibi: bool = False
+    experts: Experts | None = None
 
     @property
     def epsilon(self) -> float:
@@ -300,6 +318,18 @@ class Encoder(OnePass):
             return None
         return Norm(f"{layer}.{name}", self.hidden_size, self.epsilon, self.norm_bias)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has."""
+        return self.experts is not None and any(self.experts.layers)
+
+    def mixed(self) -> Iterator[tuple[str, Experts]]:
+        """The layers that have experts."""
+        if self.experts is not None:
+            for layer, has_experts in zip(self.layers, self.experts.layers, strict=True):
+                if has_experts:
+                    yield layer, self.experts
+
     def shapes(self) -> Shapes:
         """The name and the shape of every weight that the graph needs, as the checkpoint has it."""
         found: Shapes = {f"{self.words}.weight": (self.vocab_size, self.embedding_size)}
@@ -316,22 +346,26 @@ class Encoder(OnePass):
             found |= self.disentangled.norm.shapes()
         for part in self._parts():
             found |= part.shapes()
+        for layer, experts in self.mixed():
+            found |= experts.shapes(layer, self.hidden_size)
         return found
 
     def _parts(self) -> Iterator[Step]:
         yield self.embedding_norm
         if self.mapping is not None:
             yield self.mapping
+        mixed = {layer for layer, _ in self.mixed()}
+        names = self.names
         for layer in self.layers:
             yield from self.attention(layer)
             yield self.attention_output(layer)
-            yield from self.up(layer)
-            yield self.down(layer)
-            norms = (
-                self.norm(layer, self.names.attention_norm),
-                self.norm(layer, self.names.mlp_norm),
-            )
-            yield from filter(None, norms)
+            if layer not in mixed:
+                yield from self.up(layer)
+                yield self.down(layer)
+            norms = names.attention_norm, names.mlp_norm, names.second_norm, *names.inner_norms
+            found = (self.norm(layer, each) for each in norms if each is not None)
+            yield from filter(None, found)
         if self.final_norm is not None:
             yield self.final_norm
+        yield from self.head.before
         yield from self.head.steps

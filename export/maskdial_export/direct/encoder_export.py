@@ -48,7 +48,7 @@ from maskdial_export.direct.quality import limit_of
 from maskdial_export.direct.reranker import find_padding, read_prompt, with_score
 from maskdial_export.direct.room import check_disk, check_memory, num_bytes
 from maskdial_export.direct.tokenizer import load_tokenizer, sends_types
-from maskdial_export.direct.views import View
+from maskdial_export.direct.views import View, find_by_heads, find_stacked
 from maskdial_export.direct.weights import (
     GGUFWeights,
     JoinedWeights,
@@ -139,9 +139,12 @@ def write_encoder(
         parity = check.parity(path, tolerance)
     quality, graph = None, None
     if precision != "fp32":
-        forms = _forms(modules, keeps=bool(checkpoint.bits), bits=4 if precision == "int4" else 8)
+        mixed = isinstance(encoder, Encoder) and encoder.has_experts
+        blocks = mixed or bool(checkpoint.bits)
+        forms = _forms(modules, blocks=blocks, bits=4 if precision == "int4" else 8)
+        traceable = checkpoint.traceable and family.traceable and not mixed
         with onnxruntime_errors():
-            lowered = _lower(encoder, weights, forms, path, check, console, precision)
+            lowered = _lower(encoder, weights, forms, path, check, console, precision, traceable)
         quality, graph = check.report(lowered), path
         if lowered.by_row and exact_here():
             onnx.save(kernel_check(), folder / KERNEL_CHECK)
@@ -199,12 +202,9 @@ def _with_head(
     if encoder.head.task != "embed":
         check_modules(checkpoint)
         check_no_modules(checkpoint)
-        return encoder, _renamed(weights, family)
+        return encoder, _renamed(weights, family, encoder)
     head, parts = read_head(checkpoint, encoder.hidden_size)
-    prefix = f"{family.base}."
-    if f"{prefix}{encoder.words}.weight" in weights.shapes():  # saved with a head
-        weights = _stored(weights).renamed(lambda name: name.removeprefix(prefix))
-    joined = JoinedWeights(weights.name, {"": _renamed(weights, family), **parts})
+    joined = JoinedWeights(weights.name, {"": _renamed(weights, family, encoder), **parts})
     return replace(encoder, head=head), joined
 
 
@@ -213,19 +213,25 @@ def _stored(weights: Weights) -> SafetensorsWeights | GGUFWeights:
     return weights
 
 
-def _renamed(weights: Weights, family: Family) -> Weights:
-    """The weights by the names that transformers has for them."""
-    if not family.stored:
-        return weights
-    views: dict[str, View] = {}
+def _renamed(weights: Weights, family: Family, encoder: OnePass) -> Weights:
+    """The weights by the names that the description has for them."""
+    prefix = f"{family.base}."
 
     def rename(name: str) -> str:
         for stored, names in family.stored.items():
             name = name.replace(stored, names[0]) if len(names) == 1 else name
         return name
 
-    found = _stored(weights).renamed(rename)
-    for name, shape in found.shapes().items():
+    table = f"{encoder.words}.weight"
+    with_head = not encoder.base and f"{prefix}{table}" in map(rename, weights.shapes())
+    if not (family.stored or with_head):
+        return weights
+    found = _stored(weights).renamed(
+        lambda name: rename(name).removeprefix(prefix if with_head else "")
+    )
+    shapes = found.shapes()
+    views: dict[str, View] = {}
+    for name, shape in shapes.items():
         for stored, names in family.stored.items():
             if stored in name and len(names) > 1:
                 size = shape[0] // len(names)
@@ -233,6 +239,11 @@ def _renamed(weights: Weights, family: Family) -> Weights:
                     name.replace(stored, part): View(name, None, slice(start, start + size))
                     for part, start in zip(names, range(0, shape[0], size), strict=True)
                 }
+    if isinstance(encoder, Encoder):
+        for layer, experts in encoder.mixed():
+            views |= find_stacked(experts, f"{layer}.{experts.module}.experts", shapes)
+    elif isinstance(encoder, Backbone) and encoder.packed is not None:
+        views |= find_by_heads(encoder.decoder, encoder.packed, shapes)
     return found.with_views(views)
 
 
@@ -250,7 +261,11 @@ def _max_length(checkpoint: DirectCheckpoint, encoder: OnePass, limit: int | Non
 
 def _modules(encoder: OnePass) -> Modules:
     head = encoder.vocabulary
-    return Modules(encoder.words, None if head is None else head.module, head is not None, IDS)
+    module, tied = (None, False) if head is None else (head.module, head.num_inputs is None)
+    parts: dict[str, tuple[str, ...]] = {}
+    for layer, experts in encoder.mixed() if isinstance(encoder, Encoder) else ():
+        parts |= experts.parts(layer)
+    return Modules(encoder.words, module, tied, IDS, parts)
 
 
 def _write_graph(
@@ -272,10 +287,11 @@ def _write_graph(
     path.write_bytes(model.SerializeToString())
 
 
-def _forms(modules: Modules, *, keeps: bool, bits: Literal[4, 8]) -> Mapping[bool, _Form]:
+def _forms(modules: Modules, *, blocks: bool, bits: Literal[4, 8]) -> Mapping[bool, _Form]:
     """The forms of integers, the fastest first, by whether they have a scale for each row.
 
-    Those of a file are in blocks; ``keeps``: whether it has any.
+    ``blocks``: whether only those in blocks do, as those of a file, and of experts: ONNX Runtime
+    cannot round the rows of an expert that no token chose.
     """
     largest = _LARGEST if exact_here() else _REDUCED
 
@@ -285,7 +301,7 @@ def _forms(modules: Modules, *, keeps: bool, bits: Literal[4, 8]) -> Mapping[boo
     def by_row(weights: Weights, nodes: Nodes, data: DataFile) -> Products:
         return RowProducts(modules, weights, nodes, data, largest)
 
-    return {False: in_blocks} if keeps else {True: by_row, False: in_blocks}
+    return {False: in_blocks} if blocks else {True: by_row, False: in_blocks}
 
 
 def _lower(
@@ -296,6 +312,7 @@ def _lower(
     check: EncoderCheck,
     console: Console,
     precision: str,
+    traceable: bool,
 ) -> Lowered:
     """Replaces the fp32 graph by the fastest form of integers that loses little enough.
 
@@ -318,4 +335,5 @@ def _lower(
     raise QualityError(
         f"{said}, and the maximum is {limit}; choose another precision, or raise --max-loss",
         f"{said}, more than {limit}",
+        traceable=traceable,
     )

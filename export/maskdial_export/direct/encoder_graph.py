@@ -13,7 +13,8 @@ from onnx import TensorProto
 
 from maskdial_export.direct.data import DataFile
 from maskdial_export.direct.decoder import Attends, Rotary
-from maskdial_export.direct.encoder import Encoder, Relative
+from maskdial_export.direct.encoder import Encoder
+from maskdial_export.direct.mixture import MixtureWriter
 from maskdial_export.direct.nodes import Nodes
 from maskdial_export.direct.one_pass_graph import IDS, OnePassWriter
 from maskdial_export.direct.products import Products
@@ -37,6 +38,17 @@ def distance_buckets(length: int, count: int) -> NDArray[np.int64]:
     return np.where(away < near, away, np.minimum(far, half - 1)) + np.where(ahead > 0, half, 0)
 
 
+def alibi_slopes(count: int) -> NDArray[np.float32]:
+    """What the scores of each head lose by a token's distance (arXiv:2108.12409).
+
+    Of a count that is no power of two, the last heads have every other slope of twice as many.
+    """
+    power = 2 ** (count.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2.0 ** (-4 * (2 * head + 1) / power) for head in range(count - power)]
+    return np.array(slopes, np.float32)
+
+
 class EncoderWriter(OnePassWriter):
     """Writes the graph of one encoder."""
 
@@ -46,6 +58,10 @@ class EncoderWriter(OnePassWriter):
         super().__init__(encoder, weights, products, nodes, data)
         self._encoder = encoder
         self._tables: dict[int, tuple[str, str]] = {}
+        self._mixtures = {
+            layer: MixtureWriter(experts, encoder.hidden_size, products, nodes, self._vectors)
+            for layer, experts in encoder.mixed()
+        }
 
     def _hidden(self) -> str:
         encoder = self._encoder
@@ -90,7 +106,11 @@ class EncoderWriter(OnePassWriter):
             attended = self._dense(
                 self._attend(stream, layer, attends), encoder.attention_output(layer)
             )
-            stream = self._norm(nodes.add("Add", [attended, stream]), before)
+            before_sum = self._norm(nodes.add("Add", [attended, stream]), before)
+            if names.second_norm is not None:
+                again = encoder.norm(layer, names.second_norm)
+                before_sum = self._norm(nodes.add("Add", [stream, before_sum]), again)
+            stream = before_sum
             return self._norm(nodes.add("Add", [self._mlp(stream, layer), stream]), after)
         source = self._norm(stream, before)
         attended = self._dense(
@@ -101,8 +121,8 @@ class EncoderWriter(OnePassWriter):
 
     def _attend(self, source: str, layer: str, attends: Attends) -> str:
         encoder, nodes = self._encoder, self._nodes
-        if encoder.relative is not None:
-            return self._attend_by_distance(source, layer, encoder.relative)
+        if encoder.relative is not None or encoder.alibi:
+            return self._attend_by_distance(source, layer)
         parts = encoder.attention(layer)
         bias = ""
         if len(parts) == 1:
@@ -128,41 +148,59 @@ class EncoderWriter(OnePassWriter):
             "MultiHeadAttention", inputs, num_heads=encoder.num_heads, scale=size**-0.5
         )
 
-    def _attend_by_distance(self, source: str, layer: str, relative: Relative) -> str:
+    def _attend_by_distance(self, source: str, layer: str) -> str:
         """Attention written out, as scores have a bias that no operator takes by heads."""
         encoder, nodes = self._encoder, self._nodes
         heads, size = encoder.num_heads, encoder.hidden_size // encoder.num_heads
         batch = nodes.add("Shape", ["input_ids"], start=0, end=1)
         numbers = nodes.constant("heads", np.array([heads, size]))
         split = nodes.add("Concat", [batch, "length", numbers], axis=0)
+        norms = [encoder.norm(layer, name) for name in encoder.names.inner_norms] or [None, None]
         parts = []
-        for part, perm in zip(encoder.attention(layer), _HEADS_FIRST, strict=True):
-            rows = nodes.add("Reshape", [self._dense(source, part), split], allowzero=1)
+        for part, norm, perm in zip(
+            encoder.attention(layer), [*norms, None], _HEADS_FIRST, strict=True
+        ):
+            rows = self._norm(self._dense(source, part), norm)
+            rows = nodes.add("Reshape", [rows, split], allowzero=1)
             parts.append(nodes.add("Transpose", [rows], perm=perm))
         scores = nodes.add("FusedMatMul", parts[:2], alpha=size**-0.5)
-        scores = nodes.add("Add", [scores, self._distances(relative)])
+        scores = nodes.add("Add", [scores, self._distances()])
         shares = nodes.add("Softmax", [nodes.add("Add", [scores, self._padding()])], axis=-1)
         joined = nodes.add(
             "Transpose", [nodes.add("MatMul", [shares, parts[2]])], perm=[0, 2, 1, 3]
         )
-        width = nodes.constant("hidden_size", np.array([encoder.hidden_size]))
-        full = nodes.add("Concat", [batch, "length", width], axis=0)
-        return nodes.add("Reshape", [joined, full], allowzero=1)
+        return nodes.add("Reshape", [joined, self._full_shape()], allowzero=1)
 
-    def _distances(self, relative: Relative) -> str:
-        """What is added to scores, (1, num_heads, length, length)."""
+    def _full_shape(self) -> str:
+        """That of hidden states."""
         nodes = self._nodes
+        batch = nodes.add("Shape", ["input_ids"], start=0, end=1)
+        width = nodes.constant("hidden_size", np.array([self._encoder.hidden_size]))
+        return nodes.add("Concat", [batch, "length", width], axis=0)
+
+    def _distances(self) -> str:
+        """What is added to scores, (1, num_heads, length, length)."""
         if "distances" not in self._kept:
-            longest = self._encoder.max_length
-            column = nodes.add("Unsqueeze", ["places", self._axes(1)])
-            ahead = nodes.add("Sub", ["row.places", column])
-            shifted = nodes.add("Add", [ahead, self._integer(longest - 1)])
-            table = nodes.constant("buckets", distance_buckets(longest, relative.buckets))
-            buckets = nodes.add("Gather", [table, shifted], axis=0)
-            rows = nodes.add("Gather", [self._weight(f"{relative.module}.weight"), buckets], axis=0)
-            by_head = nodes.add("Transpose", [rows], perm=[2, 0, 1])
-            self._kept["distances"] = nodes.add("Unsqueeze", [by_head, self._axes(0)])
+            column = self._nodes.add("Unsqueeze", ["places", self._axes(1)])
+            ahead = self._nodes.add("Sub", ["row.places", column])
+            found = self._by_slopes(ahead) if self._encoder.alibi else self._by_buckets(ahead)
+            self._kept["distances"] = self._nodes.add("Unsqueeze", [found, self._axes(0)])
         return self._kept["distances"]
+
+    def _by_buckets(self, ahead: str) -> str:
+        encoder, nodes = self._encoder, self._nodes
+        relative, longest = encoder.relative, encoder.max_length
+        assert relative is not None, "there is a table"
+        shifted = nodes.add("Add", [ahead, self._integer(longest - 1)])
+        table = nodes.constant("buckets", distance_buckets(longest, relative.buckets))
+        buckets = nodes.add("Gather", [table, shifted], axis=0)
+        rows = nodes.add("Gather", [self._weight(f"{relative.module}.weight"), buckets], axis=0)
+        return nodes.add("Transpose", [rows], perm=[2, 0, 1])
+
+    def _by_slopes(self, ahead: str) -> str:
+        nodes, slopes = self._nodes, alibi_slopes(self._encoder.num_heads)
+        away = nodes.add("Cast", [nodes.add("Abs", [ahead])], to=TensorProto.FLOAT)
+        return nodes.add("Mul", [nodes.constant("slopes", -slopes[:, None, None]), away])
 
     def _padding(self) -> str:
         """What is added to scores of tokens beyond a text, (batch, 1, 1, length)."""
@@ -186,6 +224,8 @@ class EncoderWriter(OnePassWriter):
 
     def _mlp(self, source: str, layer: str) -> str:
         encoder, nodes = self._encoder, self._nodes
+        if layer in self._mixtures:
+            return self._mixtures[layer].write(layer, source, self._full_shape())
         up = encoder.up(layer)
         if not encoder.gated:
             return self._dense(self._dense(source, up[0], encoder.function), encoder.down(layer))

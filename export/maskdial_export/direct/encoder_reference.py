@@ -1,8 +1,9 @@
 """A plain NumPy encoder, to compare a written graph with.
 
-It is written from transformers' modeling files and sentence-transformers' modules, and not from the
-graph writer, with which it shares nothing but the weights: it reads the checkpoint's files itself,
-and computes one text at a time in float32. It is slow, and meant for some dozen tokens.
+It is written from transformers' modeling files and sentence-transformers' modules, of encoders that
+transformers lacks from text-embeddings-inference's models, and not from the graph writer, with
+which it shares nothing but the weights: it reads the checkpoint's files itself, and computes one
+text at a time in float32. It is slow, and meant for some dozen tokens.
 """
 
 import math
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from maskdial_export.checkpoint.json_file import read_json
 from maskdial_export.checkpoint.sentence import POOLINGS, SENTENCE_CONFIG, module_folders
+from maskdial_export.direct.neobert_reference import NeoBERTReference
 from maskdial_export.direct.reference import Reference
 from maskdial_export.direct.weights import Weights
 
@@ -25,15 +27,16 @@ _BASES = {
     "camembert": "roberta",
     "xlm-roberta": "roberta",
     "deberta-v2": "deberta",
+    "jina_bert": "bert",
     "modernbert": "model",
 }
 _ENCODERS = frozenset(
     {
         *("albert", "bert", "camembert", "distilbert", "electra", "gte", "modernbert", "mpnet"),
-        *("deberta-v2", "nomic_bert", "roberta", "xlm-roberta"),
+        *("deberta-v2", "jina_bert", "new", "nomic_bert", "roberta", "xlm-roberta"),
     }
 )
-_THETAS = {"gte": 160_000.0, "nomic_bert": 1000.0}  # queries and keys turn
+_THETAS = {"gte": 160_000.0, "new": 10_000.0, "nomic_bert": 1000.0}  # queries and keys turn
 _ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
@@ -49,18 +52,26 @@ class EncoderReference:
         config = files.read_json("config.json") | stated
         self._config: Mapping[str, Any] = config
         self._kind = str(config["model_type"])
+        if config.get("position_embedding_type") == "alibi":
+            self._kind = "jina_bert"
         self._class = str(config["architectures"][0])
         pools = any(kind == "Pooling" for kind, _ in module_folders(files))
         self._embeds = pools or self._class.endswith("Model")
-        self._decoder = None if self._kind in _ENCODERS else Reference(config, weights)
+        self._decoder: Reference | NeoBERTReference | None = None
+        if self._kind == "neobert":
+            self._decoder = NeoBERTReference(config, files.weights)
+        elif self._kind not in _ENCODERS:
+            both_ways = {"is_causal": False, "rms_norm_eps": 1e-5} if self._is_made_so else {}
+            self._decoder = Reference({**both_ways, **config}, weights)
         if self._decoder is not None:
             return
         self._base = "" if self._embeds else f"{_BASES.get(self._kind, self._kind)}."
         self._modern = self._kind == "modernbert"
         key, usual = ("norm_eps", 1e-5) if self._modern else ("layer_norm_eps", 1e-12)
-        self._epsilon = config.get(key, usual)
-        self._heads = int(config.get("num_attention_heads") or config["n_heads"])
-        self._count = int(config.get("num_hidden_layers") or config["n_layers"])
+        self._epsilon = config.get("layer_norm_epsilon") or config.get(key, usual)
+        heads, layers = ("n_head", "n_layer") if "n_embd" in config else ("n_heads", "n_layers")
+        self._heads = int(config.get("num_attention_heads") or config[heads])
+        self._count = int(config.get("num_hidden_layers") or config[layers])
 
     def output(self, ids: Ids, types: Ids) -> Floats:
         """Logits (length, columns), or those or the vector of the whole text, (columns,)."""
@@ -68,6 +79,8 @@ class EncoderReference:
         if self._embeds:
             return self._vector(hidden)
         kind = self._class.rpartition("For")[2]
+        if self._is_made_so:
+            return self._made_so(hidden, kind)
         if self._decoder is not None:
             logits = self._linear(hidden, "score")
             if kind == "TokenClassification":
@@ -83,6 +96,34 @@ class EncoderReference:
             return self._linear(self._modern_head(hidden), "classifier")
         name = "qa_outputs" if kind == "QuestionAnswering" else "classifier"
         return self._linear(hidden, name)
+
+    @property
+    def _is_made_so(self) -> bool:
+        """Whether it is an encoder that is made as a decoder."""
+        return self._kind in ("eurobert", "neobert")
+
+    def _made_so(self, hidden: Floats, kind: str) -> Floats:
+        """The heads of EuroBERT and NeoBERT."""
+        if kind in ("MaskedLM", "NeoBERTLMHead"):
+            name = "decoder" if self._kind == "neobert" else "lm_head"
+            if f"{name}.weight" in self._names and not self._config.get("tie_word_embeddings"):
+                return self._linear(hidden, name)
+            logits = hidden @ self._weights.values("model.embed_tokens.weight").T
+            bias = f"{name}.bias"
+            return logits + self._weights.values(bias) if bias in self._names else logits
+        if kind == "TokenClassification":
+            return self._linear(hidden, "classifier")
+        pooling = self._config.get("classifier_pooling", "late")
+        if self._kind == "neobert":
+            inner = np.tanh(self._linear(hidden[:1], "dense"))
+        elif pooling == "bos":
+            inner = _gelu(self._linear(hidden[:1], "dense"))
+        elif pooling == "mean":
+            inner = _gelu(self._linear(hidden.mean(axis=0, keepdims=True), "dense"))
+        else:
+            inner = _gelu(self._linear(hidden, "dense"))
+        found: Floats = self._linear(inner, "classifier").mean(axis=0)
+        return found
 
     def _linear(self, values: Floats, name: str) -> Floats:
         product = values @ self._weights.values(f"{name}.weight").T
@@ -102,11 +143,9 @@ class EncoderReference:
 
     def _act(self, values: Floats) -> Floats:
         usual = {"albert": "gelu_new", "nomic_bert": "silu"}.get(self._kind, "gelu")
-        config = self._config
-        given = (
-            config.get("hidden_act") or config.get("hidden_activation") or config.get("activation")
-        )
-        return _function(given or usual)(values)
+        names = "activation_function", "hidden_act", "hidden_activation", "activation"
+        given = next((self._config[name] for name in names if self._config.get(name)), usual)
+        return _function({"swiglu": "silu", "geglu": "gelu"}.get(given, given))(values)
 
     def _hidden(self, ids: Ids, types: Ids) -> Floats:
         if self._decoder is not None:
@@ -172,6 +211,8 @@ class EncoderReference:
             inner = [f"{layer}.attention.self.{name}_proj" for name in ("query", "key", "value")]
             rest = ("attention.output.dense", "attention.output.LayerNorm", "intermediate.dense")
             rest = (*rest, "output.dense", "output.LayerNorm")
+        elif self._kind == "jina_bert":
+            return self._jina_layer(f"{base}encoder.layer.{index}", states)
         elif self._kind in _THETAS:
             layer = f"{base}layers.{index}"
             inner = [f"{layer}.self_attn.{name}_proj" for name in "qkv"]
@@ -185,20 +226,72 @@ class EncoderReference:
         out, first_norm, up, down, second_norm = (f"{layer}.{name}" for name in rest)
         query, key, value = (self._linear(states, name) for name in inner)
         if self._kind in _THETAS:
-            theta = self._config.get("rope_theta") or _THETAS[self._kind]
-            theta = (self._config.get("rope_parameters") or {}).get("rope_theta", theta)
-            query, key = self._turned(query, float(theta)), self._turned(key, float(theta))
+            query, key = (
+                self._turned(part, self._theta(), self._slower()) for part in (query, key)
+            )
         further = None
         if self._kind == "deberta-v2":
             further = self._by_distance(query, key, inner)
         attended = self._linear(self._attention(query, key, value, None, further), out)
         states = self._norm(attended + states, first_norm)
-        if self._kind in _THETAS:
+        if f"{layer}.mlp.router.layer.weight" in self._names:
+            inside = self._mixed(f"{layer}.mlp", states)
+        elif f"{layer}.mlp.gate_proj.weight" in self._names:
             gate = self._act(self._linear(states, f"{layer}.mlp.gate_proj"))
             inside = self._linear(gate * self._linear(states, up), down)
         else:
             inside = self._linear(self._act(self._linear(states, up)), down)
         return self._norm(inside + states, second_norm)
+
+    def _theta(self) -> float:
+        config = self._config
+        theta = config.get("rotary_emb_base") or config.get("rope_theta") or _THETAS[self._kind]
+        theta = (config.get("rope_parameters") or {}).get("rope_theta", theta)
+        return float(theta) * float((config.get("rope_scaling") or {}).get("factor", 1))
+
+    def _slower(self) -> float:
+        """What gte v1.5 divides all speeds by, beside the larger base."""
+        factor = float((self._config.get("rope_scaling") or {}).get("factor", 1))
+        return math.exp(math.log(factor) * 2 * self._heads / self._config.get("hidden_size", 1))
+
+    def _mixed(self, name: str, values: Floats) -> Floats:
+        """nomic-embed-text-v2-moe's experts: the likeliest ones, by their own likelihood."""
+        scores = self._linear(values, f"{name}.router.layer")
+        likely = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        likely = likely / likely.sum(axis=-1, keepdims=True)
+        count, total = likely.shape[1], np.zeros_like(values)
+        for token, each in enumerate(likely):
+            for expert in np.argsort(-each, kind="stable")[: self._config["moe_top_k"]]:
+                one = f"{name}.experts.{expert}"
+                inner = self._act(self._linear(values[token][None], f"{one}.up"))
+                total[token] += each[expert] * self._linear(inner, f"{one}.down")[0]
+        assert count == self._config["num_experts"], "the router knows all"
+        bias = f"{name}.experts.bias"
+        return total + self._weights.values(bias) if bias in self._names else total
+
+    def _jina_layer(self, layer: str, states: Floats) -> Floats:
+        """jina-embeddings-v2's; that for code has more norms, and its MLP's halves exchanged."""
+        inner = [f"{layer}.attention.self.{name}" for name in ("query", "key", "value")]
+        query, key, value = (self._linear(states, name) for name in inner)
+        norms = [f"{layer}.attention.self.layer_norm_{name}" for name in "qk"]
+        of_code = f"{norms[0]}.weight" in self._names
+        if of_code:
+            query, key = self._norm(query, norms[0]), self._norm(key, norms[1])
+        out = self._linear(
+            self._attention(query, key, value, None), f"{layer}.attention.output.dense"
+        )
+        attended = self._norm(out + states, f"{layer}.attention.output.LayerNorm")
+        if not of_code:
+            both = self._linear(attended, f"{layer}.mlp.gated_layers")
+            gate, other = np.split(both, 2, axis=-1)
+            inside = self._linear(_gelu(gate) * other, f"{layer}.mlp.wo")
+            return self._norm(inside + attended, f"{layer}.mlp.layernorm")
+        attended = self._norm(states + attended, f"{layer}.layer_norm_1")
+        gate, other = (
+            self._linear(attended, f"{layer}.mlp.{each}_layer") for each in ("gate", "up")
+        )
+        inside = self._linear(_gelu(gate) * other, f"{layer}.mlp.down_layer")
+        return self._norm(inside + attended, f"{layer}.layer_norm_2")
 
     def _modern_layer(self, index: int, states: Floats) -> Floats:
         layer, config = f"{self._base}layers.{index}", self._config
@@ -221,10 +314,10 @@ class EncoderReference:
         )
         return states + self._linear(self._act(gate) * other, f"{layer}.mlp.Wo")
 
-    def _turned(self, values: Floats, theta: float) -> Floats:
+    def _turned(self, values: Floats, theta: float, slower: float = 1.0) -> Floats:
         heads = values.reshape(len(values), self._heads, -1)
         size = heads.shape[2]
-        speeds = theta ** (-np.arange(0, size, 2) / size)
+        speeds = theta ** (-np.arange(0, size, 2) / size) / slower
         angles = np.arange(len(values))[:, None] * speeds
         cos, sin = (each.astype(np.float32)[:, None] for each in (np.cos(angles), np.sin(angles)))
         left, right = heads[..., : size // 2], heads[..., size // 2 :]
@@ -251,6 +344,10 @@ class EncoderReference:
         scores = scores / np.float32(math.sqrt(size))
         if self._kind == "mpnet":
             scores = scores + self._distances(len(query))
+        if self._kind == "jina_bert":
+            places = np.arange(len(query))
+            away = np.abs(places[:, None] - places[None, :]).astype(np.float32)
+            scores = scores - _slopes(self._heads)[:, None, None] * away
         if reach is not None:
             places = np.arange(len(query))
             far = np.abs(places[:, None] - places[None, :]) > reach
@@ -325,13 +422,18 @@ class EncoderReference:
                     "cls.predictions.bias",
                 ),
                 "gte": ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.bias"),
+                "new": ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.bias"),
+                "jina_bert": (
+                    *("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+                    "cls.predictions.bias",
+                ),
                 "nomic_bert": (
                     *("cls.predictions.transform.dense", "cls.predictions.transform.layer_norm"),
                     "cls.predictions.bias",
                 ),
             }.get(kind, ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"))
             states = self._linear(hidden, dense)
-            fixed = kind in _ROBERTA or kind in ("electra", "gte")
+            fixed = kind in _ROBERTA or kind in ("electra", "gte", "new")
             states = self._norm(_function("gelu")(states) if fixed else self._act(states), norm)
         name = "tok_embeddings" if kind == "modernbert" else "word_embeddings"
         table = self._weights.values(f"{self._base}embeddings.{name}.weight")
@@ -357,7 +459,8 @@ class EncoderReference:
             inner = function(self._linear(first, "classifier.dense"))
             logits = self._linear(inner, "classifier.out_proj")
         else:
-            pooler = "albert.pooler" if kind == "albert" else f"{kind}.pooler.dense"
+            base = _BASES.get(kind, kind)
+            pooler = "albert.pooler" if kind == "albert" else f"{base}.pooler.dense"
             logits = self._linear(np.tanh(self._linear(first, pooler)), "classifier")
         found: Floats = logits[0]
         return found
@@ -382,6 +485,16 @@ class EncoderReference:
         name = read_json(folder / "config.json").get("activation_function") or "Tanh"
         product = self._linear(vector[None], f"pooler.steps.{index}.linear")[0]
         return _function(str(name).rpartition(".")[2].lower())(product)
+
+
+def _slopes(count: int) -> Floats:
+    """ALiBi's, as its authors' code computes them (arXiv:2108.12409)."""
+    if math.log2(count).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(count) - 3)))
+        return np.array([start ** (head + 1) for head in range(count)], np.float32)
+    fewer = 2 ** math.floor(math.log2(count))
+    others = _slopes(2 * fewer)[0::2][: count - fewer]
+    return np.concatenate([_slopes(fewer), others])
 
 
 def _pooled(hidden: Floats, settings: Mapping[str, Any]) -> Floats:

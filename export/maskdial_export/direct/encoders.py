@@ -1,7 +1,8 @@
 """The encoders that are known: what each family's configuration means, by ``model_type``.
 
 A family is an entry of `_FAMILIES`: how its configuration is read, and its heads by the end of the
-class's name. Defaults are those of transformers' configuration classes.
+class's name. Defaults are those of transformers' configuration classes, or of the makers' own code
+(`maskdial_export.direct.makers`).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from maskdial_export.direct.encoder import (
     Step,
     Vocabulary,
 )
+from maskdial_export.direct.experts import Experts, Router
+from maskdial_export.direct.makers import kind_of, translated
 from maskdial_export.direct.rotary import read_rotary, rotary
 
 _FUNCTIONS: Mapping[str, Function] = {
@@ -90,6 +93,7 @@ class Family:
         types: whether its tokenizer tells the parts of a text pair.
         tokenizer: what its tokenizer's model is called in tokenizer.json.
         special: the special tokens that its tokenizer's class has by default.
+        traceable: whether transformers has its classes, so that the tracer knows it, too.
         stored: patterns in the names of weights that files have otherwise, and what they are in
             transformers; with several names, a matrix stands for as many, one below the other.
     """
@@ -102,6 +106,7 @@ class Family:
     tokenizer: str = "WordPiece"
     types: bool = False
     special: tuple[str, ...] = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+    traceable: bool = True
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -116,8 +121,7 @@ _TASKS: Mapping[str, TaskName] = {
 
 def knows(values: Mapping[str, Any]) -> bool:
     """Whether a configuration is that of an encoder which is known."""
-    family = _FAMILIES.get(str(values.get("model_type")))
-    return family is not None and not values.get("is_decoder")
+    return kind_of(values) in _FAMILIES and not values.get("is_decoder")
 
 
 def architectures() -> frozenset[str]:
@@ -125,13 +129,14 @@ def architectures() -> frozenset[str]:
     return frozenset(
         f"{family.prefix}{rest}"
         for family in _FAMILIES.values()
+        if family.traceable
         for rest in ("Model", *family.heads)
     )
 
 
 def family_of(values: Mapping[str, Any]) -> Family:
     """The family of a configuration that is known."""
-    return _FAMILIES[str(values["model_type"])]
+    return _FAMILIES[kind_of(values)]
 
 
 def task_of(values: Mapping[str, Any], *, pools: bool) -> TaskName:
@@ -164,7 +169,7 @@ def read_encoder(
     Raises:
         NotDirectError: the class or an entry is not known.
     """
-    family = family_of(values)
+    family, values = family_of(values), translated(values)
     config = Config(values, harmless=_HARMLESS, neutral=_NEUTRAL)
     architecture, kind = _class_of(config, values, family)
     config.take("architectures")
@@ -337,13 +342,32 @@ _ROTARY_LAYER = LayerNames(
     "mlp.down_proj",
     "post_mlp_layernorm",
 )
+_UNGATED_LAYER = replace(_ROTARY_LAYER, up=("mlp.up_proj",))
+_JINA_LAYER = replace(
+    _BERT_LAYER, up=("mlp.gated_layers",), down="mlp.wo", mlp_norm="mlp.layernorm"
+)
+_JINA_CODE_LAYER = replace(
+    _BERT_LAYER,
+    up=("mlp.gate_layer", "mlp.up_layer"),
+    down="mlp.down_layer",
+    mlp_norm="layer_norm_2",
+    second_norm="layer_norm_1",
+    inner_norms=("attention.self.layer_norm_q", "attention.self.layer_norm_k"),
+)
 _MODERN_LAYER = LayerNames(
     ("attn.Wqkv",), "attn.Wo", "attn_norm", ("mlp.Wi",), "mlp.Wo", "mlp_norm"
 )
 
 
-def _bert(config: Config, base: str, *, pad: int = 0, skips_padding: bool = False) -> Encoder:
-    """BERT, and what has its embeddings and layers."""
+def _bert(
+    config: Config,
+    base: str,
+    *,
+    pad: int = 0,
+    skips_padding: bool = False,
+    num_types: int | None = None,
+) -> Encoder:
+    """BERT, and what has its embeddings and layers; ``num_types``: None for what it says."""
     hidden = config.count("hidden_size")
     padding, rows = _pad(config, pad), config.count("max_position_embeddings")
     first = padding + 1 if skips_padding else 0
@@ -374,7 +398,7 @@ def _bert(config: Config, base: str, *, pad: int = 0, skips_padding: bool = Fals
         head=Head("embed", (), ()),
         positions=table,
         types=f"{base}embeddings.token_type_embeddings",
-        num_types=config.count("type_vocab_size", 2),
+        num_types=num_types or config.count("type_vocab_size", 2),
         mapping=mapping,
         optional={
             f"{base}pooler.dense.weight": (hidden, hidden),
@@ -451,16 +475,71 @@ def _deberta(config: Config, base: str) -> Encoder:
 
 def _nomic(config: Config, base: str) -> Encoder:
     found = _rotary_bert(config, base, 1000.0, 0)
-    return replace(found, function=_function(config, "hidden_act", "silu"), attention_bias=False)
+    has_bias, gated = config.flag("attention_bias", False), config.flag("gated", True)
+    found = replace(
+        found,
+        function=_function(config, "hidden_act", "silu"),
+        attention_bias=has_bias,
+        mlp_bias=has_bias,
+        up_bias=has_bias,
+        gated=gated,
+        names=_ROTARY_LAYER if gated else _UNGATED_LAYER,
+    )
+    return replace(found, experts=_nomic_experts(config, found))
+
+
+def _nomic_experts(config: Config, encoder: Encoder) -> Experts | None:
+    """Those of every second layer, in nomic-embed-text-v2-moe."""
+    period, count = config.take("moe_every_n_layers", 0), config.take("num_experts", 0)
+    if type(period) is not int or period == 0 or type(count) is not int or count == 0:
+        for key in ("moe_every_n_layers", "num_experts"):
+            if config.take(key):
+                config.refuse(key)
+        config.take("moe_top_k")
+        return None
+    chosen = config.count("moe_top_k", 1)
+    if encoder.gated or encoder.function != "gelu":
+        config.refuse("num_experts")
+    if chosen > count:
+        config.refuse("moe_top_k")
+    return Experts(
+        config.count("num_experts"),
+        chosen,
+        encoder.width,
+        tuple(index % period == 1 for index in range(len(encoder.layers))),
+        Router("router.layer"),
+        names=("", "up", "down"),
+        is_gated=False,
+        activation="gelu",
+        bias="experts.bias" if config.flag("expert_bias", True) else None,
+    )
 
 
 def _gte(config: Config, base: str) -> Encoder:
     return replace(_rotary_bert(config, base, 160_000.0, 1), mlp_bias=True)
 
 
+def _new(config: Config, base: str) -> Encoder:
+    return replace(_rotary_bert(config, base, 10_000.0, 0), mlp_bias=True)
+
+
+def _jina(config: Config, base: str) -> Encoder:
+    """BERT with ALiBi and a gated MLP, also with norms of queries and keys, as for code."""
+    of_code = config.flag("qk_norms", False)
+    return replace(
+        _bert(config, base),
+        names=_JINA_CODE_LAYER if of_code else _JINA_LAYER,
+        positions=None,
+        gated=True,
+        up_bias=False,
+        alibi=True,
+    )
+
+
 def _rotary_bert(config: Config, base: str, theta: float, pad: int) -> Encoder:
     """BERT whose queries and keys turn, and whose MLP has a gate."""
-    found = _bert(config, base, pad=pad)
+    typeless = config.take("type_vocab_size") == 0
+    found = _bert(config, base, pad=pad, num_types=1 if typeless else None)
     size = found.hidden_size // found.num_heads
     rotation = read_rotary(config, size, theta)
     if config.count("head_dim", size) != size or 2 * len(rotation.frequencies) != size:
@@ -473,6 +552,7 @@ def _rotary_bert(config: Config, base: str, theta: float, pad: int) -> Encoder:
         attends=(Attends(rotation),) * count,
         max_length=min(found.max_length, rotation.longest or LONGEST),
         positions=None,
+        types=None if typeless else found.types,
         gated=True,
         mlp_bias=False,
         up_bias=False,
@@ -612,6 +692,52 @@ def _roberta_family(prefix: str, tokenizer: str) -> Family:
     )
 
 
+def _gte_family(
+    prefix: str, base: str, read: Callable[[Config, str], Encoder], *, pad: int
+) -> Family:
+    """transformers' gte, and what its makers' code calls new."""
+    return Family(
+        prefix,
+        base,
+        read,
+        _pooled(f"{base}.pooler.dense")
+        | {
+            "ForMaskedLM": (
+                _Part("lm_head.dense", "hidden", "gelu"),
+                _Part("lm_head.layer_norm", "norm"),
+                _Part("lm_head.decoder", "vocabulary"),
+            )
+        },
+        ids={"pad_token_id": pad},
+        tokenizer="Unigram",
+        special=("<s>", "</s>", "<unk>", "<pad>", "<mask>"),
+        traceable=base == "gte",
+        stored={
+            "encoder.layer.": ("layers.",),
+            "attention.o_proj": ("self_attn.o_proj",),
+            "attn_ln": ("post_attention_layernorm",),
+            "mlp_ln": ("post_mlp_layernorm",),
+            "lm_head.norm": ("lm_head.layer_norm",),
+            "attention.qkv_proj": _ROTARY_LAYER.attention,
+            "mlp.up_gate_proj": _ROTARY_LAYER.up[::-1],
+        },
+    )
+
+
+_BERT_FAMILY = Family(
+    "Bert",
+    "bert",
+    _bert,
+    _pooled("bert.pooler.dense")
+    | {
+        "ForMaskedLM": (
+            _Part(f"{_BERT_WORDS}.transform.dense", "hidden", "own"),
+            _Part(f"{_BERT_WORDS}.transform.LayerNorm", "norm"),
+            _Part(f"{_BERT_WORDS}.decoder", "vocabulary", bias=f"{_BERT_WORDS}.bias"),
+        )
+    },
+    types=True,
+)
 _FAMILIES: Mapping[str, Family] = {
     "albert": Family(
         "Albert",
@@ -629,20 +755,7 @@ _FAMILIES: Mapping[str, Family] = {
         tokenizer="Unigram",
         special=("[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"),
     ),
-    "bert": Family(
-        "Bert",
-        "bert",
-        _bert,
-        _pooled("bert.pooler.dense")
-        | {
-            "ForMaskedLM": (
-                _Part(f"{_BERT_WORDS}.transform.dense", "hidden", "own"),
-                _Part(f"{_BERT_WORDS}.transform.LayerNorm", "norm"),
-                _Part(f"{_BERT_WORDS}.decoder", "vocabulary", bias=f"{_BERT_WORDS}.bias"),
-            )
-        },
-        types=True,
-    ),
+    "bert": _BERT_FAMILY,
     "camembert": _roberta_family("Camembert", "Unigram"),
     "deberta-v2": Family(
         "DebertaV2",
@@ -688,30 +801,13 @@ _FAMILIES: Mapping[str, Family] = {
         },
         types=True,
     ),
-    "gte": Family(
-        "Gte",
-        "gte",
-        _gte,
-        _pooled("gte.pooler.dense")
-        | {
-            "ForMaskedLM": (
-                _Part("lm_head.dense", "hidden", "gelu"),
-                _Part("lm_head.layer_norm", "norm"),
-                _Part("lm_head.decoder", "vocabulary"),
-            )
-        },
-        ids={"pad_token_id": 1},
-        tokenizer="Unigram",
-        special=("<s>", "</s>", "<unk>", "<pad>", "<mask>"),
-        stored={
-            "encoder.layer.": ("layers.",),
-            "attention.o_proj": ("self_attn.o_proj",),
-            "attn_ln": ("post_attention_layernorm",),
-            "mlp_ln": ("post_mlp_layernorm",),
-            "lm_head.norm": ("lm_head.layer_norm",),
-            "attention.qkv_proj": _ROTARY_LAYER.attention,
-            "mlp.up_gate_proj": _ROTARY_LAYER.up[::-1],
-        },
+    "gte": _gte_family("Gte", "gte", _gte, pad=1),
+    "jina_bert": replace(
+        _BERT_FAMILY,
+        prefix="JinaBert",
+        read=_jina,
+        traceable=False,
+        stored={"mlp.up_gated_layer": ("mlp.up_layer", "mlp.gate_layer")},
     ),
     "modernbert": Family(
         "ModernBert",
@@ -735,6 +831,7 @@ _FAMILIES: Mapping[str, Family] = {
         {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
         special=("<s>", "</s>", "[UNK]", "<pad>", "<mask>"),
     ),
+    "new": _gte_family("New", "new", _new, pad=0),
     "nomic_bert": Family(
         "NomicBert",
         "nomic_bert",
@@ -752,6 +849,7 @@ _FAMILIES: Mapping[str, Family] = {
             "encoder.layers": ("layers",),
             "emb_ln": ("embeddings.LayerNorm",),
             "attn.out_proj": ("self_attn.o_proj",),
+            "mlp.fc1.": ("mlp.up_proj.",),
             "fc11": ("up_proj",),
             "fc12": ("gate_proj",),
             "fc2": ("down_proj",),

@@ -114,7 +114,7 @@ class Clamp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts, each a gated MLP, in place of some layers' MLP.
+    """A mixture of experts, each an MLP, in place of some layers' MLP.
 
     Attributes:
         count: how many there are.
@@ -125,14 +125,16 @@ class Experts:
         module: the module in the checkpoint that has them; "" for the layer.
         graph_module: the same in transformers' class.
         names: an expert's matrices in the checkpoint: gate, up and down.
+        bias: what is added to the sum of all, by its name in the mixture; None: nothing.
         shared: an expert for every token; None: there is none.
         has_biases: whether the experts' matrices have them.
         clamp: how a gate multiplies; None: as SiLU.
         fused: how a checkpoint may hold all experts in one.
         beside: whether a layer has its MLP, too, and adds both.
-        is_gated: whether each has a gate; otherwise it squares what is positive, as the shared one.
+        is_gated: whether each has the first of them, as the shared one; otherwise the activation is
+            between the others.
         norms: those around them; None: they read what the MLP reads.
-        activation: of the gate.
+        activation: of the gate, or of what is without one.
     """
 
     count: int
@@ -150,7 +152,8 @@ class Experts:
     beside: bool = False
     is_gated: bool = True
     norms: ExpertNorms | None = None
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "gelu", "relu2"] = "silu"
+    bias: str | None = None
 
     def within(self, layer: str) -> str:
         """The module of a layer's mixture in the checkpoint."""
@@ -172,6 +175,8 @@ class Experts:
         if router.expert_scale is not None:
             found[f"{module}.{router.expert_scale}"] = (self.count,)
         found[f"{module}.{router.module}.weight"] = (self.count, hidden)
+        if self.bias is not None:
+            found[f"{module}.{self.bias}"] = (hidden,)
         if router.has_bias:
             found[f"{module}.{router.module}.bias"] = (self.count,)
         if router.correction is not None:

@@ -33,12 +33,14 @@ class Family:
         read: reads a configuration; its third argument is the limit of a text's tokens, if any.
         token_ids: the special tokens where a configuration names none.
         embeds: whether its classes without the output layer are known, too.
+        writes: whether there is one with it; otherwise ``architecture`` is how they all begin.
     """
 
     architecture: str
     read: Callable[[Config, str, int | None], Decoder]
     token_ids: Mapping[str, Any] = field(default_factory=dict)
     embeds: bool = False
+    writes: bool = True
 
     @property
     def prefix(self) -> str:
@@ -66,10 +68,10 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
     """
     kind = str(values.get("model_type"))
     family = family_of(values)
-    if family is None:
+    if family is None or not family.writes:
+        known = sorted(name for name, each in _FAMILIES.items() if each.writes)
         raise NotDirectError(
-            f"model_type {kind!r} is not known to the direct path (these are: "
-            f"{', '.join(sorted(_FAMILIES))})"
+            f"model_type {kind!r} is not known to the direct path (these are: {', '.join(known)})"
         )
     config = Config(values)
     if values.get("architectures") not in ([family.architecture], None):
@@ -87,12 +89,14 @@ def read_decoder(name: str, values: Mapping[str, Any], limit: int | None = None)
 
 def architectures() -> frozenset[str]:
     """transformers' classes that are known and write."""
-    return frozenset(family.architecture for family in _FAMILIES.values())
+    return frozenset(family.architecture for family in _FAMILIES.values() if family.writes)
 
 
 def prefixes() -> frozenset[str]:
     """How the names of classes without the output layer begin that are known."""
-    return frozenset(family.prefix for family in _FAMILIES.values() if family.embeds)
+    return frozenset(
+        family.prefix for family in _FAMILIES.values() if family.embeds and family.writes
+    )
 
 
 def token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +123,13 @@ _FAMILIES: Mapping[str, Family] = {
     "cohere2": Family("Cohere2ForCausalLM", layer_norms.cohere2, _COHERE_IDS),
     "deepseek_v2": Family("DeepseekV2ForCausalLM", latent.deepseek_v2, _LLAMA_IDS),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", latent.deepseek_v3, _ZERO_IDS),
+    "eurobert": Family(
+        "EuroBert",
+        plain.llama,
+        {"pad_token_id": 128001, "bos_token_id": 128000, "eos_token_id": 128001},
+        embeds=True,
+        writes=False,
+    ),
     "exaone4": Family("Exaone4ForCausalLM", plain.exaone4, {"bos_token_id": 0, "eos_token_id": 2}),
     "falcon_h1": Family("FalconH1ForCausalLM", mambas.falcon_h1, _LFM_IDS),
     "gemma": Family("GemmaForCausalLM", gemma.gemma, _GEMMA_IDS, embeds=True),
@@ -146,6 +157,7 @@ _FAMILIES: Mapping[str, Family] = {
     "mistral": Family("MistralForCausalLM", plain.mistral, _LLAMA_IDS, embeds=True),
     "mixtral": Family("MixtralForCausalLM", mixtures.mixtral, _LLAMA_IDS),
     "nemotron_h": Family("NemotronHForCausalLM", mambas.nemotron_h, _LFM_IDS),
+    "neobert": Family("NeoBERT", plain.llama, {"pad_token_id": 0}, embeds=True, writes=False),
     "olmo2": Family("Olmo2ForCausalLM", plain.olmo2, _OLMO_IDS),
     "olmo3": Family("Olmo3ForCausalLM", plain.olmo3, _OLMO_IDS),
     "olmoe": Family("OlmoeForCausalLM", mixtures.olmoe, _OLMO_IDS),

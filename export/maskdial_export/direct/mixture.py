@@ -48,6 +48,9 @@ class MixtureWriter:
         total = nodes.add("Expand", [nodes.number("zero", 0.0), shape])
         for expert in range(experts.count):
             total = self._add_expert(total, layer, expert, tokens, shares)
+        if experts.bias is not None:
+            bias = self._vector(f"{experts.within(layer)}.{experts.bias}")
+            total = nodes.add("Add", [total, bias])
         shared, module = experts.shared, experts.within(layer)
         if shared is not None and shared.gate is not None:
             common = self._mlp(tokens, f"{module}.{shared.module}", self._project)
@@ -148,10 +151,16 @@ class MixtureWriter:
             gate_up = [f"{one}.{each}.bias" for each in experts.names[:2]]
             biases = self._vector(*gate_up), self._vector(f"{one}.{experts.names[2]}.bias")
         both = self._project(hidden, first, biases[0])
-        inner = self._gated(first, both) if experts.is_gated else nodes.relu2(both)
+        inner = self._gated(first, both) if experts.is_gated else self._activated(both)
         result = self._project(inner, second, biases[1])
         weighted = nodes.add("Mul", [result, weight])
         return nodes.add("ScatterND", [total, places, weighted], reduction="add")
+
+    def _activated(self, source: str) -> str:
+        if self._experts.activation == "gelu":
+            return self._nodes.add("Gelu", [source], approximate="none")
+        assert self._experts.activation == "relu2", "others have gates"
+        return self._nodes.relu2(source)
 
     def _gated(self, module: str, both: str) -> str:
         nodes, clamp = self._nodes, self._experts.clamp
@@ -173,7 +182,7 @@ class MixtureWriter:
 
     def _mlp(self, source: str, name: str, project: Callable[[str, str], str]) -> str:
         if not self._experts.is_gated:
-            inner = self._nodes.relu2(project(source, f"{name}.up_proj"))
+            inner = self._activated(project(source, f"{name}.up_proj"))
             return project(inner, f"{name}.down_proj")
         gate = self._nodes.silu(project(source, f"{name}.gate_proj"))
         inner = self._nodes.add("Mul", [gate, project(source, f"{name}.up_proj")])

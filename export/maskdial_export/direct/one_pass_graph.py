@@ -106,6 +106,8 @@ class OnePassWriter(abc.ABC):
 
     def _write_head(self, hidden: str) -> None:
         head, nodes = self._model.head, self._nodes
+        for dense in head.before:
+            hidden = self._dense(hidden, dense)
         if head.is_of_tokens:
             flat = nodes.constant("flat", np.array([-1, self._model.hidden_size]))
             tokens = nodes.add("Reshape", [hidden, flat], allowzero=1)
@@ -177,7 +179,9 @@ class OnePassWriter(abc.ABC):
         last = nodes.add("Sub", ["wide.lengths", self._integer(1)])
         axes = nodes.constant("axes.1.2", np.array([1, 2]))
         place = nodes.add("Unsqueeze", [last, axes])
-        shape = nodes.constant("columns", np.array([1, 1, self._model.hidden_size]))
+        before = self._model.head.before
+        columns = before[-1].num_outputs if before else self._model.hidden_size
+        shape = nodes.constant("columns", np.array([1, 1, columns]))
         rows = nodes.add("GatherElements", [values, nodes.add("Expand", [place, shape])], axis=1)
         return nodes.add("Gather", [rows, self._integer(0)], axis=1)
 
@@ -228,5 +232,5 @@ class OnePassWriter(abc.ABC):
         head = self._model.head
         if head.embedding is not None:
             return head.embedding.dimension
-        last = head.steps[-1]
+        last = (*head.before, *head.steps)[-1]
         return last.num_outputs if isinstance(last, Dense) else self._model.vocab_size

@@ -29,16 +29,19 @@ class View:
     Attributes:
         name: of the tensor; of one in MXFP4, without the endings of its integers and its scales.
         index: of the entry of its first axis; None if it is the whole tensor.
-        rows: of that entry, after it is turned.
+        parts: into how many entries that axis is split first, one below the other; None: it is as
+            it is.
+        rows: of that entry, after it is turned; their indices, if they do not lie together.
         is_transposed: whether its dimensions are exchanged.
         is_packed: whether it is in MXFP4.
     """
 
     name: str
     index: int | None
-    rows: slice
+    rows: slice | NDArray[np.int64]
     is_transposed: bool = False
     is_packed: bool = False
+    parts: int | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -48,7 +51,9 @@ class View:
         return (self.name,)
 
     def of(self, tensor: NDArray[Any]) -> NDArray[Any]:
-        """The part of a tensor; nothing is copied."""
+        """The part of a tensor; nothing is copied, unless rows have indices."""
+        if self.parts is not None:
+            tensor = tensor.reshape(self.parts, -1, *tensor.shape[1:])
         entry: NDArray[Any] = tensor if self.index is None else tensor[self.index]
         return (entry.T if self.is_transposed else entry)[self.rows]
 
@@ -98,4 +103,40 @@ def _of_experts(
                 found[f"{one}.weight"] = View(tensor, expert, rows, turned, packed)
             if experts.has_biases and f"{tensor}_bias" in shapes:
                 found[f"{one}.bias"] = View(f"{tensor}_bias", expert, rows)
+    return found
+
+
+def find_stacked(
+    experts: Experts, module: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, View]:
+    """The matrices of experts that lie one below the other in two tensors, as Nomic's do: the
+    second one of each expert is (width, hidden_size), as the first one."""
+    found: dict[str, View] = {}
+    for name, stored, turned in ((experts.names[1], "w1", False), (experts.names[2], "w2", True)):
+        tensor = f"{module}.mlp.{stored}"
+        for expert in range(experts.count) if tensor in shapes else ():
+            view = View(tensor, expert, slice(None), turned, parts=experts.count)
+            found[f"{module}.{expert}.{name}.weight"] = view
+    return found
+
+
+def find_by_heads(
+    decoder: Decoder, packed: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, View]:
+    """Query, key and value of matrices whose rows are by heads, with all three of a head together.
+
+    In queries and keys neighbors turn together; here rows half a head apart do.
+    """
+    size = decoder.head_dim
+    starts = 3 * size * np.arange(decoder.num_heads)[:, None]
+    turned = np.concatenate([np.arange(0, size, 2), np.arange(1, size, 2)])
+    orders = {"q": turned, "k": size + turned, "v": 2 * size + np.arange(size)}
+    found: dict[str, View] = {}
+    for index in range(len(decoder.layers)):
+        layer = decoder.layer(index)
+        name = f"{layer}.{packed}.weight"
+        if shapes.get(name, (0,))[0] == 3 * decoder.query_size:
+            for part, order in orders.items():
+                rows = (starts + order).ravel()
+                found[f"{layer}.self_attn.{part}_proj.weight"] = View(name, None, rows)
     return found

@@ -88,7 +88,10 @@ class GGUFWeights:
         """These weights, with some rows of matrices in the place of those matrices."""
         sources = {view.name for view in views.values()}
         others = [each for name, each in self._weights.items() if name not in sources]
-        parts = [replace(self._part(each.name, each.rows), name=key) for key, each in views.items()]
+        parts = []
+        for key, each in views.items():
+            assert isinstance(each.rows, slice), "rows of a file's matrix lie together"
+            parts.append(replace(self._part(each.name, each.rows), name=key))
         return GGUFWeights(self.name, [*others, *parts])
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -278,7 +281,9 @@ class SafetensorsWeights:
         fits = len(shapes[0]) >= (1 if view.index is None else 2)
         if view.is_packed:
             fits = shapes[0] == (*shapes[1], MXFP4_BYTES) and len(shapes[1]) == 3
-        if not fits or (view.index is not None and view.index >= shapes[0][0]):
+        count = shapes[0][0] if view.parts is None else view.parts
+        fits = fits and (view.parts is None or shapes[0][0] % view.parts == 0)
+        if not fits or (view.index is not None and view.index >= count):
             raise ExportError(
                 f"{view.sources[0]} of {self.name} has the shape {shapes[0]}, which does not fit "
                 "its configuration"
@@ -424,7 +429,7 @@ def check_one_pass_weights(model: OnePass, weights: Weights) -> None:
     modules = {".".join(path[:depth]) for path in paths for depth in range(1, len(path))}
     others, twins, head = [], {}, model.vocabulary
     if head is not None:
-        twins = {f"{head.module}.weight": f"{model.words}.weight"}
+        twins = {} if head.num_inputs else {f"{head.module}.weight": f"{model.words}.weight"}
         twins |= {} if head.bias is None else {f"{head.module}.bias": head.bias}
     for name in _others(described, weights):
         if name in twins:

@@ -101,6 +101,7 @@ from maskdial.bundle.manifest import (
     GRAPH,
     LABEL_ENCODER,
     MANIFEST,
+    QUERY_WEIGHTS,
     SCHEMA_VERSION,
     TASK_ADAPTERS,
     TOKENIZER,
@@ -196,6 +197,30 @@ class Bundle:
                 f"model {self.name!r}: {DRAFT_TOKENS} has tokens that the model does not have"
             )
         return token_ids
+
+    def query_weights(self) -> NDArray[np.float32] | None:
+        """The weight of each token of a query, which needs no pass; None if queries are read as
+        documents are.
+
+        Raises:
+            BundleError: the file is no such list.
+        """
+        if QUERY_WEIGHTS not in self.manifest.files:
+            return None
+        try:
+            weights: NDArray[np.float32] = np.load(self.path / QUERY_WEIGHTS, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"model {self.name!r}: {QUERY_WEIGHTS}: {error}") from error
+        count = self.manifest.vocab_size
+        if (
+            weights.dtype != np.float32
+            or weights.shape != (count,)
+            or not np.isfinite(weights).all()
+        ):
+            raise BundleError(
+                f"model {self.name!r}: {QUERY_WEIGHTS} is not a list of {count} finite weights"
+            )
+        return weights
 
     def task_adapter(self, name: str) -> Path:
         """The folder of an adapter that it brings."""

@@ -30,6 +30,8 @@ COUNT_GRAPH = "counts.onnx"
 BOUNDARY_GRAPH = "boundaries.onnx"
 DRAFT_GRAPH = "draft.onnx"
 DRAFT_TOKENS = "draft_tokens.npy"
+QUERY_WEIGHTS = "query_weights.npy"
+"""Of embed-sparse: the weight of each token of a query, of a model that reads documents alone."""
 SCHEMA_MARKERS = (
     "[SEP_STRUCT]",
     "[SEP_TEXT]",

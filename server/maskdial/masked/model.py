@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from maskdial.engine.model import Model
 from maskdial.grammar.compiler import GrammarCompiler
 from maskdial.kernels.logits import VocabularyKernels
@@ -29,6 +32,7 @@ class MaskedModel(Model):
     the kernels, if it uses them. ``label_encoder`` is the second model of one that finds entities
     of labels by their vectors, ``queries`` or ``spans`` what reads a schema's fields in one that
     finds what it names; ``grammars`` compiles what its blanks have to match, if it fills masks.
+    ``query_weights`` are those of a query's tokens, of a model that reads documents alone.
     ``task_adapters`` are those that its bundle brings, unless it takes none where it runs.
     """
 
@@ -38,6 +42,7 @@ class MaskedModel(Model):
     label_encoder: LabelEncoder | None = field(default=None, kw_only=True)
     queries: Queries | None = field(default=None, kw_only=True)
     spans: PairedSpans | None = field(default=None, kw_only=True)
+    query_weights: NDArray[np.float32] | None = field(default=None, kw_only=True)
     grammars: GrammarCompiler | None = field(default=None, kw_only=True)
     task_adapters: Mapping[str, Adapter] = field(default_factory=dict, kw_only=True)
 

@@ -89,6 +89,7 @@ def make_masked(
         label_encoder=label_encoder,
         queries=queries,
         spans=spans,
+        query_weights=bundle.query_weights(),
         task_adapters=_task_adapters(bundle, session, options),
         grammars=grammars,
     )

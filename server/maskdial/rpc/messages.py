@@ -114,5 +114,5 @@ configuration that say nothing here."""
 DATA_TYPES = {"TYPE_INT64": 9, "TYPE_FP32": 11, "TYPE_STRING": 13}
 """Types of a configuration."""
 
-_SCHEMA = Schema("inference", _FIELDS, {"InferParameter": "parameter_choice"})
-message, read = _SCHEMA.message, _SCHEMA.read
+SCHEMA = Schema("inference", _FIELDS, {"InferParameter": "parameter_choice"})
+message, read = SCHEMA.message, SCHEMA.read

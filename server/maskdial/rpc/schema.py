@@ -19,13 +19,16 @@ message says whether it has it."""
 class Schema:
     """Messages of one package.
 
-    Nested messages and maps stand beside the others, and enumerations are numbers; on the wire they
-    are the same.
+    Nested messages and maps stand beside the others; on the wire they are the same.
 
     Args:
         package: their package.
         messages: the fields of each.
         alternatives: names of the choice between a message's fields, where they exclude each other.
+        enumerations: the names of the numbers from 0 on, of those that have any.
+
+    Attributes:
+        file: what a compiler would make of the proto file, without its services.
     """
 
     def __init__(
@@ -33,10 +36,16 @@ class Schema:
         package: str,
         messages: Mapping[str, Fields],
         alternatives: Mapping[str, str] | None = None,
+        enumerations: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        file = descriptor_pb2.FileDescriptorProto(
+        file = self.file = descriptor_pb2.FileDescriptorProto(
             name=f"maskdial/{package}.proto", package=package, syntax="proto3"
         )
+        for name, values in (enumerations or {}).items():
+            counted = file.enum_type.add(name=name)
+            for number, value in enumerate(values):
+                counted.value.add(name=value, number=number)
+        own = {**messages, **(enumerations or {})}
         for name, fields in messages.items():
             described = file.message_type.add(name=name)
             choice = (alternatives or {}).get(name)
@@ -44,7 +53,9 @@ class Schema:
                 described.oneof_decl.add(name=choice)
             for field_name, (number, kind) in fields.items():
                 field = described.field.add(name=field_name, number=number)
-                _describe(field, kind, package if kind.lstrip("*?") in messages else None)
+                _describe(field, kind, package if kind.lstrip("*?") in own else None)
+                if kind.lstrip("*?") in (enumerations or {}):
+                    field.type = _KINDS.TYPE_ENUM
                 if choice is not None:
                     field.oneof_index = 0
                 elif kind[0] == "?":  # which proto3 writes as a choice of one

@@ -8,6 +8,8 @@ from maskdial.http.keys import Keys
 from maskdial.rpc.asker import Asker, error_of, headers
 from maskdial.rpc.call import Call
 from maskdial.rpc.calls import CallError
+from maskdial.rpc.health import CHECK, HealthService
+from maskdial.rpc.reflection import ReflectionService
 from maskdial.rpc.service import InferenceService
 from maskdial.rpc.tei import EmbeddingsService
 
@@ -17,7 +19,8 @@ Method = Callable[[Call], Awaitable[None]]
 
 
 class Services:
-    """The services over an application: KServe's and text-embeddings-inference's.
+    """The services over an application: KServe's and text-embeddings-inference's, and gRPC's own of
+    health and reflection.
 
     Args:
         application: answers the requests.
@@ -27,18 +30,22 @@ class Services:
 
     def __init__(self, application: InProcess, keys: Keys, max_bytes: int) -> None:
         self._keys = keys
-        self._asker = Asker(application)
+        self._asker, reflection = Asker(application), ReflectionService()
         self._methods: Mapping[str, Method] = {
             **InferenceService(self._asker).methods,
             **EmbeddingsService(self._asker, max_bytes).methods,
+            **HealthService(self._asker, reflection.services).methods,
+            **reflection.methods,
         }
 
     async def check(self, call: Call) -> None:
-        """Refuses a call without a key.
+        """Refuses a call without a key, unless it asks for the server's health.
 
         Raises:
             CallError: it has none, or a wrong one.
         """
+        if call.path == CHECK:
+            return
         try:
             self._keys.check(scope_of("POST", _METADATA, headers(call)), _METADATA)
         except UnauthorizedError:  # which the application counts, logs and words

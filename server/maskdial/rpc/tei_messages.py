@@ -22,7 +22,7 @@ _METADATA: Fields = {
 _PROMPTED: Fields = {
     "inputs": (1, "string"),
     "truncate": (2, "bool"),
-    "truncation_direction": (3, "int32"),
+    "truncation_direction": (3, "TruncationDirection"),
     "prompt_name": (4, "?string"),
 }
 _MESSAGES: Mapping[str, Fields] = {
@@ -34,7 +34,7 @@ _MESSAGES: Mapping[str, Fields] = {
         "model_id": (4, "string"),
         "model_sha": (5, "?string"),
         "model_dtype": (6, "string"),
-        "model_type": (7, "int32"),
+        "model_type": (7, "ModelType"),
         "max_concurrent_requests": (8, "uint32"),
         "max_input_length": (9, "uint32"),
         "max_batch_tokens": (10, "uint32"),
@@ -47,7 +47,7 @@ _MESSAGES: Mapping[str, Fields] = {
         "inputs": (1, "string"),
         "truncate": (2, "bool"),
         "normalize": (3, "?bool"),
-        "truncation_direction": (4, "int32"),
+        "truncation_direction": (4, "TruncationDirection"),
         "prompt_name": (5, "?string"),
         "dimensions": (6, "?uint32"),
     },
@@ -65,13 +65,13 @@ _MESSAGES: Mapping[str, Fields] = {
         "inputs": (1, "string"),
         "truncate": (2, "bool"),
         "raw_scores": (3, "bool"),
-        "truncation_direction": (4, "int32"),
+        "truncation_direction": (4, "TruncationDirection"),
     },
     "PredictPairRequest": {
         "inputs": (1, "*string"),
         "truncate": (2, "bool"),
         "raw_scores": (3, "bool"),
-        "truncation_direction": (4, "int32"),
+        "truncation_direction": (4, "TruncationDirection"),
     },
     "Prediction": {"score": (1, "float"), "label": (2, "string")},
     "PredictResponse": {"predictions": (1, "*Prediction"), "metadata": (2, "Metadata")},
@@ -81,7 +81,7 @@ _MESSAGES: Mapping[str, Fields] = {
         "truncate": (3, "bool"),
         "raw_scores": (4, "bool"),
         "return_text": (5, "bool"),
-        "truncation_direction": (6, "int32"),
+        "truncation_direction": (6, "TruncationDirection"),
     },
     "RerankStreamRequest": {
         "query": (1, "string"),
@@ -89,7 +89,7 @@ _MESSAGES: Mapping[str, Fields] = {
         "truncate": (3, "bool"),
         "raw_scores": (4, "bool"),
         "return_text": (5, "bool"),
-        "truncation_direction": (6, "int32"),
+        "truncation_direction": (6, "TruncationDirection"),
     },
     "Rank": {"index": (1, "uint32"), "text": (2, "?string"), "score": (3, "float")},
     "RerankResponse": {"ranks": (1, "*Rank"), "metadata": (2, "Metadata")},
@@ -110,5 +110,12 @@ _MESSAGES: Mapping[str, Fields] = {
     "DecodeResponse": {"text": (1, "string")},
 }
 
-_SCHEMA = Schema(PACKAGE, _MESSAGES)
-message, read = _SCHEMA.message, _SCHEMA.read
+SCHEMA = Schema(
+    PACKAGE,
+    _MESSAGES,
+    enumerations={
+        "TruncationDirection": ("TRUNCATION_DIRECTION_RIGHT", "TRUNCATION_DIRECTION_LEFT"),
+        "ModelType": ("MODEL_TYPE_EMBEDDING", "MODEL_TYPE_CLASSIFIER", "MODEL_TYPE_RERANKER"),
+    },
+)
+message, read = SCHEMA.message, SCHEMA.read

@@ -1,6 +1,7 @@
-"""Encoders: BERT and RoBERTa, Nomic BERT, ModernBERT, EuroBERT."""
+"""Encoders: BERT and RoBERTa, Jina's with ALiBi, Nomic BERT, ModernBERT, EuroBERT."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from maskdial_export.checkpoint.gguf.common import (
     DECODER,
@@ -89,6 +90,52 @@ def _labels(settings: Settings) -> Config:
             f"{settings.file.path} names {len(labels):,} labels, and its classifier has {count:,}"
         )
     return {"id2label": {str(index): label for index, label in enumerate(labels)}}
+
+
+def jina_bert_v2(settings: Settings) -> Model:
+    """jina-embeddings-v2; that for code has further norms, for which there is no place here."""
+    types = settings.file.tensors.get("token_types.weight")
+    config = shared(
+        settings,
+        model_type="bert",
+        intermediate_size=width(settings),
+        layer_norm_eps=settings.real(NORM),
+        hidden_act="gelu",
+        position_embedding_type="alibi",
+        type_vocab_size=2 if types is None else types.shape[0],
+    )
+    del config["num_key_value_heads"], config["tie_word_embeddings"]
+    names = {
+        **{key: name for key, name in _BERT.items() if key != "position_embd"},
+        "blk.{}.ffn_up": "encoder.layer.{}.mlp.gated_layers",
+        "blk.{}.ffn_down": "encoder.layer.{}.mlp.wo",
+        "blk.{}.layer_output_norm": "encoder.layer.{}.mlp.layernorm",
+    }
+    pooling = read_pooling(settings)
+    return Model("JinaBertModel", config, names, prefix="", pooling=pooling, traceable=False)
+
+
+def nomic_bert_moe(settings: Settings) -> Model:
+    """nomic-embed-text-v2-moe. llama.cpp has no bias behind the experts, nor have its files."""
+    found = nomic_bert(settings)
+    experts: Config = {
+        "attention_bias": True,
+        "expert_bias": False,
+        "gated": False,
+        "hidden_act": "gelu",
+        "moe_every_n_layers": settings.number(".moe_every_n_layers"),
+        "moe_top_k": settings.number(".expert_used_count"),
+        "num_experts": settings.number(".expert_count"),
+    }
+    names = {
+        **found.names,
+        "blk.{}.ffn_up": "encoder.layers.{}.mlp.fc1",
+        "blk.{}.ffn_gate_inp": "encoder.layers.{}.mlp.router.layer",
+        "blk.{}.ffn_up_exps": "encoder.layers.{}.mlp.experts.*.up",
+        "blk.{}.ffn_down_exps": "encoder.layers.{}.mlp.experts.*.down",
+    }
+    del names["blk.{}.ffn_gate"]
+    return replace(found, config=found.config | experts, names=names, traceable=False)
 
 
 def nomic_bert(settings: Settings) -> Model:

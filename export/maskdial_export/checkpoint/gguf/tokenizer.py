@@ -424,6 +424,7 @@ def _unigram(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
     if stages:
         backend.normalizer = normalizers.Sequence(stages)
     prefix = settings.flag("tokenizer.ggml.add_space_prefix", True)
+    is_encoder = settings.architecture in ("bert", "nomic-bert-moe")
     scheme = "always" if prefix else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
@@ -432,9 +433,9 @@ def _unigram(settings: Settings, vocabulary: _Vocabulary) -> ReadTokenizer:
         vocabulary,
         backend,
         roles,
-        begins=settings.architecture == "bert",
+        begins=is_encoder,
         ends=True,
-        double=settings.architecture == "bert",  # XLM-RoBERTa
+        double=is_encoder,  # XLM-RoBERTa
     )
 
 

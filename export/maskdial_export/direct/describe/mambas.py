@@ -137,6 +137,7 @@ def _experts(config: Config, layers: Sequence[bool]) -> Experts | None:
             config.count("moe_shared_expert_intermediate_size"), "shared_experts", None
         ),
         is_gated=False,
+        activation="relu2",
     )
 
 

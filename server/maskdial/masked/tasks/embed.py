@@ -31,6 +31,8 @@ from maskdial.masked.tasks.task import (
 )
 from maskdial.runtime.adapter import Adapter
 
+QUERY = "query"
+"""The prompt of queries, as sentence-transformers calls it."""
 _SECONDS_PER_WEIGHT = 2e-9  # to tell whether one is 0
 _SECONDS_PER_TOKEN = 1e-6
 # The prompts of E5-Mistral (arXiv:2401.00368), Qwen3-Embedding and others trained as they are
@@ -206,7 +208,17 @@ class SparseEmbedRequest(PromptedRequest[list["SparseVector"]]):
     def serves(cls, manifest: Manifest) -> bool:
         return manifest.task in ("embed-sparse", "embed-hybrid")
 
+    def least_inputs(self, model: TaskModel) -> int:
+        return 0 if self._looks_up(model) else self.num_inputs
+
+    def _looks_up(self, model: TaskModel) -> bool:
+        """Whether the texts are queries of a model whose graph reads documents alone."""
+        name = self.prompt_name or _embedding(model).default_prompt
+        return model.query_weights is not None and name == QUERY
+
     def read(self, model: TaskModel) -> Reading[list["SparseVector"]]:
+        if self._looks_up(model):
+            return self._looked_up(model)
         inputs, num_truncated = self.read_prompted(model)
         embedding = _embedding(model)
         if embedding.hybrid is not None:
@@ -217,6 +229,23 @@ class SparseEmbedRequest(PromptedRequest[list["SparseVector"]]):
 
         seconds = len(inputs) * model.manifest.vocab_size * _SECONDS_PER_WEIGHT
         return Reading(inputs, answer, num_truncated, seconds)
+
+    def _looked_up(self, model: TaskModel) -> Reading[list["SparseVector"]]:
+        """The weights of the tokens that queries have, without those that a document has around
+        it: no pass is needed, as in sentence-transformers' `SparseStaticEmbedding`."""
+        table, prompt = model.query_weights, self.prompt(model)
+        assert table is not None, "the caller knows"
+        found, num_truncated = list[SparseVector](), 0
+        for index, text in enumerate(self.texts):
+            with about("texts", index):
+                assert isinstance(text, str), "no body takes ids for sparse vectors"
+                encoding, num_cut = read_text(model, (prompt + text, None), self.truncation)
+            marks = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+            ids = {each for each, is_added in marks if not is_added}
+            weights = {each: float(table[each]) for each in sorted(ids)}
+            found.append(sparse_vector({each: value for each, value in weights.items() if value}))
+            num_truncated += num_cut
+        return Reading([], lambda _: found, num_truncated)
 
 
 def _read_weights(
