@@ -136,7 +136,7 @@ class Server(HttpServer):
             try:
                 await self.crew.start()
             except UnavailableError as error:
-                self._load_failed(error)
+                self._start_failed(error)
         for listener in self.listeners if self.failure is None else ():
             name = listener.getsockname()
             where = f"unix:{name}" if isinstance(name, str) else f"//{name[0]}:{name[1]}"
@@ -145,7 +145,7 @@ class Server(HttpServer):
             try:
                 await self.rpc.start()
             except ConfigError as error:
-                self._load_failed(error)
+                self._start_failed(error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes the listener and the connections."""
@@ -236,7 +236,12 @@ class Server(HttpServer):
         self.failure = UnavailableError(cause)
         self._loop.call_soon_threadsafe(self._begin_drain, cause)
 
+    def _start_failed(self, error: MaskdialError) -> None:
+        _log.error("%s", error.message)
+        self._load_failed(error)
+
     def _load_failed(self, error: MaskdialError) -> None:
+        """Ends the server; the log has the error."""
         self.failure = error
         self.should_exit = True
 

@@ -164,14 +164,15 @@ def test_what_runs_for_a_client_that_leaves_is_cancelled(fronts: Fronts) -> None
         return metric(fronts.http, "maskdial_cancelled_total", model="hybrid", reason="disconnect")
 
     before = num_cancelled()
-    with (
-        fronts.client() as http,
-        http.stream(
-            "POST", "/generate", json={"inputs": "A", "parameters": _LONG, "stream": True}
-        ) as reply,
-    ):
-        next(reply.iter_lines())
-    wait_for(lambda: num_cancelled() == before + 1)
+    for _ in range(5):  # where processors are scarce, a reply may be complete before it is told
+        with (
+            fronts.client() as http,
+            http.stream(
+                "POST", "/generate", json={"inputs": "A", "parameters": _LONG, "stream": True}
+            ) as reply,
+        ):
+            next(reply.iter_lines())
+    wait_for(lambda: num_cancelled() > before)
 
 
 def _num_open(server: Fronts) -> float:

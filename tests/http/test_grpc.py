@@ -4,6 +4,7 @@
 """
 
 import re
+import socket
 import struct
 import sys
 import threading
@@ -314,3 +315,13 @@ def test_a_server_without_the_extra_says_what_to_install(monkeypatch: Any) -> No
     monkeypatch.setitem(sys.modules, "maskdial.rpc.server", None)
     with pytest.raises(ConfigError, match=re.escape(how_to_install("grpc"))):
         Server(Config(port=0, grpc_port=0))
+
+
+def test_the_log_says_that_the_port_is_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, caplog.at_level("ERROR"):
+        server = Server(Config(port=0, grpc_port=other.getsockname()[1], model_dir=tmp_path))
+        server.run()
+    assert isinstance(server.failure, ConfigError)
+    assert "cannot listen for gRPC on 127.0.0.1" in caplog.text

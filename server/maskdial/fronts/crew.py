@@ -108,7 +108,7 @@ class Crew:
             await self._begin_again(place)
 
     async def _begin_again(self, place: int) -> None:
-        while True:
+        while not self._is_stopping:
             try:
                 await self._begin(place)
             except UnavailableError as error:
@@ -135,6 +135,8 @@ class Crew:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: owner.link, sock=ours)
         self._owners[place], self._processes[place] = owner, process
+        if self._is_stopping:
+            owner.stop()
 
 
 def _spawn(setup: Setup, link: int) -> subprocess.Popen[bytes]:

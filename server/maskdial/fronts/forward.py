@@ -269,12 +269,12 @@ class Forward:
                 # Otherwise the reply breaks off: uvicorn closes the connection.
                 return None
             if kind == Kind.START:
-                has_begun = True
                 status, headers = rest
                 if added is not None and (b"content-type", RESULTS) in headers:
                     added += headers
                     results = b""
                     continue
+                has_begun = True
                 message = {"type": "http.response.start", "status": status, "headers": headers}
                 await request.send(message)
                 continue

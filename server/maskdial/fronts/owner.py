@@ -187,13 +187,16 @@ async def _answer_asked(asked: Asked, endpoint: Endpoint, request: Request) -> R
     """
     server, state = server_context(request), request.state
     deadline = Deadline(None, server.config)
-    model = None
+    lease = model = None
     with contextlib.suppress(MaskdialError):  # the route knows the sentence that fits its body
         lease = state.lease = server.models.try_lease(ModelChoice(asked.model, "full"))
         for each in () if lease is None else lease.models:
             if isinstance(each, MaskedModel) and each.bundle.sha256 == asked.sha256:
                 model = each
     if model is None or model.adapter is not None:
+        if lease is not None:  # on another version, or a model that the body does not mean
+            state.lease = None
+            lease.release()
         return await endpoint(request)
     state.model = model.name
     model.metrics.tokenization_duration.observe(asked.seconds)

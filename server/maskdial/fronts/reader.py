@@ -142,13 +142,12 @@ class Reader:
     """
 
     def __init__(self, config: Config) -> None:
-        # The owner keeps the timeout, tells the log of fields that mean nothing, makes bundles of
-        # files, and has the adapters.
+        # The owner keeps the timeout, tells the log of fields that mean nothing, and has the
+        # adapters.
         self._config = config.model_copy(
             update={
                 "request_timeout": None,
                 "unknown_fields": "refuse",
-                "model_dir": None,
                 "adapters": {},
             }
         )
@@ -182,10 +181,10 @@ class Reader:
     @staticmethod
     def is_for(config: Config) -> bool:
         """Whether a server's requests may be read in front ends: where nothing else has to see
-        their texts, and models are configured by name.
+        their texts, and no models come that could be meant by those that name none.
         """
         sees_texts = config.policy is not None or config.log_format == "json-texts"
-        return not sees_texts and (bool(config.models) or config.model_dir is None)
+        return not sees_texts and config.model_dir is None and not config.allow_pull
 
     async def open(self) -> None:
         """Reads the bundles, without their weights.

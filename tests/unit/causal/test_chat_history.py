@@ -164,6 +164,18 @@ def results_of_calls(messages: Sequence[Mapping[str, Any]]) -> str:
     return writes_all(messages)
 
 
+def results_of_their_calls(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As Gemma 4's, which fails on results with another id."""
+    asked = {call["id"] for each in messages for call in each.get("tool_calls", ())}
+    known = all(each["tool_call_id"] in asked for each in messages if each["role"] == "tool")
+    return results_of_calls(messages) if known else ""
+
+
+def no_calls(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As Kimi K2's, which fails on calls, as the sandbox lets no template change a list."""
+    return "" if any(each.get("tool_calls") for each in messages) else writes_all(messages)
+
+
 def texts_as_arguments(messages: Sequence[Mapping[str, Any]]) -> str:
     """As DeepSeek's, which fails on mappings."""
     found = (call for each in messages for call in each.get("tool_calls", ()))
@@ -176,8 +188,10 @@ def texts_as_arguments(messages: Sequence[Mapping[str, Any]]) -> str:
     [
         (writes_all, RoleRules()),
         (last_system_alone, RoleRules(later_system=False)),
-        (no_results, RoleRules(results=False, stray_results=False)),
+        (no_results, RoleRules(results=False, other_results=False, stray_results=False)),
         (results_of_calls, RoleRules(stray_results=False)),
+        (results_of_their_calls, RoleRules(other_results=False, stray_results=False)),
+        (no_calls, RoleRules(results=False, other_results=False)),
         (texts_as_arguments, RoleRules()),
         (lambda _: "", RoleRules()),
     ],
@@ -193,10 +207,20 @@ def test_results_that_a_template_does_not_take_are_a_users() -> None:
     user = {"role": "user", "content": "d"}
     messages = [called, of_call, stray, user]
     assert RoleRules().applied(messages) == messages
-    found = RoleRules(stray_results=False, repeated_user=False).applied(messages)
+    found = RoleRules(other_results=False, repeated_user=False).applied(messages)
     assert found == [called, of_call, {"role": "user", "content": "c\n\nd"}]
-    none = RoleRules(results=False, stray_results=False).applied(messages)
+    none = RoleRules(results=False, other_results=False).applied(messages)
     assert none == [called, *({"role": "user", "content": each} for each in "bcd")]
+
+
+def test_a_result_of_a_turn_with_calls_is_not_stray() -> None:
+    """Whatever its id is: Mistral's templates read none, and take no user's message there."""
+    called: Mapping[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{"id": "0"}]}
+    system, other = {"role": "system", "content": "a"}, {"role": "tool", "content": "b"}
+    user = {"role": "user", "content": "c"}
+    applied = RoleRules(stray_results=False).applied
+    assert applied([called, system, other, user]) == [called, system, other, user]
+    assert applied([called, user, other]) == [called, user, {"role": "user", "content": "b"}]
 
 
 @pytest.mark.parametrize("last", [("user", "e"), ("assistant", "e")])

@@ -186,6 +186,25 @@ REPLIES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("say", {"map": "{1j: 2}", "list": "[float('nan')]", "on": "(((("})],
     ),
     (
+        # What no reply can have: half of a surrogate pair, and numbers that are none in JSON
+        "qwen3_coder",
+        "<tool_call>\n<function=say>\n<parameter=list>\n['\\ud800']\n</parameter>\n<parameter=map>\n"
+        "{'\\udc00': 1}\n</parameter>\n<parameter=count>\nNaN\n</parameter>\n<parameter=other>\n"
+        "[-Infinity]\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [
+            (
+                "say",
+                {
+                    "list": "['\\ud800']",
+                    "map": "{'\\udc00': 1}",
+                    "count": "NaN",
+                    "other": "[-Infinity]",
+                },
+            )
+        ],
+    ),
+    (
         "minicpm5",
         '<function name="say"><param name="text"><![CDATA[a < b\n]]></param><param name="on">False'
         '</param><param name="maybe"><![CDATA[]]></param></function>'

@@ -4,13 +4,20 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from fastapi import Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from maskdial.config import Config
+from maskdial.fronts import owner as owner_module
 from maskdial.fronts.forward import Forward
+from maskdial.fronts.inputs import RESULTS, Asked
 from maskdial.fronts.link import Link
-from maskdial.fronts.owner import Owner
+from maskdial.fronts.owner import Owner, _answer_asked
+from maskdial.fronts.reader import Ask
 from maskdial.metrics import Metrics
 
 SCOPE: dict[str, Any] = {
@@ -153,6 +160,57 @@ def test_a_reply_breaks_off_where_the_application_fails() -> None:
             client = Client()
             await forward(SCOPE, client.receive, client.send)
             assert [each["type"] for each in client.messages] == ["http.response.start"]
+
+    _run(test)
+
+
+class AskingReader:
+    """Asks the owner once for each request."""
+
+    def reads(self, scope: Scope, body: bytes) -> bool:
+        return True
+
+    async def answer(self, scope: Scope, body: bytes, ask: Ask) -> Response:
+        await ask(Asked("m", "", 0.0, []))
+        return Response("done")
+
+
+def test_results_that_break_off_are_no_begun_reply() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", RESULTS)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"[", "more_body": True})
+        raise RuntimeError
+
+    async def test() -> None:
+        async with _linked(app) as (forward, _):
+            forward.reader = AskingReader()  # type: ignore[assignment]
+            client = Client()
+            await forward(SCOPE, client.receive, client.send)
+            assert client.messages[0]["status"] == 503
+
+    _run(test)
+
+
+def test_a_model_that_was_not_asked_for_is_not_kept_for_the_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The front end has read by another version, or the only model of its time for the task."""
+    released: list[bool] = []
+    lease = SimpleNamespace(models=(), release=lambda: released.append(True))
+    context = SimpleNamespace(
+        config=Config(), models=SimpleNamespace(try_lease=lambda choice: lease)
+    )
+    monkeypatch.setattr(owner_module, "server_context", lambda request: context)
+
+    async def endpoint(request: Request) -> Response:
+        assert released
+        return Response(str(request.state.lease))
+
+    async def test() -> None:
+        request = Request({**SCOPE, "state": {}})
+        reply = await _answer_asked(Asked("m", "", 0.0, []), endpoint, request)
+        assert reply.body == b"None"
 
     _run(test)
 

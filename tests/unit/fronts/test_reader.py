@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,15 @@ def test_requests_that_others_have_to_see_are_not_tried() -> None:
     assert not reader.reads(_scope(), bytes(100_000))
     assert not reader.reads(_scope(root_path="/a"), b"{}")
     assert not reader.reads(_scope(headers=[(b"x-maskdial-receipt", b"1")]), b"{}")
+    assert Reader.is_for(Config(models=_MODELS))
     assert not Reader.is_for(Config(log_format="json-texts"))
+
+
+def test_models_that_come_later_may_be_meant_as_well(tmp_path: Path) -> None:
+    """By requests that name none, which only the owner can see to be ambiguous then."""
+    assert not Reader.is_for(Config(models=_MODELS, model_dir=tmp_path))
+    pulls = Config(models=_MODELS, allow_pull=("a/*",), admin_key="secret-secret-1")
+    assert not Reader.is_for(pulls)
 
 
 async def _made() -> Reader:

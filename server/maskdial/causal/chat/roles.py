@@ -9,7 +9,7 @@ Message = Mapping[str, Any]
 _PROBE, _FIRST = "Zsystemz", "Zfirstz"
 # Words of their own, as a template may write out some messages of a role and not others.
 _USER, _ANSWER, _SECOND, _RESULT = "Zuserz", "Zanswerz", "Zsecondz", "Zresultz"
-_ID = "zcall1234"  # as Mistral's templates want it: nine letters and digits
+_ID, _OTHER = "zcall1234", "zcall5678"  # as Mistral's templates want it: nine letters and digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class RoleRules:
         later_system: whether it takes one elsewhere.
         repeated_user: whether a user's message may follow another one.
         results: whether it writes the result of a call.
+        other_results: whether it does so where the call has another id.
         stray_results: whether it does so where the call is not there.
     """
 
@@ -28,6 +29,7 @@ class RoleRules:
     later_system: bool = True
     repeated_user: bool = True
     results: bool = True
+    other_results: bool = True
     stray_results: bool = True
 
     @classmethod
@@ -54,13 +56,16 @@ class RoleRules:
         later = takes(user, probe) and takes(user, probe, answer, second)
         if system and later:  # DeepSeek R1's template writes the last one alone
             later = takes(_said("system", _FIRST), user, answer, probe, second)
-        results = takes(user, _called({"z": 1}), result) or takes(user, _called('{"z": 1}'), result)
+        calls, other = (_called({"z": 1}), _called('{"z": 1}')), {**result, "tool_call_id": _OTHER}
         return cls(
             system,
             later,
             takes(user, second),
-            results,
-            results and takes(user, answer, result) and takes(user, result, second),
+            any(takes(user, call, result) for call in calls),
+            any(takes(user, call, other) for call in calls),
+            # Kimi K2's template writes these alone here: its calls, which it keeps in a list that
+            # it changes, are within the content.
+            takes(user, answer, result) and takes(user, result, second),
         )
 
     def applied(self, messages: Iterable[Message]) -> list[Message]:
@@ -73,10 +78,14 @@ class RoleRules:
         """
         kept: list[_Kept] = []
         held: list[Message] = []  # between calls and their results, which stay together
-        leads, asked = True, set[str]()
+        leads, asked, calls = True, set[str](), list[str]()  # ids of all calls, of the last turn's
         for each in messages:
-            asked.update(call["id"] for call in each.get("tool_calls") or ())
-            message = each if self._writes(each, asked) else _said("user", each["content"])
+            if each.get("role") not in {"tool", "system"}:
+                calls = [call["id"] for call in each.get("tool_calls") or ()]
+                asked.update(calls)
+            message = each
+            if each.get("role") == "tool" and not self._writes(each, asked, follows=bool(calls)):
+                message = _said("user", each["content"])
             role, before = message.get("role"), kept[-1] if kept else None
             if role != "system":
                 leads = False
@@ -104,11 +113,14 @@ class RoleRules:
         _fold(held, kept)
         return [each.joined() for each in kept]
 
-    def _writes(self, message: Message, asked: Collection[str]) -> bool:
-        """Whether the template writes a message, if it is a result; ``asked``: ids of calls."""
-        if message.get("role") != "tool":
-            return True
-        return self.results and (self.stray_results or message.get("tool_call_id") in asked)
+    def _writes(self, result: Message, asked: Collection[str], *, follows: bool) -> bool:
+        """Whether the template writes a result.
+
+        ``asked`` are the ids of the calls before it; ``follows``: some are those of its turn.
+        """
+        if result.get("tool_call_id") in asked:
+            return self.results
+        return self.other_results if follows else self.stray_results
 
 
 def _said(role: str, content: str) -> Message:

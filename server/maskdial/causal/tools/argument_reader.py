@@ -3,7 +3,7 @@
 import ast
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from maskdial.causal.tools.arguments import named_types, raw_kind
 from maskdial.causal.tools.format import ArgumentList, split_pattern
@@ -176,7 +176,7 @@ def _json_or_text(value: str, types: Collection[str], *, only_null: bool) -> str
     show a model its own past calls so.
     """
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(value, parse_constant=_refuse)
     except (ValueError, RecursionError):
         read = None if only_null else _from_python(value, types)
         return json.dumps(value, ensure_ascii=False) if read is None else read
@@ -185,13 +185,20 @@ def _json_or_text(value: str, types: Collection[str], *, only_null: bool) -> str
     return value
 
 
+def _refuse(constant: str) -> NoReturn:
+    """Raises: ValueError: NaN and infinities are no JSON, though `json` reads them."""
+    raise ValueError(constant)
+
+
 def _from_python(value: str, types: Collection[str]) -> str | None:
     """A constant, list or dictionary of Python as JSON text; None if it is of none of the types."""
     try:
         parsed = ast.literal_eval(value.strip())
         kinds = (_PYTHON[each] for each in types if each in _PYTHON)
         if any(isinstance(parsed, kind) for kind in kinds):
-            return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+            written = json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+            written.encode()  # fails on half of a surrogate pair, which no reply can have
+            return written
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass
     return None
