@@ -150,6 +150,12 @@ def last_system_alone(messages: Sequence[Mapping[str, Any]]) -> str:
     return writes_all([*systems[-1:], *(each for each in messages if each["role"] != "system")])
 
 
+def system_in_the_last(messages: Sequence[Mapping[str, Any]]) -> str:
+    """As Mistral Nemo's: it is within the last message, if that is a user's."""
+    written = messages[-1]["role"] == "user"
+    return writes_all([each for each in messages if written or each["role"] != "system"])
+
+
 def no_results(messages: Sequence[Mapping[str, Any]]) -> str:
     """As Phi 3's."""
     return writes_all([each for each in messages if each["role"] != "tool"])
@@ -188,6 +194,7 @@ def texts_as_arguments(messages: Sequence[Mapping[str, Any]]) -> str:
     [
         (writes_all, RoleRules()),
         (last_system_alone, RoleRules(later_system=False)),
+        (system_in_the_last, RoleRules(system_with_result=False, later_system=False)),
         (no_results, RoleRules(results=False, other_results=False, stray_results=False)),
         (results_of_calls, RoleRules(stray_results=False)),
         (results_of_their_calls, RoleRules(other_results=False, stray_results=False)),
@@ -221,6 +228,24 @@ def test_a_result_of_a_turn_with_calls_is_not_stray() -> None:
     applied = RoleRules(stray_results=False).applied
     assert applied([called, system, other, user]) == [called, system, other, user]
     assert applied([called, user, other]) == [called, user, {"role": "user", "content": "b"}]
+
+
+def test_a_system_message_that_a_result_would_hide_is_in_the_users_last() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "0"}]}
+    of_call = {"role": "tool", "content": "d", "tool_call_id": "0"}
+    first = [{"role": "system", "content": each} for each in "ab"]
+    turn: list[Mapping[str, Any]] = [{"role": "user", "content": "c"}, called, of_call]
+    rules = RoleRules(system_with_result=False)
+    assert rules.applied([*first, *turn]) == [{"role": "user", "content": "a\n\nb\n\nc"}, *turn[1:]]
+    later = [*turn, {"role": "assistant", "content": "e"}, {"role": "user", "content": "f"}]
+    joined = {"role": "system", "content": "a\n\nb"}
+    assert rules.applied([*first, *later]) == [joined, *later]
+    assert rules.applied([*first, *later, *turn[1:]]) == [
+        *later[:-1], {"role": "user", "content": "a\n\nb\n\nf"}, *turn[1:]
+    ]  # fmt: skip
+    assert rules.applied(turn) == turn
+    assert rules.applied([first[0], of_call]) == [first[0], of_call]
+    assert rules.applied([]) == []
 
 
 @pytest.mark.parametrize("last", [("user", "e"), ("assistant", "e")])

@@ -18,6 +18,7 @@ class RoleRules:
 
     Attributes:
         system: whether it takes a system message at the beginning.
+        system_with_result: whether it writes that where a result is the last message.
         later_system: whether it takes one elsewhere.
         repeated_user: whether a user's message may follow another one.
         results: whether it writes the result of a call.
@@ -26,6 +27,7 @@ class RoleRules:
     """
 
     system: bool = True
+    system_with_result: bool = True
     later_system: bool = True
     repeated_user: bool = True
     results: bool = True
@@ -57,11 +59,13 @@ class RoleRules:
         if system and later:  # DeepSeek R1's template writes the last one alone
             later = takes(_said("system", _FIRST), user, answer, probe, second)
         calls, other = (_called({"z": 1}), _called('{"z": 1}')), {**result, "tool_call_id": _OTHER}
+        results = any(takes(user, call, result) for call in calls)
         return cls(
             system,
+            not (system and results) or any(takes(probe, user, call, result) for call in calls),
             later,
             takes(user, second),
-            any(takes(user, call, result) for call in calls),
+            results,
             any(takes(user, call, other) for call in calls),
             # Kimi K2's template writes these alone here: its calls, which it keeps in a list that
             # it changes, are within the content.
@@ -76,6 +80,8 @@ class RoleRules:
         of the first one, as prompts of later turns would not begin alike. Results of calls that it
         does not take are a user's messages.
         """
+        if not self.system_with_result:
+            messages = _in_last_users([*messages])
         kept: list[_Kept] = []
         held: list[Message] = []  # between calls and their results, which stay together
         leads, asked, calls = True, set[str](), list[str]()  # ids of all calls, of the last turn's
@@ -121,6 +127,21 @@ class RoleRules:
         if result.get("tool_call_id") in asked:
             return self.results
         return self.other_results if follows else self.stray_results
+
+
+def _in_last_users(messages: list[Message]) -> list[Message]:
+    """System messages at the beginning within the user's last message, if a result is the last.
+
+    The templates of Mistral 7B v0.3 and Nemo write them into the last message if that is a user's,
+    and Mistral's own code (mistral-common) into the user's last one.
+    """
+    count = next((at for at, each in enumerate(messages) if each.get("role") != "system"), 0)
+    places = [at for at, each in enumerate(messages) if each.get("role") == "user"]
+    if not count or not places or messages[-1].get("role") != "tool":
+        return messages
+    texts = [each["content"] for each in (*messages[:count], messages[places[-1]])]
+    found = {**messages[places[-1]], "content": "\n\n".join(filter(None, texts))}
+    return [*messages[count : places[-1]], found, *messages[places[-1] + 1 :]]
 
 
 def _said(role: str, content: str) -> Message:
