@@ -118,9 +118,10 @@ class Config:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Raises: NotDirectError: it is not true or false."""
+        """Raises: NotDirectError: it is not true or false, or null, which classes read as false,
+        where true is the default."""
         value = self.take(key, default)
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) or (default and self._values.get(key, True) is None):
             self.refuse(key)
         return bool(value)
 
