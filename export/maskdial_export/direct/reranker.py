@@ -74,8 +74,9 @@ def _rows_of_head(checkpoint: DirectCheckpoint) -> tuple[int, int | None]:
     if checkpoint.weights.shapes()[f"{SCORE}.weight"][0] == 1:
         return 0, None
     labels, named = checkpoint.config.get("id2label"), checkpoint.config.get(TOKENS)
-    known = isinstance(labels, dict) and all(str(index).isdecimal() for index in labels)
-    places = {str(label): int(index) for index, label in labels.items()} if known else {}
+    places: dict[str, int] = {}
+    if isinstance(labels, dict) and all(str(index).isdecimal() for index in labels):
+        places = {str(label): int(index) for index, label in labels.items()}
     if not isinstance(named, list) or len(named) != 2 or {*map(str, named)} != places.keys():
         raise ExportError(
             f"the labels of {checkpoint.name} do not say which row of {SCORE}.weight stands for a "
