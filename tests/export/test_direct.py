@@ -185,6 +185,15 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Layers without a window turn no column
+GEMMA4_STILL = {
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.03,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 VISION = {"num_position_embeddings": 16, "out_hidden_size": 64}
 THREE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}}
 DEEP = {**QWEN_TOWER, **VISION, "deepstack_visual_indexes": [0]}
@@ -558,10 +567,13 @@ def test_fp8_that_is_damaged_or_not_known_is_refused(tmp_path: Path) -> None:
     refused(r"it has factors of the shape \(6, 3\)", factors=(6, 3))
     refused(r"it has factors of the shape \(5, 4\)", factors=(5, 4))
     refused(r"it has factors of the shape \(6, 4\)", factors=(6, 4), weight_block_size=None)
+    refused(r"it has factors of the shape \(6, 4\)", factors=(6, 4), weight_block_size=[32, 16])
     refused("quantization_config.weight_block_size", weight_block_size=[16, 0])
     refused("quantization_config.fmt 'e5m2' in config.json is not known", fmt="e5m2")
     refused("quantization_config.new_kind 1 in config.json is not known", new_kind=1)
     refused("quantization_config .* in config.json is not known", quant_method="fp6")
+    weights[name] = weights[name].float()
+    refused("1 weights that are not known .*up_proj.weight_scale_inv", factors=(6, 4))
 
 
 def test_parts_of_matrices_are_written_as_wholes(
@@ -667,7 +679,14 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
         ("gemma4", {"per_layer_config": {"1": {"head_dim": 32}}}),
         ("gemma4", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
         ("gemma4", {"hidden_size_per_layer_input": -1}),
+        ("gemma4", {"rope_parameters": GEMMA4_STILL}),
         ("gemma4-keys", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("gemma3n", {"altup_num_inputs": 10**9}),
+        ("gemma3", {"num_hidden_layers": 10**9}),
+        ("deepseek3", {"n_routed_experts": 10**9}),
+        ("nemotron-h-moe", {"n_routed_experts": 2**31 - 1}),
+        ("falcon-h1", {"mamba_conv_bias": None}),
+        ("falcon-h1", {"projectors_bias": None}),
         ("gemma4-moe", {"top_k_experts": 5}),
         ("phi3", {"model_type": "phi4"}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
@@ -684,7 +703,7 @@ def test_what_is_not_known_is_an_error(name: str, entry: dict[str, Any]) -> None
     config |= {"architectures": [architecture]}
     read_decoder("mine", config)
     key = next(iter(entry))
-    told = f"({key}|num_experts|use_sliding).*(not known|cannot go on)|heads of 24"
+    told = f"({key}|num_experts|use_sliding).*(not known|cannot go on)|heads of (24|32)"
     with pytest.raises(NotDirectError, match=told):
         read_decoder("mine", config | entry)
 

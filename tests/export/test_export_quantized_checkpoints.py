@@ -270,6 +270,13 @@ def test_fp8_checkpoint_against_transformers(
         assert torch.equal(weight, theirs[name].float()), name
 
 
+def test_fp8_of_other_blocks_than_the_factors() -> None:
+    parts = {f"m.{part}": each for part, each in to_fp8(torch.rand(64, 32), True).items()}
+    assert dequantize("mine", FP8, parts)["m.weight"].shape == (64, 32)
+    with pytest.raises(ExportError, match=r"factors of the shape \(4, 2\), not \(2, 2\)"):
+        dequantize("mine", FP8 | {"weight_block_size": [32, 16]}, parts)
+
+
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [

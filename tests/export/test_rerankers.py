@@ -12,15 +12,18 @@ from typing import Any
 import gguf
 import httpx
 import numpy as np
+import onnx
 import pytest
 import tokenizers
 import torch
 import transformers
+from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 
+from maskdial.bundle.manifest import GRAPH
 from maskdial_export.checkpoint.reranking import QWEN, read_template
 from maskdial_export.checkpoint.source import find
 from maskdial_export.errors import ExportError, QualityError
@@ -262,7 +265,12 @@ def test_tokens_as_vllm_names_them(language_model: Path, tmp_path: Path) -> None
             {"classifier_from_token": ["no", "yes"], "model_type": "llama"},
             "has no chat template that writes messages of the roles query and document",
         ),
-        (TEMPLATE, {"classifier_from_token": ["no", "maybe"]}, "has no tokens 'no' and 'maybe'"),
+        (
+            TEMPLATE,
+            {"classifier_from_token": ["no", "maybe"]},
+            "has no two tokens 'no' and 'maybe'",
+        ),
+        (TEMPLATE, {"classifier_from_token": ["no", "no"]}, "has no two tokens 'no' and 'no'"),
         (TEMPLATE, {"classifier_from_token": ["no"]}, "does not say which tokens"),
         (
             TEMPLATE.removesuffix("\nAnswer: ").replace("<eos>", "<bos>"),
@@ -327,6 +335,37 @@ def test_other_families(
     assert written.pair_template is not None
     traced(source, tmp_path / "traced", "fp32")
     assert_alike(tmp_path / "direct", tmp_path / "traced")
+
+
+def test_heads_of_classifiers_rank(language_model: Path, tmp_path: Path) -> None:
+    """A head of one row is the score; of two, the labels have to say which is that of a match."""
+    folders = {}
+    for count in (1, 2):
+        folder = folders[count] = shutil.copytree(language_model, tmp_path / str(count))
+        config = transformers.Qwen3Config.from_pretrained(folder, num_labels=count, pad_token_id=0)
+        torch.manual_seed(count)
+        transformers.Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    direct(folders[1], tmp_path / "one", task="rerank")
+    weight = load_file(folders[1] / "model.safetensors")["score.weight"]
+    written = onnx.load(tmp_path / "one" / GRAPH)
+    scores = [numpy_helper.to_array(each) for each in written.graph.initializer]
+    assert any(np.array_equal(each.squeeze(), weight[0]) for each in scores)
+    with pytest.raises(ExportError, match=r"do not say which row of score\.weight stands"):
+        direct(folders[2], tmp_path / "two", task="rerank")
+    labels = {"id2label": {"0": "yes", "1": "no"}, "classifier_from_token": ["no", "yes"]}
+    named = changed(folders[2], tmp_path / "named", None, **labels)
+    assert direct(named, tmp_path / "two").task == "rerank"
+
+
+@pytest.mark.parametrize("settings", [{"true_token_id": True}, {"false_token_id": "no"}])
+def test_answers_that_are_no_tokens_are_refused(
+    settings: dict[str, Any], cross_encoder: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(cross_encoder, tmp_path / "source")
+    (path,) = source.glob("*LogitScore/config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(ExportError, match="has no true_token_id, or no other false_token_id"):
+        direct(source, tmp_path / "bundle")
 
 
 def test_no_torch_is_needed(cross_encoder: Path, tmp_path: Path) -> None:

@@ -155,5 +155,10 @@ def _fp8(settings: Settings, parts: Parts) -> Tensor:
     if factors.numel() == 1:
         return weight * factors.reshape(())
     rows, columns = settings["weight_block_size"]
+    blocks = tuple(
+        -(-size // each) for size, each in zip(weight.shape, (rows, columns), strict=True)
+    )
+    if factors.shape != blocks:
+        raise ValueError(f"factors of the shape {tuple(factors.shape)}, not {blocks}")
     factors = factors.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     return weight * factors[: weight.shape[0], : weight.shape[1]]

@@ -161,9 +161,12 @@ def answers(source: Files, tokenizer: Tokenizer) -> tuple[int, int | None]:
     for kind, folder in module_folders(source):
         if kind == "LogitScore":
             settings = read_json(folder / "config.json")
-            if not isinstance(settings.get("true_token_id"), int):
-                raise ExportError(f"{folder / 'config.json'} has no true_token_id")
-            return settings["true_token_id"], settings.get("false_token_id")
+            right, wrong = (settings.get(f"{answer}_token_id") for answer in ("true", "false"))
+            if type(right) is not int or type(wrong) not in (int, type(None)) or right == wrong:
+                raise ExportError(
+                    f"{folder / 'config.json'} has no true_token_id, or no other false_token_id"
+                )
+            return right, wrong
     config = source.read_json("config.json")
     given = config.get(TOKENS)
     if given is None and config.get("model_type") == "qwen3":
@@ -174,9 +177,9 @@ def answers(source: Files, tokenizer: Tokenizer) -> tuple[int, int | None]:
             f'"{TOKENS}": ["no", "yes"] to config.json, with its own tokens'
         )
     wrong, right = (tokenizer.token_to_id(str(token)) for token in given)
-    if wrong is None or right is None:
+    if wrong is None or right is None or wrong == right:
         raise ExportError(
-            f"the tokenizer of {source.name} has no tokens {given[0]!r} and {given[1]!r}"
+            f"the tokenizer of {source.name} has no two tokens {given[0]!r} and {given[1]!r}"
         )
     return right, wrong
 

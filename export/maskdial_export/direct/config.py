@@ -62,6 +62,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
 }
+_REPEATED = frozenset(
+    {
+        *("num_hidden_layers", "n_layer", "altup_num_inputs"),
+        *("num_experts", "num_local_experts", "n_routed_experts"),
+    }
+)
+_MOST_PARTS = 2**10
+"""Layers of a model, or experts of a layer: each has names in memory before a file is looked at."""
 # What transformers reads where it is null, as false: attention both ways
 _NULL_SAYS = frozenset({"is_causal"})
 
@@ -103,10 +111,10 @@ class Config:
         """A number above 0.
 
         Raises:
-            NotDirectError: it is missing or is none.
+            NotDirectError: it is missing or is none, or counts more parts than a model has.
         """
         value = self.take(key, default)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or value < 1 or (key in _REPEATED and value > _MOST_PARTS):
             self.refuse(key)
         return int(value)
 
@@ -118,9 +126,10 @@ class Config:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Raises: NotDirectError: it is not true or false."""
+        """Raises: NotDirectError: it is not true or false, or null, which classes read as false,
+        where true is the default."""
         value = self.take(key, default)
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) or (default and self._values.get(key, True) is None):
             self.refuse(key)
         return bool(value)
 

@@ -26,8 +26,10 @@ class Fp8:
 
     block: tuple[int, int] | None
 
-    def restore(self, name: str, codes: NDArray[np.uint8], factors: Floats, first: int) -> Floats:
-        """Rows of a matrix in float32, from the row ``first`` on.
+    def restore(
+        self, name: str, codes: NDArray[np.uint8], factors: Floats, first: int, num_rows: int
+    ) -> Floats:
+        """Rows of a matrix of ``num_rows`` in float32, from the row ``first`` on.
 
         Raises:
             ExportError: there are not as many factors as blocks.
@@ -36,13 +38,12 @@ class Fp8:
         if factors.size == 1:
             found: Floats = values * factors.reshape(())
             return found
-        height, width = self.block or (0, 0)
-        rows = (first + np.arange(len(codes))) // height if height else np.zeros(0, np.int64)
-        columns = -(-codes.shape[-1] // width) if width else 0
-        if codes.ndim != 2 or not len(rows) or factors.shape[1:] != (columns,):
+        if self.block is None or codes.ndim != 2:
             raise _wrong(name, factors)
-        if rows[-1] >= len(factors):
+        height, width = self.block
+        if factors.shape != (-(-num_rows // height), -(-codes.shape[1] // width)):
             raise _wrong(name, factors)
+        rows = (first + np.arange(len(codes))) // height
         spread = np.repeat(factors[rows], width, axis=1)
         return values * spread[:, : codes.shape[1]]
 
@@ -78,9 +79,10 @@ def factor_of(name: str) -> str:
     return f"{name.removesuffix('weight')}{_FACTOR}"
 
 
-def is_beside(name: str) -> bool:
-    """Whether a tensor is none of the model's: it has factors."""
-    return name.rpartition(".")[2] in (_FACTOR, *_OF_INPUTS)
+def weight_of(name: str) -> str | None:
+    """The weight that a tensor has factors of; None if it has none."""
+    module, _, last = name.rpartition(".")
+    return f"{module}.weight" if last in (_FACTOR, *_OF_INPUTS) else None
 
 
 def _wrong(name: str, factors: Floats) -> ExportError:

@@ -46,11 +46,8 @@ def with_score(checkpoint: DirectCheckpoint, model: Backbone, tokenizer: Tokeniz
         ExportError: nothing says how it answers, or the output layer is missing.
     """
     weights = checkpoint.weights
-    if f"{SCORE}.weight" in weights.shapes():  # of llama.cpp, which keeps two rows alone
-        module, labels = SCORE, checkpoint.config["id2label"]
-        places = {label: int(index) for index, label in labels.items()}
-        none, match = (places[label] for label in checkpoint.config[TOKENS])
-        tokens: tuple[int, int | None] = match, none
+    if f"{SCORE}.weight" in weights.shapes():
+        module, tokens = SCORE, _rows_of_head(checkpoint)
     else:
         module, tokens = model.output, answers(checkpoint, tokenizer)
     name = f"{module}.weight"
@@ -65,3 +62,26 @@ def with_score(checkpoint: DirectCheckpoint, model: Backbone, tokenizer: Tokeniz
     score: Floats = rows[0] if len(rows) == 1 else np.subtract(*rows)
     held = HeldWeights(checkpoint.name, {"weight": score})
     return JoinedWeights(checkpoint.name, {"": weights, f"{SCORE}.": held})
+
+
+def _rows_of_head(checkpoint: DirectCheckpoint) -> tuple[int, int | None]:
+    """The rows for a match and none of a head that a checkpoint has in place of its output layer:
+    of llama.cpp, which keeps two, or of a classifier, whose only one is the score itself.
+
+    Raises:
+        ExportError: nothing says which is which.
+    """
+    if checkpoint.weights.shapes()[f"{SCORE}.weight"][0] == 1:
+        return 0, None
+    labels, named = checkpoint.config.get("id2label"), checkpoint.config.get(TOKENS)
+    places: dict[str, int] = {}
+    if isinstance(labels, dict) and all(str(index).isdecimal() for index in labels):
+        places = {str(label): int(index) for index, label in labels.items()}
+    if not isinstance(named, list) or len(named) != 2 or {*map(str, named)} != places.keys():
+        raise ExportError(
+            f"the labels of {checkpoint.name} do not say which row of {SCORE}.weight stands for a "
+            "match and which for none; leave out --task rerank, or name both labels in "
+            f'"{TOKENS}" in config.json, that of none first'
+        )
+    none, match = (places[str(label)] for label in named)
+    return match, none

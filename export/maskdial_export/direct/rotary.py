@@ -76,10 +76,11 @@ def rotary(
     key = "rope_type" if "rope_type" in rope else "type"
     kind = rope.one_of(key, kinds, "default")
     size = head_dim if kind == "proportional" else int(head_dim * partial)
-    if size % (2 * _PAIRS) or head_dim % _HEAD or not 0 < size <= head_dim:
+    turning = int(partial * head_dim // 2)  # pairs
+    if size % (2 * _PAIRS) or head_dim % _HEAD or turning < 1 or size > head_dim:
         raise NotDirectError(
-            f"heads of {head_dim} columns, of which {size} turn with the position, are not known "
-            "to the direct path"
+            f"heads of {head_dim} columns, of which {2 * turning} turn with the position, are not "
+            "known to the direct path"
         )
     rope.take("type")  # transformers 4 may state both
     for key in ("mrope_section", "mrope_interleaved"):  # the three positions of a text are one
@@ -97,7 +98,7 @@ def rotary(
         rope.real("factor")  # of longer texts
     frequencies = np.float32(1) / powers
     if kind == "proportional":
-        frequencies[int(partial * head_dim // 2) :] = 0
+        frequencies[turning:] = 0
         frequencies /= np.float32(rope.real("factor", 1.0))
     if kind == "linear":
         frequencies /= np.float32(rope.real("factor"))

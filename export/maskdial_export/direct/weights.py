@@ -256,8 +256,10 @@ class SafetensorsWeights:
         """These weights, of which matrices of float8 have factors beside them."""
         found = SafetensorsWeights(self.name, [])
         found._tensors, found._fp8 = self._tensors, kind
+        # Factors of what is no float8 stay, as weights that are not known
+        small = {name for name, each in self._tensors.items() if each.dtype == fp8.DTYPE}
         found._shapes = {
-            name: shape for name, shape in self._shapes.items() if not fp8.is_beside(name)
+            name: shape for name, shape in self._shapes.items() if fp8.weight_of(name) not in small
         }
         return found
 
@@ -322,7 +324,7 @@ class SafetensorsWeights:
         codes = stored.array() if rows is None else stored.array()[rows]
         first = 0 if rows is None else rows.start or 0
         what = f"{name} of {self.name}"
-        return self._fp8.restore(what, codes, self.values(factors), first)
+        return self._fp8.restore(what, codes, self.values(factors), first, stored.shape[0])
 
     def bits(self, name: str) -> int | None:
         view = self._views.get(name)

@@ -150,7 +150,8 @@ def falcon_h1(config: Config, architecture: str, limit: int | None) -> Decoder:
     mamba = read_mamba(config, inner)
     if mamba.width != inner:
         config.refuse("mamba_d_head")
-    config.expect(projectors_bias=mamba.has_bias)
+    if config.flag("projectors_bias", False) != mamba.has_bias:  # of the last product
+        config.refuse("projectors_bias")
     has_norm, before = (
         config.flag(f"mamba_{name}", default)
         for name, default in (("rms_norm", False), ("norm_before_gate", True))
