@@ -546,6 +546,8 @@ def test_rerankers(architecture: str, tmp_path: Path) -> None:
     states = PUBLISHED[name].forward(weights, PUBLISHED[name].config, ids)
     expected = linear(weights, "classifier", linear(weights, dense, states[0]).tanh())
     np.testing.assert_allclose(found[0], expected.numpy(), rtol=0, atol=1e-4)
+    with pytest.raises(NotDirectError, match="for classify, and --task asks for rerank"):
+        direct(source, tmp_path / "other", task="rerank")
 
 
 def test_neobert_fills_masks(tmp_path: Path) -> None:
@@ -588,6 +590,8 @@ def test_they_can_be_int8_and_become_fp32_where_that_loses_too_much(tmp_path: Pa
         ("gte-en", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}),
         ("gte-en", {"rope_scaling": {"type": "yarn", "factor": 2.0}}),
         ("gte-en", {"rope_scaling": {"type": "ntk", "factor": -1.0}}),
+        ("gte-en", {"rope_scaling": {"type": "ntk", "factor": 0.5}}),
+        ("jina-en", {"hidden_act": "relu"}),
         ("jina-en", {"feed_forward_type": "reglu"}),
         ("jina-en", {"architectures": ["JinaBertForMultipleChoice"]}),
         ("nomic-v2-moe", {"moe_normalize_expert_weights": True}),
