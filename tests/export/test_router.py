@@ -139,7 +139,7 @@ def test_prompts_of_another_route_than_the_default_one(
     if route == "document" and default != "query":
         router.restore(source, tmp_path / "restored")
         return
-    with pytest.raises(ExportError, match="by default, and has the prompt .*, which does not name"):
+    with pytest.raises(ExportError, match="by default, and has the prompt"):
         router.restore(source, tmp_path / "restored")
 
 
