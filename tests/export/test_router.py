@@ -107,6 +107,10 @@ def test_a_bundle_whose_weights_are_others_is_not_served(saved: Path, tmp_path: 
         np.save(bundle / QUERY_WEIGHTS, wrong)
         with pytest.raises(BundleError, match=r"is not a list of \d+ finite weights"):
             opened.query_weights()
+    for damaged in (b"", b"PK\x05\x06" + bytes(18), b"\x93NUMPY"):
+        (bundle / QUERY_WEIGHTS).write_bytes(damaged)
+        with pytest.raises(BundleError, match=f"{QUERY_WEIGHTS}: "):
+            opened.query_weights()
 
 
 @pytest.mark.parametrize(
