@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import EuroBertConfig, EuroBertModel
 
 from maskdial.bundle.manifest import GRAPH
 from maskdial_export.direct import encoder_export
@@ -546,6 +547,8 @@ def test_rerankers(architecture: str, tmp_path: Path) -> None:
     states = PUBLISHED[name].forward(weights, PUBLISHED[name].config, ids)
     expected = linear(weights, "classifier", linear(weights, dense, states[0]).tanh())
     np.testing.assert_allclose(found[0], expected.numpy(), rtol=0, atol=1e-4)
+    with pytest.raises(NotDirectError, match="for classify, and --task asks for rerank"):
+        direct(source, tmp_path / "other", task="rerank")
 
 
 def test_neobert_fills_masks(tmp_path: Path) -> None:
@@ -588,6 +591,8 @@ def test_they_can_be_int8_and_become_fp32_where_that_loses_too_much(tmp_path: Pa
         ("gte-en", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}),
         ("gte-en", {"rope_scaling": {"type": "yarn", "factor": 2.0}}),
         ("gte-en", {"rope_scaling": {"type": "ntk", "factor": -1.0}}),
+        ("gte-en", {"rope_scaling": {"type": "ntk", "factor": 0.5}}),
+        ("jina-en", {"hidden_act": "relu"}),
         ("jina-en", {"feed_forward_type": "reglu"}),
         ("jina-en", {"architectures": ["JinaBertForMultipleChoice"]}),
         ("nomic-v2-moe", {"moe_normalize_expert_weights": True}),
@@ -650,6 +655,68 @@ def test_code_of_others_is_not_passed_over(tmp_path: Path) -> None:
         direct(source, tmp_path / "bundle")
     with pytest.raises(ExportError, match="has no model type 'new'"):
         export_any_way(str(source), tmp_path / "bundle")
+
+
+def test_eurobert_as_published(tmp_path: Path) -> None:
+    """Its makers' config.json, from before transformers had it, against transformers' class."""
+    sizes: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": SIZE,
+        "max_position_embeddings": 96,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "mask_token_id": 4,
+    }
+    torch.manual_seed(0)
+    turns = {"rope_type": "default", "rope_theta": 250_000.0}
+    model = EuroBertModel(EuroBertConfig(**sizes, rope_parameters=turns)).eval()
+    source = tmp_path / "checkpoint"
+    source.mkdir()
+    stored = {f"model.{name}": value for name, value in model.state_dict().items()}
+    head = {"lm_head.weight": torch.zeros(len(VOCABULARY), WIDTH)}
+    save_file(stored | head, source / WEIGHTS, {"format": "pt"})
+    code = {
+        "AutoConfig": "configuration_eurobert.EuroBertConfig",
+        "AutoModel": "modeling_eurobert.EuroBertModel",
+        "AutoModelForPreTraining": "modeling_eurobert.EuroBertPreTrainedModel",
+        "AutoModelForMaskedLM": "modeling_eurobert.EuroBertForMaskedLM",
+        "AutoModelForSequenceClassification": "modeling_eurobert.EuroBertForSequenceClassification",
+    }
+    told = sizes | {
+        "architectures": ["EuroBertForMaskedLM"],
+        "auto_map": code,
+        "attention_bias": False,
+        "clf_pooling": "late",
+        "hidden_act": "silu",
+        "hidden_dropout": 0.0,
+        "mask_token": "<|mask|>",
+        "mlp_bias": False,
+        "model_type": "eurobert",
+        "pad_token": "<|end_of_text|>",
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 250_000,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    (source / "config.json").write_text(json.dumps(told))
+    make_tokenizer().save(str(source / "tokenizer.json"))
+    write_modules(source, "mean_tokens", True)
+    written = direct(source, tmp_path / "bundle")
+    assert (written.architecture, written.task) == ("EuroBertModel", "embed")
+    session = MaskedSession(Loaded(tmp_path / "bundle" / GRAPH))
+    for ids in (ids_of(96), ids_of(1)):
+        found = session.run([ids.numpy()], [np.zeros_like(ids)])[0]
+        with torch.no_grad():
+            states = model(ids[None]).last_hidden_state[0]
+        expected = nn.functional.normalize(states.mean(dim=0), dim=0).numpy()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
 def metadata(writer: gguf.GGUFWriter, config: SimpleNamespace) -> None:

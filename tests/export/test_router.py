@@ -22,6 +22,7 @@ from sentence_transformers.sparse_encoder.modules import (
 from maskdial.bundle.bundle import load_bundle
 from maskdial.bundle.manifest import QUERY_WEIGHTS
 from maskdial.errors import BundleError
+from maskdial_export.checkpoint.router import find_router
 from maskdial_export.errors import ExportError
 from maskdial_export.export import export
 from tests.export.conftest import VOCABULARY, add_json
@@ -106,6 +107,44 @@ def test_a_bundle_whose_weights_are_others_is_not_served(saved: Path, tmp_path: 
         np.save(bundle / QUERY_WEIGHTS, wrong)
         with pytest.raises(BundleError, match=r"is not a list of \d+ finite weights"):
             opened.query_weights()
+    for damaged in (b"", b"PK\x05\x06" + bytes(18), b"\x93NUMPY"):
+        (bundle / QUERY_WEIGHTS).write_bytes(damaged)
+        with pytest.raises(BundleError, match=f"{QUERY_WEIGHTS}: "):
+            opened.query_weights()
+
+
+@pytest.mark.parametrize(
+    ("route", "prompt", "default"),
+    [
+        ("document", None, "query"),
+        ("query", None, "document"),
+        ("query", "other", None),
+        ("query", "other", "other"),
+        (None, "other", None),
+        ("document", "other", "other"),
+    ],
+)
+def test_prompts_of_another_route_than_the_default_one(
+    route: str | None,
+    prompt: str | None,
+    default: str | None,
+    backbone: Path,
+    tmp_path: Path,
+) -> None:
+    """In sentence-transformers a text takes the default route under any prompt but the routes'."""
+    source = save_router(tmp_path / "source", backbone, route)
+    prompts = {} if prompt is None else {prompt: "the "}
+    add_json(
+        source / "config_sentence_transformers.json", prompts=prompts, default_prompt_name=default
+    )
+    router = find_router("source", source)
+    assert router is not None
+    (tmp_path / "restored").mkdir()
+    if route == "document" and default != "query":
+        router.restore(source, tmp_path / "restored")
+        return
+    with pytest.raises(ExportError, match="by default, and has the prompt"):
+        router.restore(source, tmp_path / "restored")
 
 
 def test_routes_that_are_refused(saved: Path, backbone: Path, tmp_path: Path) -> None:
@@ -127,6 +166,11 @@ def test_routes_that_are_refused(saved: Path, backbone: Path, tmp_path: Path) ->
     refused("routes document: MLMTransformer", settings(structure={"document": document}))
     refused("routes query", settings(structure={"query": document, "document": document}))
     refused("without router_config.json", settings(structure=None))
+
+    for place in ("../outside", "..", "/etc", "a/b", ""):
+        structure = {"query": [query], "document": [*document, place]}
+        types = told["types"] | {place: "sentence_transformers.models.Dropout"}
+        refused("which is no folder", settings(structure=structure, types=types))
 
     def weights(values: torch.Tensor) -> Callable[[Path], object]:
         return lambda source: save_file({"weight": values}, source / query / "model.safetensors")

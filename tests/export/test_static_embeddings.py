@@ -53,6 +53,12 @@ def save_model2vec(folder: Path, **changes: torch.Tensor) -> Path:
     return folder
 
 
+def save_small(folder: Path) -> Path:
+    """Vectors far smaller than 1, as those of frequent tokens are."""
+    generator = torch.Generator().manual_seed(1)
+    return save_model2vec(folder, embeddings=0.001 * torch.randn(7, 24, generator=generator))
+
+
 def embed(url: str, model: str, texts: list[str], **fields: object) -> Any:
     body = {"model": model, "inputs": texts, **fields}
     reply = httpx.post(f"{url}/embed", json=body, timeout=60)
@@ -103,7 +109,7 @@ def test_the_longest_text(tmp_path: Path) -> None:
     assert load_bundle("b", tmp_path / "b").manifest.max_length == 300
 
 
-@pytest.mark.parametrize("save", [save_table, save_model2vec])
+@pytest.mark.parametrize("save", [save_table, save_model2vec, save_small])
 def test_int8_takes_a_quarter(
     save: Callable[[Path], Path], tmp_path: Path, serve: Callable[..., str]
 ) -> None:

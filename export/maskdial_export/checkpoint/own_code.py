@@ -21,7 +21,10 @@ _TAKEN_OVER: Mapping[str, frozenset[str]] = {
     ),
     "eurobert": frozenset(
         f"modeling_eurobert.EuroBert{rest}"
-        for rest in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        for rest in (
+            *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+            "PreTrainedModel",  # what the others inherit from; it computes nothing
+        )
     ),
     "minicpm3": frozenset(
         {"modeling_minicpm.MiniCPM3Model", "modeling_minicpm.MiniCPM3ForCausalLM"}

@@ -7,6 +7,7 @@ queries' weights stand beside its graph.
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _ROUTES, _SETTINGS = ("query", "document"), "router_config.json"
 _WRITTEN = (MODULES, SENTENCE_CONFIG, _SETTINGS)
 _STATIC = "SparseStaticEmbedding"
 _WEIGHTS, _LARGE = "model.safetensors", (".safetensors", ".bin")
+_FOLDER = re.compile(r"\w[\w.-]*")  # nothing outside the router's
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class Router:
         settings = read_json(source / SENTENCE_CONFIG)
         prompts = dict.fromkeys(_ROUTES, "") | (settings.get("prompts") or {})
         default = settings.get("default_prompt_name") or self.by_default
+        self._check_prompts(prompts, default)
         told = settings | {"prompts": prompts, "default_prompt_name": default}
         (folder / SENTENCE_CONFIG).write_text(json.dumps(told), encoding="utf-8")
         if _splitting(folder) != _splitting(self.folder / self.queries):
@@ -89,6 +92,18 @@ class Router:
                 "supported"
             )
         return folder
+
+    def _check_prompts(self, prompts: Mapping[str, str], default: str | None) -> None:
+        """Refuses prompts by which a text would take another route than in sentence-transformers:
+        there, all but those of the routes take the default one."""
+        query, _ = _ROUTES
+        takes_query, others = self.by_default == query, prompts.keys() - {*_ROUTES}
+        if (default == query) != takes_query or (takes_query and others):
+            raise ExportError(
+                f"{self.name} takes the route {self.by_default} by default, and has the prompt "
+                f"{min(others, default=default)!r}, which does not name that route; this is not "
+                "supported"
+            )
 
     def weights(self, vocab_size: int) -> NDArray[np.float32]:
         """The weight of each token of a query, float32 (vocab_size,).
@@ -136,6 +151,9 @@ def find_router(name: str, path: Path) -> Router | None:
             "supported"
         )
     routes = {key: _modules(value, types) for key, value in structure.items()}
+    for place, _ in (each for route in routes.values() for each in route):
+        if not _FOLDER.fullmatch(place):
+            raise ExportError(f"{name} has the module {place!r} in {_SETTINGS}, which is no folder")
     queries, documents = (routes.get(each) for each in _ROUTES)
     parameters = settings.get("parameters") or {}
     classes = [kind.rpartition(".")[2] for _, kind in queries or ()]

@@ -45,15 +45,21 @@ class StaticConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class StaticEmbedding(PreTrainedModel):  # type: ignore[misc]
-    """A model without layers: of each token its vector."""
+    """A model without layers: of each token its vector.
+
+    With an ``unknown`` token, a further column says of each whether it is another one. It is none
+    of the table's, whose rows have one scale each in int8: small vectors would be lost beside it.
+    """
 
     config: StaticConfig
     config_class = StaticConfig
     base_model_prefix = "model"
 
-    def __init__(self, table: Tensor) -> None:
-        super().__init__(StaticConfig(vocab_size=len(table), hidden_size=table.shape[1]))
+    def __init__(self, table: Tensor, unknown: int | None) -> None:
+        columns = table.shape[1] + (unknown is not None)
+        super().__init__(StaticConfig(vocab_size=len(table), hidden_size=columns))
         self.post_init()
+        self._unknown = unknown
         self.table = nn.Embedding(
             len(table), table.shape[1], _weight=table
         )  # the above fills at random
@@ -65,7 +71,11 @@ class StaticEmbedding(PreTrainedModel):  # type: ignore[misc]
 
     def forward(self, input_ids: Tensor, **_: Any) -> BaseModelOutput:
         """The vectors (batch, length, columns)."""
-        return BaseModelOutput(last_hidden_state=self.table(input_ids))
+        vectors = self.table(input_ids)
+        if self._unknown is not None:
+            known = (input_ids != self._unknown)[..., None].to(vectors.dtype)
+            vectors = torch.cat([vectors, known], dim=-1)
+        return BaseModelOutput(last_hidden_state=vectors)
 
 
 class _WithoutUnknown(nn.Module):
@@ -123,13 +133,11 @@ def load_static(source: Source, folder: Path) -> StaticTable:
         embedding = embedding.model_copy(update={"normalized": True})
     unknown = _unknown_id(tokenizer) if is_model2vec else None
     if unknown is not None:
-        counted = torch.ones(len(table), 1)
-        table[unknown], counted[unknown] = 0, 0
-        table = torch.cat([table, counted], dim=1)
+        table[unknown] = 0
         steps = [_WithoutUnknown(), *steps]
     given = settings.get("max_length", _DEFAULT_LENGTH) if is_model2vec else None
     return StaticTable(
-        StaticEmbedding(table).eval(),
+        StaticEmbedding(table, unknown).eval(),
         tokenizer,
         Pooler(pooler.pool, steps, embedding).eval(),
         given or _LONGEST,

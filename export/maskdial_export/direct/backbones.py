@@ -129,8 +129,9 @@ def tokenizer_family(values: Mapping[str, Any]) -> Family:
 def ranks(values: Mapping[str, Any]) -> bool:
     """Whether a configuration is that of a decoder that may be a reranker, whichever its head."""
     family = families.family_of(values)
-    named = {None, "ForCausalLM", "ForSequenceClassification"}
-    return family is not None and family.embeds and _kind(values, family.prefix) in named
+    if family is None or not (family.embeds and family.writes):
+        return False
+    return _kind(values, family.prefix) in {"ForCausalLM", "ForSequenceClassification"}
 
 
 def read_backbone(values: Mapping[str, Any], *, limit: int | None, task: TaskName) -> Backbone:

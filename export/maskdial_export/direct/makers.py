@@ -96,7 +96,7 @@ def _new(values: Values) -> Values:
         scaling.one_of("type", ("ntk",), "ntk")
         factor, theta = scaling.real("factor"), config.real("rope_theta", 10_000.0)
         scaling.finish()
-        if factor <= 0:
+        if factor < 1:  # their code turns as if there were none
             config.refuse("rope_scaling")
         size = config.count("hidden_size") / config.count("num_attention_heads")
         found["rope_theta"] = theta * factor
@@ -143,6 +143,7 @@ def _jina(values: Values) -> Values:
     """jina-embeddings-v2's, whose pooling sentence-transformers' modules repeat."""
     config, found = Config(values), dict(values)
     config.one_of("feed_forward_type", ("geglu",), "geglu")
+    config.one_of("hidden_act", ("gelu",), "gelu")
     found["qk_norms"] = values.get("_name_or_path") == _JINA_CODE
     for key in (
         *("attn_implementation", "emb_pooler", "feed_forward_type", "model_max_length"),

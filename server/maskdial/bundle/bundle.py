@@ -84,7 +84,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pydantic
@@ -184,10 +184,7 @@ class Bundle:
         head = self.manifest.draft_head
         if head is None or DRAFT_TOKENS not in self.manifest.files:
             return None
-        try:
-            token_ids: NDArray[np.int64] = np.load(self.path / DRAFT_TOKENS, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise BundleError(f"model {self.name!r}: {DRAFT_TOKENS}: {error}") from error
+        token_ids = self._array(DRAFT_TOKENS)
         if token_ids.dtype != np.int64 or token_ids.shape != (head.vocab_size,):
             raise BundleError(
                 f"model {self.name!r}: {DRAFT_TOKENS} is not a list of {head.vocab_size} tokens"
@@ -207,10 +204,7 @@ class Bundle:
         """
         if QUERY_WEIGHTS not in self.manifest.files:
             return None
-        try:
-            weights: NDArray[np.float32] = np.load(self.path / QUERY_WEIGHTS, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise BundleError(f"model {self.name!r}: {QUERY_WEIGHTS}: {error}") from error
+        weights = self._array(QUERY_WEIGHTS)
         count = self.manifest.vocab_size
         if (
             weights.dtype != np.float32
@@ -279,6 +273,15 @@ class Bundle:
     def num_bytes(self) -> int:
         """The size of its files, which is about what the graph and its weights take in memory."""
         return num_bytes(self.path, self.manifest)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        """The array in a file of NumPy's; `numpy.load` also takes archives and pickles."""
+        try:
+            with (self.path / name).open("rb") as file:
+                found: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        except (OSError, ValueError, MemoryError) as error:
+            raise BundleError(f"model {self.name!r}: {name}: {error}") from error
+        return found
 
 
 def num_bytes(folder: Path, manifest: Manifest) -> int:
