@@ -263,8 +263,11 @@ def test_an_edit_or_a_retry_that_is_refused_leaves_the_conversation(visit: Visit
 def test_what_a_model_writes_cannot_edit_the_copied_request(visit: Visits) -> None:
     page = open_chat(visit())
     replies(page, {"content": "a'\x7f\x7f;\x9b'"})
-    send(page, "Hello")
-    send(page, "More")
+    for number, text in enumerate(("Hello", "More"), 1):
+        send(page, text)
+        # Nothing is sent before the reply has ended
+        expect(page.locator(".turn")).to_have_count(2 * number)
+        expect(page.get_by_role("button", name="Retry")).to_be_visible()
     page.get_by_text("The request, to copy").click()
     curl = code(page, "curl")
     assert not set("\x7f\x9b") & set(curl)
