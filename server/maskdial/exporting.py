@@ -91,6 +91,7 @@ def _run(
             stdout=subprocess.PIPE,
             stderr=errors,
             process_group=0,
+            env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # as `maskdial export` has it
         )
         assert process.stdin is not None
         assert process.stdout is not None

@@ -256,7 +256,10 @@ def test_what_is_no_model(
             lambda each: each.add_tensor("blk.0.gate_new.weight", np.ones(1, np.float32)),
             "the tensor 'blk.0.gate_new.weight', for which LlamaForCausalLM has no place",
         ),
-        (lambda each: each.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "has no tensor rope_factors_short"),
+        (
+            lambda each: each.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+            "has no tensor rope_factors_short",
+        ),
         (lambda each: each.add_string("llama.rope.scaling.type", "new"), "scaled by 'new', which"),
         (
             lambda each: each.add_tensor("rope_freqs.weight", np.array([1, 3, 2], np.float32)),

@@ -138,9 +138,9 @@ class Reference:
         """
         parts = row_chunks(*self._names[name][:2])
         turned = np.ascontiguousarray(values.T)
-        read = in_turn(lambda rows: self._weights.values(name, rows), parts)
-        # BLAS has threads of its own, and is slow where several threads call it
-        return np.ascontiguousarray(np.concatenate([part @ turned for part in read]).T)
+        # An export's BLAS has one thread, so parts are multiplied on all cores
+        products = in_turn(lambda rows: self._weights.values(name, rows) @ turned, parts)
+        return np.ascontiguousarray(np.concatenate(list(products)).T)
 
     def _feed(self, prefix: str, values: Floats) -> Floats:
         """The MLP of a layer, or its mixture of experts, or both."""
