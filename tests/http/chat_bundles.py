@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maskdial.bundle import bundle
-from maskdial.bundle.manifest import CHAT_TEMPLATE, TOOL_TEMPLATE
+from maskdial.bundle.manifest import CHAT_TEMPLATE, GENERATION_CONFIG, TOOL_TEMPLATE
 from maskdial.registry.catalog import STARTER_FOLDER
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
@@ -55,3 +55,11 @@ def make_chat_bundle(
     files = bundle.hash_files(folder, [*read.files, *templates])
     bundle.write_manifest(folder, read.model_copy(update={"files": files} | manifest))
     return folder
+
+
+def set_defaults(folder: Path, **defaults: object) -> None:
+    """Gives a bundle's model defaults of its own, in its generation_config.json."""
+    (folder / GENERATION_CONFIG).write_text(json.dumps(defaults), encoding="utf-8")
+    (read,) = bundle.read_manifests("chat", folder)
+    files = bundle.hash_files(folder, read.files)
+    bundle.write_manifest(folder, read.model_copy(update={"files": files}))

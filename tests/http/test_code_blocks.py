@@ -7,7 +7,6 @@ import ast
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +14,8 @@ import httpx
 import pytest
 
 from tests.blocks import Block, blocks, commands
+from tests.http.chat_bundles import make_chat_bundle, set_defaults
+from tests.http.conftest import CHAT_TEMPLATE
 from tests.page.bundles import make_embedder
 
 ADDRESS = "http://127.0.0.1:8000"
@@ -34,9 +35,14 @@ SNIPPETS = [
 
 
 @pytest.fixture(scope="module")
-def chat_server(start_server: Callable[..., Any], chat_bundle: Path) -> Iterator[Any]:
-    """It has the model that documents call "mine"."""
-    running = start_server(models={"mine": chat_bundle}, max_context=256)
+def chat_server(
+    start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """It has the model that documents call "mine", which writes its likeliest text: drawn from all
+    tokens, one reply in fifteen is empty."""
+    bundle = make_chat_bundle(tmp_path_factory.mktemp("bundles") / "chat", CHAT_TEMPLATE)
+    set_defaults(bundle, top_k=1)
+    running = start_server(models={"mine": bundle}, max_context=256, generation_config="auto")
     yield running
     running.stop()
 

@@ -9,10 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from maskdial.bundle.bundle import hash_files, read_manifests, write_manifest
-from maskdial.bundle.manifest import GENERATION_CONFIG
 from maskdial.registry.catalog import STARTER_FOLDER
-from tests.http.chat_bundles import make_chat_bundle
+from tests.http.chat_bundles import make_chat_bundle, set_defaults
 from tests.http.conftest import CHAT_TEMPLATE
 
 PROMPT = "Once upon a time there was a"
@@ -25,9 +23,7 @@ DEFAULTS = {"top_k": 1, "repetition_penalty": 1.3, "max_new_tokens": 7}
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The causal starter with a chat template and defaults that show."""
     folder = make_chat_bundle(tmp_path_factory.mktemp("bundles") / "chat", CHAT_TEMPLATE)
-    (folder / GENERATION_CONFIG).write_text(json.dumps(DEFAULTS))
-    (read,) = read_manifests("chat", folder)
-    write_manifest(folder, read.model_copy(update={"files": hash_files(folder, read.files)}))
+    set_defaults(folder, **DEFAULTS)
     return folder
 
 
