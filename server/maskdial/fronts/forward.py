@@ -15,12 +15,16 @@ from maskdial.fronts.link import Kind, Link
 from maskdial.fronts.reader import Reader, UnreadError
 from maskdial.http.disconnect import cancel
 from maskdial.http.exchange import Begun
+from maskdial.http.keys import sent_hashes
 from maskdial.http.replies import error_reply
 from maskdial.masked.request import MaskedResult
 
 _MAX_HELD_BYTES = 65_536  # of a reply whose client is slow, until its sender has to wait
 # Most requests are answered before it is watched whether their clients leave.
 _UNWATCHED_SECONDS = 0.05
+_MAX_ADMITTED = 4096  # keys that are remembered
+# What the guard says to who has no key, or more requests or texts than the server takes
+_REFUSED = frozenset({401, 403, 429, 503})
 
 _log = logging.getLogger("maskdial.fronts")
 
@@ -51,6 +55,7 @@ class _Request:
         first: the part of the body that is awaited already, if any.
         body: the first part.
         more: whether more of it follows.
+        keys: that it sends, as hashes, if it could be read here.
     """
 
     scope: Scope
@@ -59,6 +64,7 @@ class _Request:
     first: Begun[Message] | None = None
     body: bytes = b""
     more: bool = True
+    keys: tuple[bytes, ...] | None = None
 
 
 class _AnsweredError(Exception):
@@ -146,6 +152,8 @@ class Forward:
         """Reads requests to masked models; None: the owner does."""
         self._open: dict[int, _Forwarding] = {}
         self._last = 0
+        self._admitted: dict[tuple[bytes, ...], None] = {}
+        """The keys with which the owner took a request last, as hashes."""
 
     def take(self, kind: int, number: int, rest: tuple[Any, ...]) -> None:
         """Takes a frame about a request, which may have ended."""
@@ -175,10 +183,16 @@ class Forward:
                     message.get("body", b""),
                     message.get("more_body", False),
                 )
-        if self.reader is None or request.more or not self.reader.reads(scope, request.body):
+        reader = self.reader
+        if reader is None or request.more or not reader.reads(scope, request.body):
             await self._pass_on(request)
+            return
+        # The owner knows keys and limits: nothing is read for whom it has just refused.
+        request.keys = sent_hashes(scope)
+        if request.keys in self._admitted:
+            await self._read(request, reader)
         else:
-            await self._read(request, self.reader)
+            await self._pass_on(request)
 
     async def _read(self, request: _Request, reader: Reader) -> None:
         """Answers a request with results of the owner's engine."""
@@ -270,6 +284,8 @@ class Forward:
                 return None
             if kind == Kind.START:
                 status, headers = rest
+                if request.keys is not None:
+                    self._note(request.keys, status)
                 if added is not None and (b"content-type", RESULTS) in headers:
                     added += headers
                     results = b""
@@ -286,6 +302,15 @@ class Forward:
                 results += content
             if not more:
                 return results
+
+    def _note(self, keys: tuple[bytes, ...], status: int) -> None:
+        """Remembers whether the owner takes requests with such keys."""
+        self._admitted.pop(keys, None)
+        if status in _REFUSED:
+            return
+        self._admitted[keys] = None
+        if len(self._admitted) > _MAX_ADMITTED:
+            del self._admitted[next(iter(self._admitted))]
 
 
 async def _refuse(request: _Request) -> None:

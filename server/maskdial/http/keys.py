@@ -132,6 +132,11 @@ def key_name(key: str) -> str:
     return f"key-{digest.hex()}"
 
 
+def sent_hashes(scope: Scope) -> tuple[bytes, ...]:
+    """What stands for the keys that a request sends, in this process alone."""
+    return tuple(_hash(key) for key in _sent_keys(scope))
+
+
 def address_of(scope: Scope) -> str:
     """The address of a request's sender: its name where there are no keys.
 
@@ -156,7 +161,7 @@ def _network(host: str) -> str:
 
 def _name(scope: Scope, *tables: Mapping[bytes, str], kind: str = "key") -> str:
     """The name of the key that was sent, if it is in one of these tables."""
-    sent = [_hash(key) for key in _sent_keys(scope)]
+    sent = sent_hashes(scope)
     names = [table[digest] for table in tables for digest in sent if digest in table]
     if not names:
         raise UnauthorizedError(f"the {kind} {'is wrong' if sent else 'is missing'}; {_HOW}")

@@ -17,7 +17,7 @@ from maskdial.fronts.forward import Forward
 from maskdial.fronts.inputs import RESULTS, Asked
 from maskdial.fronts.link import Link
 from maskdial.fronts.owner import Owner, _answer_asked
-from maskdial.fronts.reader import Ask
+from maskdial.fronts.reader import Ask, UnreadError
 from maskdial.metrics import Metrics
 
 SCOPE: dict[str, Any] = {
@@ -177,6 +177,10 @@ class AskingReader:
 
 def test_results_that_break_off_are_no_begun_reply() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if "around" not in scope["state"]:  # it is not read by the front end
+            await _start(send)
+            await send({"type": "http.response.body", "body": b""})
+            return
         headers = [(b"content-type", RESULTS)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"[", "more_body": True})
@@ -185,9 +189,12 @@ def test_results_that_break_off_are_no_begun_reply() -> None:
     async def test() -> None:
         async with _linked(app) as (forward, _):
             forward.reader = AskingReader()  # type: ignore[assignment]
-            client = Client()
-            await forward(SCOPE, client.receive, client.send)
-            assert client.messages[0]["status"] == 503
+            statuses = []
+            for _ in range(2):
+                client = Client()
+                await forward(SCOPE, client.receive, client.send)
+                statuses.append(client.messages[0]["status"])
+            assert statuses == [200, 503]
 
     _run(test)
 
@@ -211,6 +218,47 @@ def test_a_model_that_was_not_asked_for_is_not_kept_for_the_route(
         request = Request({**SCOPE, "state": {}})
         reply = await _answer_asked(Asked("m", "", 0.0, []), endpoint, request)
         assert reply.body == b"None"
+
+    _run(test)
+
+
+def test_nothing_is_read_for_keys_that_the_owner_has_not_taken() -> None:
+    """Nor after it has refused them, or their client for its limits."""
+    statuses = iter([401, 401, 200, 200, 429, 200, 200])
+    read: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": next(statuses), "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    class Noting:
+        """A reader that leaves to the owner what it has read."""
+
+        def reads(self, scope: Scope, body: bytes) -> bool:
+            return bool(scope["path"] == "/x")
+
+        async def answer(self, scope: Scope, body: bytes, ask: Ask) -> Response:
+            read.append(dict(scope["headers"])[b"x-api-key"])
+            raise UnreadError
+
+    async def test() -> None:
+        async with _linked(app) as (forward, _):
+            forward.reader = Noting()  # type: ignore[assignment]
+
+            async def post(key: bytes, **changes: Any) -> list[bytes]:
+                client, count = Client(), len(read)
+                scope = {**SCOPE, "headers": [(b"x-api-key", key)], **changes}
+                await forward(scope, client.receive, client.send)
+                return read[count:]
+
+            assert await post(b"wrong") == []
+            assert await post(b"wrong") == []
+            assert await post(b"good") == []
+            assert await post(b"other", path="/open") == []  # which says nothing of its key
+            assert await post(b"good") == [b"good"]  # and is refused: it sends too many
+            assert await post(b"good") == []
+            assert await post(b"good") == [b"good"]
 
     _run(test)
 
