@@ -7,6 +7,7 @@ exports each bundle once, in whichever of its processes asks first (`made_once`)
 import argparse
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -240,3 +241,15 @@ def load_reference(folder: Path) -> transformers.PreTrainedModel:
 @pytest.fixture(scope="session", name="load_reference")
 def load_reference_fixture() -> Callable[[Path], transformers.PreTrainedModel]:
     return load_reference
+
+
+@pytest.fixture(scope="module")
+def backbone(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT without a chat template, by which sentence-transformers would write the texts."""
+    folder = tmp_path_factory.mktemp("backbone") / "bert"
+    shutil.copytree(checkpoint("bert"), folder)
+    names = ("pad", "unk", "cls", "sep", "mask")
+    tokens = {f"{name}_token": f"[{name.upper()}]" for name in names}
+    tokens["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    return folder

@@ -45,18 +45,6 @@ def save_router(folder: Path, backbone: Path, default: str | None = None) -> Pat
 
 
 @pytest.fixture(scope="module")
-def backbone(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without a chat template, by which sentence-transformers would write the texts."""
-    folder = tmp_path_factory.mktemp("backbone") / "bert"
-    shutil.copytree(checkpoint("bert"), folder)
-    names = ("pad", "unk", "cls", "sep", "mask")
-    tokens = {f"{name}_token": f"[{name.upper()}]" for name in names}
-    tokens["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def saved(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_router(tmp_path_factory.mktemp("router") / "saved", backbone)
 

@@ -52,18 +52,6 @@ def find_saved(folder: Path) -> Any:
     return find(str(folder), "auto", revision=None, allow_pickle=False)
 
 
-@pytest.fixture(scope="module")
-def backbone(checkpoint: New, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT without a chat template, which sentence-transformers would write the texts by."""
-    folder = tmp_path_factory.mktemp("backbone") / "bert"
-    shutil.copytree(checkpoint("bert"), folder)
-    names = ("pad", "unk", "cls", "sep", "mask")
-    tokens = {f"{name}_token": f"[{name.upper()}]" for name in names}
-    tokens["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
-    return folder
-
-
 @pytest.mark.parametrize("modes", [*([mode] for mode in MODES), ["max", "cls", "mean"]])
 def test_poolings(modes: list[str], backbone: Path, tmp_path: Path) -> None:
     pooling = Pooling(32, pooling_mode=modes)
